@@ -1,0 +1,34 @@
+"""o2nc: any online learner as a PyTorch optimizer, with a stationarity certificate.
+
+    optimizer = learner × scaling × averaging
+
+* `learners` play the update Δ; `OGD` gives SGD with momentum, `ScaleFree` gives Adam.
+* `scaling` has the laws of the random scalar s in x + sΔ; Exp(1) needs no reweighting.
+* `averaging` keeps x̄, ḡ and V, from which ``certificate(c)`` bounds ‖∇F(x̄)‖_c.
+
+`ExponentiatedO2NC` (Algorithm 2 of the paper) multiplies any three; `ScaledSGDM` is the instance that replaces
+``torch.optim.SGD``; `OriginalO2NC` is Algorithm 1; `random_scaling` scales any torch optimizer.
+"""
+
+from o2nc import learners
+from o2nc.certificate import Certificate
+from o2nc.optimizer import ExponentiatedO2NC
+from o2nc.original import OriginalO2NC
+from o2nc.scaling import Exponential, Gamma, Uniform, Weibull
+from o2nc.sgdm import ScaledSGDM
+from o2nc.wrap import random_scaling
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Certificate",
+    "Exponential",
+    "ExponentiatedO2NC",
+    "Gamma",
+    "OriginalO2NC",
+    "ScaledSGDM",
+    "Uniform",
+    "Weibull",
+    "learners",
+    "random_scaling",
+]

@@ -1,0 +1,58 @@
+"""Argument checks: every refusal names the argument, its value and what is allowed."""
+
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+
+def number(
+    name: str,
+    value: Any,
+    allowed: str,
+    within: Callable[[float], bool],
+    *,
+    infinite: bool = False,
+) -> None:
+    """Refuse ``value`` unless it is a real number, finite (unless ``infinite``), with ``within(value)``."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {allowed}, got {value!r} of type {type(value).__name__}")
+    v = float(value)
+    if math.isnan(v) or (math.isinf(v) and not infinite) or not within(v):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def positive(name: str, value: Any, *, infinite: bool = False) -> None:
+    """Refuse ``value`` unless it is a number > 0."""
+    allowed = "a number > 0, inf allowed" if infinite else "a finite number > 0"
+    number(name, value, allowed, lambda v: v > 0, infinite=infinite)
+
+
+def non_negative(name: str, value: Any) -> None:
+    """Refuse ``value`` unless it is a finite number >= 0."""
+    number(name, value, "a finite number >= 0", lambda v: v >= 0)
+
+
+def fraction(name: str, value: Any) -> None:
+    """Refuse ``value`` unless it lies strictly between 0 and 1."""
+    number(name, value, "a number in (0, 1)", lambda v: 0 < v < 1)
+
+
+def integer(name: str, value: Any, low: int) -> None:
+    """Refuse ``value`` unless it is an integer >= ``low``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an integer >= {low}, got {value!r} of type {type(value).__name__}")
+    if value < low:
+        raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
+
+
+def flag(name: str, value: Any) -> None:
+    """Refuse ``value`` unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+
+
+def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Refuse ``value`` unless it is one of ``allowed``."""
+    if isinstance(value, bool) or value not in allowed:
+        raise ValueError(f"{name} must be one of {allowed}, got {value!r}")

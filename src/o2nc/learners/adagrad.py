@@ -1,0 +1,93 @@
+"""Composite online mirror descent with AdaGrad's step size, by the joint norm or by coordinate.
+
+    η_{t+1} = D / sqrt(Σ_{s<=t} ‖g̃_s‖²) = β^{t+1} e_{t+1},     e_{t+1} = D/(β sqrt(v_t)),
+    Δ_{t+1} = (Δ_t − e_t g_t) / (1 + e_t μ/β + κ(e_t/(β e_{t+1}) − 1)),     e_1 := β e_2 (that is, η_1 = η_2).
+
+``diagonal=True`` reads v, e and the division coordinate by coordinate. With κ = 1 and μ = 0 it is `ScaleFree`.
+While all gradients so far are zero, Δ stays 0.
+
+Regret, for every sequence (by coordinate, a sum over coordinates):
+
+    κ = 1:  Reg_n(u) <= ‖u‖²/(2η_n) + ½ Σ_{t<=n} η_t‖g̃_t‖²
+    κ = 2:  Reg_n(u) <= (2/η_{n+1} + μ_{n+1}/2)‖u‖² + ½ Σ_{t<=n} η_t‖g̃_t‖².
+
+The second term is at most 1.5·D·sqrt(Σ‖g̃_t‖²) when no ‖g̃_t‖² exceeds the sum of the earlier ones threefold; a
+gradient much larger than all before it is the known weakness of a step size that does not see it coming.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from o2nc import checks
+from o2nc.vector import add_shares_, joint, squares
+
+
+@dataclass(frozen=True)
+class AdaGrad:
+    """Composite online mirror descent whose step size falls with the gradients seen.
+
+    Args:
+        lr: D >= 0, the scale of Δ (not a step size: it has the units of a parameter).
+        decay: μ >= 0.
+        kappa: 1 or 2, as in `OGD`.
+        diagonal: one step size per coordinate instead of one for the joint norm.
+    """
+
+    lr: float
+    decay: float = 0.0
+    kappa: int = 1
+    diagonal: bool = False
+
+    def __post_init__(self) -> None:
+        checks.non_negative("lr", self.lr)
+        checks.non_negative("decay", self.decay)
+        checks.choice("kappa", self.kappa, (1, 2))
+        checks.flag("diagonal", self.diagonal)
+
+    def init(self, delta: Tensor) -> dict[str, Any]:
+        """Keep v_t (this parameter's share of it when the norm is joint) and the last D."""
+        v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)
+        return {"sum_squares": v, "last_lr": 0.0}
+
+    def update(
+        self,
+        deltas: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+        lrs: list[float],
+        beta: float,
+    ) -> None:
+        """Bring v up to date, then take the mirror step with e_t from before and e_{t+1} from after."""
+        v = [state["sum_squares"] for state in states]
+        if self.diagonal:
+            before = [t.clone() for t in v]
+            torch._foreach_mul_(v, beta**2)
+            torch._foreach_addcmul_(v, grads, grads)
+            after = v
+        else:
+            before = [joint(v)] * len(v)
+            after = [add_shares_(v, beta**2, squares(grads))] * len(v)
+        for delta, g, state, v_t, v_next, scale in zip(
+            deltas, grads, states, before, after, lrs, strict=True
+        ):
+            last = state["last_lr"] or scale
+            state["last_lr"] = scale
+            self._step_(delta, g, v_t.to(delta), v_next.to(delta), last, scale, beta)
+
+    def _step_(
+        self, delta: Tensor, g: Tensor, v: Tensor, v_next: Tensor, last: float, scale: float, beta: float
+    ) -> None:
+        if scale == 0:
+            delta.zero_()
+            return
+        # below the square root of the smallest number v itself has underflowed: as if no gradient came
+        floor = torch.finfo(delta.dtype).tiny ** 0.5
+        e_next = scale / (beta * v_next.sqrt().clamp(min=floor))
+        e = torch.where(v > 0, last / (beta * v.sqrt().clamp(min=floor)), beta * e_next)
+        growth = e / (beta * e_next) - 1
+        if self.kappa == 2:
+            growth.clamp_(min=0.0)
+        delta.sub_(e * g).div_(1 + e * self.decay / beta + self.kappa * growth)

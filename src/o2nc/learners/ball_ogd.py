@@ -1,0 +1,54 @@
+"""Projected online gradient descent on a ball, the learner of the original O2NC.
+
+    Δ_{t+1} = Π_D(Δ_t − η_t(g̃_t + μ_t Δ_t)) = Π_D(Δ_t − h(g_t + μΔ_t)),     η_t = β^t h,
+
+Π_D the projection on ‖Δ‖ <= D in the joint norm: the powers of β cancel and no discount is left.
+
+Regret, for ‖u‖ <= D, one lr for all parameters, nonincreasing η_t:
+
+    Reg_n(u) <= 2D²/η_n + ½ Σ_{t<=n} η_t‖g̃_t + μ_t Δ_t‖².
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from o2nc import checks
+from o2nc.vector import clip_, combine_
+
+
+@dataclass(frozen=True)
+class BallOGD:
+    """Projected online gradient descent on the ball of radius D.
+
+    Args:
+        lr: η >= 0.
+        radius: D > 0.
+        decay: μ >= 0.
+    """
+
+    lr: float
+    radius: float
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.non_negative("lr", self.lr)
+        checks.positive("radius", self.radius, infinite=True)
+        checks.non_negative("decay", self.decay)
+
+    def init(self, delta: Tensor) -> dict[str, Any]:
+        """Δ is the whole state."""
+        return {}
+
+    def update(
+        self,
+        deltas: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+        lrs: list[float],
+        beta: float,
+    ) -> None:
+        """Step, then project."""
+        combine_(deltas, [1 - h * self.decay for h in lrs], grads, [-h for h in lrs])
+        clip_(deltas, self.radius)

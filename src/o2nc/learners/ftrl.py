@@ -1,0 +1,65 @@
+"""Follow the regularised leader (dual averaging), with all regularisers and an optional ball.
+
+    Δ_{t+1} = argmin_{‖Δ‖<=D} Σ_{s<=t} ⟨g̃_s, Δ⟩ + Σ_{s<=t+1} (μ_s/2)‖Δ‖² + ‖Δ‖²/(2η_{t+1})
+            = clip_D(−h β M_t / (1 + h μ W_{t+1})),      η_t = β^t h,  W_t = Σ_{s<=t} β^{t−s}.
+
+Without decay and ball this is `OGD` with κ = 1.
+
+Regret, for ‖u‖ <= D and nonincreasing η_t (proved by the usual telescoping of the leader's values):
+
+    Reg_n(u) <= ‖u‖²/(2η_n) + ½ Σ_{t<=n} ‖g̃_t‖² / (1/η_t + Σ_{s<=t} μ_s).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from o2nc import checks
+from o2nc.vector import clip_, combine_, scale_
+
+
+@dataclass(frozen=True)
+class FTRL:
+    """Dual averaging with quadratic regularisers.
+
+    Args:
+        lr: η >= 0.
+        decay: μ >= 0.
+        radius: D > 0, or inf for no ball.
+    """
+
+    lr: float
+    decay: float = 0.0
+    radius: float = float("inf")
+
+    def __post_init__(self) -> None:
+        checks.non_negative("lr", self.lr)
+        checks.non_negative("decay", self.decay)
+        checks.positive("radius", self.radius, infinite=True)
+
+    def init(self, delta: Tensor) -> dict[str, Any]:
+        """Keep M_t and the sum of the regularisers' weights W_{t+1} (W_1 = 1)."""
+        return {"momentum": torch.zeros_like(delta), "decay_weight": 1.0}
+
+    def update(
+        self,
+        deltas: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+        lrs: list[float],
+        beta: float,
+    ) -> None:
+        """Bring M and W up to date, then play the leader."""
+        for state in states:
+            state["decay_weight"] = 1 + beta * state["decay_weight"]
+        m = [state["momentum"] for state in states]
+        combine_(m, [beta] * len(m), grads, [1.0] * len(m))
+        torch._foreach_copy_(deltas, m)
+        leader = [
+            -h * beta / (1 + h * self.decay * state["decay_weight"])
+            for h, state in zip(lrs, states, strict=True)
+        ]
+        scale_(deltas, leader)
+        clip_(deltas, self.radius)

@@ -1,0 +1,179 @@
+"""Algorithm 2, Exponentiated O2NC: any online learner as a torch optimizer.
+
+    g_t = ∇f(x_t)                           the gradient at the iterate itself
+    Δ_{t+1} = learner(g_t)                  on the losses β^{−t}⟨g_t, Δ⟩ + (μ_t/2)‖Δ‖²
+    x_{t+1} = x_t + s_{t+1} Δ_{t+1}         s ~ Exp(1), one scalar for all parameters
+    x̄_t, ḡ_t, V_t                           β-weighted averages: ‖∇F(x̄_t)‖_c <= ‖ḡ_t‖ + cV_t
+
+At call t = 1, 2, … of ``step`` the parameters are x_t and ``.grad`` is g_t (x_1 = x_0, since Δ_1 = 0); the call
+takes them into the averages, asks the learner and moves the parameters to x_{t+1}.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from o2nc import checks
+from o2nc.averaging import Certified, Entry, accumulate, keep_output_, start
+from o2nc.learners import Learner
+from o2nc.persistence import Persistent
+from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
+from o2nc.vector import real, wide
+
+
+class Active(NamedTuple):
+    """The parameters that have a gradient, as parallel lists: together one vector of R^d."""
+
+    xs: list[Tensor]
+    gs: list[Tensor]
+    states: list[dict[str, Any]]
+    lrs: list[float]
+
+    @property
+    def deltas(self) -> list[Tensor]:
+        """Δ of every parameter."""
+        return [state["delta"] for state in self.states]
+
+
+def check_gradient(g: Tensor) -> None:
+    """Refuse a gradient that is sparse or not of a floating dtype."""
+    if g.layout != torch.strided:
+        raise RuntimeError(
+            f"o2nc does not support sparse gradients (layout {g.layout}): make the layer's gradient dense, "
+            "as with torch.nn.Embedding(sparse=False)"
+        )
+    if not (g.is_floating_point() or g.is_complex()):
+        raise TypeError(f"gradients must be floating point or complex, got dtype {g.dtype}")
+
+
+def check_learner(learner: object) -> None:
+    """Refuse ``learner`` unless it offers lr, init and update."""
+    if isinstance(learner, type) or not isinstance(learner, Learner):
+        raise TypeError(
+            f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}"
+        )
+
+
+def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active:
+    """Gather the parameters that have a gradient, with state made where it is new.
+
+    All gradients are checked before anything is touched. Gradients and state are at least float32.
+    """
+    with_gradient = [
+        (p, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
+    for p, _ in with_gradient:
+        check_gradient(p.grad)
+    found = Active([], [], [], [])
+    for p, group in with_gradient:
+        x = real(p.detach())
+        g = real(p.grad.detach()).to(wide(x.dtype))
+        state = optimizer.state[p]
+        if "delta" not in state:
+            delta = torch.zeros_like(x, dtype=wide(x.dtype))
+            state.update(delta=delta, **learner.init(delta))
+            if averaged:
+                state.update(start(x))
+        found.xs.append(x)
+        found.gs.append(g)
+        found.states.append(state)
+        found.lrs.append(float(group["lr"]))
+    return found
+
+
+def evaluate(closure: Callable[[], Any] | None) -> Any:
+    """Call the closure, if there is one, with gradients enabled."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+class ExponentiatedO2NC(Certified, Persistent):
+    """Algorithm 2: learner × scaling × averaging.
+
+    Args:
+        params: parameters or parameter groups; a group may have an ``lr`` of its own.
+        learner: the online learner that plays the updates; ``param_groups[i]["lr"]`` starts at its ``lr``.
+        beta: β in (0, 1), the discount of the losses and of the averages.
+        scaling: the law of s, or None for no scaling (then no guarantee holds).
+        seed: a non-negative integer; s_n is a pure function of it and n.
+        average: False saves the memory of x̄, ḡ and the kept output, and there is no certificate.
+
+    Example:
+        >>> import torch, o2nc
+        >>> x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+        >>> opt = o2nc.ExponentiatedO2NC([x], o2nc.learners.OGD(lr=0.01), beta=0.9)
+        >>> for _ in range(300):
+        ...     opt.zero_grad()
+        ...     x.abs().sum().backward()
+        ...     opt.step()
+        >>> opt.certificate(c=1.0).value < 1.0
+        True
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ("learner", "beta", "scaling", "seed", "average", "step")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        learner: Learner,
+        *,
+        beta: float = 0.99,
+        scaling: Law | None = Exponential(),
+        seed: int = 0,
+        average: bool = True,
+    ) -> None:
+        check_learner(learner)
+        checks.fraction("beta", beta)
+        check_law(scaling)
+        checks.integer("seed", seed, 0)
+        checks.flag("average", average)
+        defaults = {
+            "lr": learner.lr,
+            "learner": learner,
+            "beta": beta,
+            "scaling": scaling,
+            "seed": seed,
+            "average": beta if average else None,
+            "step": 0,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move from x_t to x_{t+1}.
+
+        Args:
+            closure: recomputes the loss and the gradients, and returns the loss.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        self._refuse_inside_averaged()
+        loss = evaluate(closure)
+        learner, beta, law, seed, average, step = (self.param_groups[0][key] for key in self.shared)
+        found = active(self, learner, averaged=average is not None)
+        if not found.xs:
+            return loss
+        t = step + 1
+        weight = relative_weight(law, seed, t)
+        if average is not None:
+            rate = progress_weight(law, seed, t)
+            entries = [
+                Entry(x, g, state["delta"], rate, state)
+                for x, g, state in zip(found.xs, found.gs, found.states, strict=True)
+            ]
+            accumulate(entries, weight=weight, discount=average)
+            keep_output_(found.states, seed, t)
+        gs = found.gs if weight == 1 else list(torch._foreach_mul(found.gs, weight))
+        learner.update(found.deltas, gs, found.states, found.lrs, beta)
+        s = 1.0 if law is None else law.sample(seed, t + 1)
+        torch._foreach_add_(found.xs, found.deltas, alpha=s)
+        for group in self.param_groups:
+            group["step"] = t
+        return loss

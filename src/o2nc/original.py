@@ -1,0 +1,130 @@
+"""Algorithm 1, the original O2NC (Cutkosky, Mehta and Orabona 2023).
+
+    x_n = x_{n−1} + Δ_n,   w_n = x_{n−1} + s_n Δ_n,   s_n ~ U[0, 1],   g_n = ∇f(w_n)
+
+and the output is uniform over the block averages w̄_k of ``period`` consecutive w's. The paper's listing takes the
+gradient at x_n; the identity F(x_n) − F(x_{n−1}) = E⟨∇F(w_n), Δ_n⟩ needs it at w_n.
+
+The parameters hold w_n when the gradient is taken. x_n needs no buffer, since s_n can be computed again:
+x_n = w_n + (1 − s_n)Δ_n, and so one call moves w_n to w_{n+1} = w_n + (1 − s_n)Δ_n + s_{n+1}Δ_{n+1}.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from o2nc import checks
+from o2nc.averaging import Certified, Entry, accumulate, keep_output_
+from o2nc.learners import Learner
+from o2nc.optimizer import active, check_learner, evaluate
+from o2nc.persistence import Persistent
+from o2nc.scaling import Uniform
+
+_LAW = Uniform(0, 1)
+
+
+class OriginalO2NC(Certified, Persistent):
+    """Algorithm 1: gradients between the iterates, averages over blocks.
+
+    ``averaged()``, ``certificate()`` and ``output()`` speak of completed blocks, with uniform weights.
+
+    Args:
+        params: parameters or parameter groups; a group may have an ``lr`` of its own.
+        learner: an online learner, as a rule one on a ball, such as `BallOGD`.
+        period: T >= 1, the length of a block.
+        seed: a non-negative integer.
+        restart: begin every block with a new learner (the learner runs on otherwise).
+
+    Example:
+        >>> import torch, o2nc
+        >>> x = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        >>> opt = o2nc.OriginalO2NC([x], o2nc.learners.BallOGD(lr=0.005, radius=0.02), period=50)
+        >>> for _ in range(500):
+        ...     opt.zero_grad()
+        ...     x.abs().sum().backward()
+        ...     opt.step()
+        >>> opt.certificate(c=1.0).value < 1.0
+        True
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ("learner", "period", "seed", "restart", "step")
+    _average_key = "block_average"
+    _nothing_yet = "no block is complete before step() was called `period` times"
+
+    def __init__(
+        self, params: ParamsT, learner: Learner, *, period: int, seed: int = 0, restart: bool = False
+    ) -> None:
+        check_learner(learner)
+        checks.integer("period", period, 1)
+        checks.integer("seed", seed, 0)
+        checks.flag("restart", restart)
+        defaults = {
+            "lr": learner.lr,
+            "learner": learner,
+            "period": period,
+            "seed": seed,
+            "restart": restart,
+            "step": 0,
+        }
+        super().__init__(params, defaults)
+
+    def _summary(self, state: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
+        return state["block_gradient_squared"], state["block_spread"], state["block_ess"]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move from w_n to w_{n+1}.
+
+        Args:
+            closure: recomputes the loss and the gradients, and returns the loss.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        self._refuse_inside_averaged()
+        loss = evaluate(closure)
+        learner, period, seed, restart, step = (self.param_groups[0][key] for key in self.shared)
+        found = active(self, learner, averaged=True)
+        if not found.xs:
+            return loss
+        n = step + 1
+        entries = [
+            Entry(x, g, state["delta"], 1.0, state)
+            for x, g, state in zip(found.xs, found.gs, found.states, strict=True)
+        ]
+        accumulate(entries, weight=1.0, discount=1.0)
+        deltas = found.deltas
+        torch._foreach_add_(found.xs, deltas, alpha=1 - _LAW.sample(seed, n))
+        if n % period == 0:
+            self._complete_block(seed, n // period)
+        if n % period == 0 and restart:
+            torch._foreach_zero_(deltas)
+            for state in found.states:
+                state.update(learner.init(state["delta"]))
+        else:
+            learner.update(deltas, found.gs, found.states, found.lrs, 1.0)
+        torch._foreach_add_(found.xs, deltas, alpha=_LAW.sample(seed, n + 1))
+        for group in self.param_groups:
+            group["step"] = n
+        return loss
+
+    def _complete_block(self, seed: int, k: int) -> None:
+        """Publish w̄_k and its certificate, and let the next block begin."""
+        states = [state for state in self.state.values() if state["weight"] > 0]
+        keep_output_(states, seed, k)
+        for state in states:
+            square, spread, ess = super()._summary(state)
+            previous = state.get("block_average")
+            state.update(
+                block_average=state["average"],
+                block_gradient_squared=square,
+                block_spread=spread,
+                block_ess=ess,
+                # the first iterate of the next block has weight 1 and overwrites whatever is in here
+                average=torch.empty_like(state["average"]).zero_() if previous is None else previous,
+                weight=0.0,
+                weight_squared=0.0,
+            )

@@ -1,0 +1,113 @@
+"""What survives: parameter groups hold the factors, checkpoints hold plain data.
+
+torch's ``Optimizer.__getstate__`` keeps only ``state``, ``param_groups`` and ``defaults``, so the law, the learner, the
+seed and the step counter live in the parameter groups, the same in each. `Persistent` sees to four things:
+
+* the shared entries are the same in all groups, also in one that is added late;
+* ``state_dict`` writes laws and learners as plain dictionaries, which ``torch.load(weights_only=True)`` reads;
+* ``load_state_dict`` turns them back, and keeps what a checkpoint lacks (one of ``torch.optim.SGD``, say);
+* state keeps its dtype on loading, where torch would cast a float64 V to the parameter's dtype.
+"""
+
+from dataclasses import asdict, is_dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.optim import Optimizer
+
+from o2nc import checks, learners, scaling
+
+_KNOWN = {
+    cls.__name__: cls
+    for cls in (
+        scaling.Exponential,
+        scaling.Uniform,
+        scaling.Weibull,
+        scaling.Gamma,
+        learners.OGD,
+        learners.BallOGD,
+        learners.FTRL,
+        learners.AdaGrad,
+        learners.ScaleFree,
+        learners.CoinBetting,
+    )
+}
+
+
+def encode(value: Any) -> Any:
+    """Return a law or learner as a plain dictionary, anything else as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"name": type(value).__name__, **asdict(value)}
+    return value
+
+
+def decode(key: str, value: Any, live: Any) -> Any:
+    """Undo `encode`; ``live`` is the optimizer's own entry, whose class may be one of the user's."""
+    if not isinstance(value, dict) or "name" not in value:
+        return value
+    fields = {k: v for k, v in value.items() if k != "name"}
+    cls = type(live) if type(live).__name__ == value["name"] else _KNOWN.get(value["name"])
+    if cls is None:
+        raise ValueError(
+            f"the checkpoint has {key}={value['name']}(…), which o2nc does not know: "
+            f"construct the optimizer with that {key} first, then load"
+        )
+    return cls(**fields)
+
+
+class Persistent(Optimizer):
+    """The part of an optimizer that keeps its shared entries together and survives a checkpoint."""
+
+    shared: ClassVar[tuple[str, ...]]  # the keys that all parameter groups have in common
+
+    def _keeps_dtype(self, key: str) -> bool:
+        """Say whether a state entry is ours to keep as saved, rather than torch's to cast."""
+        return True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, as in torch; seed, law and the like are those of the first group."""
+        if isinstance(param_group, dict):
+            params = param_group["params"]
+            if not isinstance(params, torch.Tensor | set):
+                params = param_group["params"] = list(params)
+                tensors = [p[1] if isinstance(p, tuple) else p for p in params]
+                if len({id(p) for p in tensors}) != len(tensors):
+                    raise ValueError("params must not repeat: a parameter appears twice in one group")
+            if "lr" in param_group and not isinstance(param_group["lr"], torch.Tensor):
+                checks.non_negative("lr", param_group["lr"])
+            self._adopt(param_group, self.param_groups[0] if self.param_groups else self.defaults)
+        super().add_param_group(param_group)
+
+    def _adopt(self, group: dict[str, Any], reference: dict[str, Any]) -> None:
+        for key in self.shared:
+            if key in reference and group.setdefault(key, reference[key]) != reference[key]:
+                raise ValueError(
+                    f"{key} is one for all parameter groups ({reference[key]!r}), got {group[key]!r} in a group"
+                )
+
+    def _share(self, entries: dict[str, Any]) -> None:
+        """Give entries to the defaults and to groups that a parent class has already made."""
+        self.defaults.update(entries)
+        for group in self.param_groups:
+            self._adopt(group, self.defaults)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch does, with laws and learners as plain dictionaries."""
+        saved = super().state_dict()
+        groups = [{k: encode(v) for k, v in group.items()} for group in saved["param_groups"]]
+        return {**saved, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned; as in torch, the checkpoint's hyperparameters win."""
+        own = {key: self.param_groups[0][key] for key in self.shared}
+        groups = [
+            own | {k: decode(k, v, own.get(k)) for k, v in group.items()}
+            for group in state_dict["param_groups"]
+        ]
+        super().load_state_dict({**state_dict, "param_groups": groups})
+        ids = [i for group in groups for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for i, p in zip(ids, params, strict=True):
+            for key, value in state_dict["state"].get(i, {}).items():
+                if isinstance(value, torch.Tensor) and self._keeps_dtype(key):
+                    self.state[p][key] = value.detach().to(p.device, copy=True)

@@ -1,0 +1,254 @@
+"""The laws of the random scalar s that multiplies every update.
+
+With s ~ Exp(1) the update x + sΔ satisfies, for any F that is absolutely continuous along the ray,
+
+    E[F(x + sΔ) − F(x)] = E⟨∇F(x + sΔ), Δ⟩            (Lemma "exponential scaling")
+
+and for any law on [0, ·) with density p and survival function S, by exchanging two integrals,
+
+    E[F(x + sΔ) − F(x)] = E[w(s)⟨∇F(x + sΔ), Δ⟩],     w(s) = S(s) / p(s).
+
+Exp(1) is the only law of mean 1 with constant weight, and it minimises E[w²] at a given mean.
+
+``sample(seed, step)`` is a pure function: a counter-based generator, not a stream. Every process, rank,
+device and order of calls sees the same s_n, a run resumes exactly with no generator state to save, and no
+global generator is touched.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+
+from o2nc import checks
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, SplitMix64's increment
+
+
+@runtime_checkable
+class Law(Protocol):
+    """What a law of s must offer. A law of your own is a frozen dataclass with these three members."""
+
+    reweights: ClassVar[bool]  # whether weight varies with s: losses and averages then carry it
+
+    def sample(self, seed: int, step: int) -> float:
+        """Return s_step, a pure function of its arguments; ``step`` starts at 1."""
+
+    def weight(self, s: float) -> float:
+        """Return survival(s) / density(s)."""
+
+
+def _mix(z: int) -> int:
+    """Scramble 64 bits (the output function of SplitMix64, a bijection)."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+@lru_cache(maxsize=1024)
+def _key(seed: int, stream: int) -> int:
+    """Hash a seed of any length and a stream number to 64 bits."""
+    key = _mix(stream + _GOLDEN)
+    while True:
+        key = _mix(((key + _GOLDEN) & _MASK) ^ (seed & _MASK))
+        seed >>= 64
+        if not seed:
+            return key
+
+
+def uniform(seed: int, step: int, *, stream: int = 0, draw: int = 0) -> float:
+    """Return a uniform number in (0, 1), a pure function of its arguments.
+
+    Args:
+        seed: a non-negative integer.
+        step: the counter, at least 1.
+        stream: separates uses of one seed (0: the scalars s, 1: the choice of the output).
+        draw: numbers the draws within one step, for laws that need several.
+
+    Example:
+        >>> uniform(0, 1) == uniform(0, 1)
+        True
+        >>> uniform(0, 1) == uniform(0, 2)
+        False
+    """
+    if step < 1:
+        raise ValueError(f"step must be an integer >= 1, got {step!r}")
+    word = _mix((_key(seed, stream) + step * _GOLDEN) & _MASK)
+    bits = _mix((word + (draw + 1) * _GOLDEN) & _MASK) >> 12
+    # 52 bits and a half: neither 0 nor 1 can come out, so a logarithm is safe
+    return (bits + 0.5) * 2.0**-52
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Exp(rate), mean 1/rate: the law of the paper. Its weight is the constant 1/rate.
+
+    Args:
+        rate: λ > 0.
+
+    Example:
+        >>> s = Exponential().sample(seed=0, step=2)
+        >>> s > 0, Exponential().weight(s)
+        (True, 1.0)
+    """
+
+    rate: float = 1.0
+    reweights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        checks.positive("rate", self.rate)
+
+    def sample(self, seed: int, step: int) -> float:
+        """Return s_step by inversion: −log(u)/λ."""
+        return -math.log(uniform(seed, step)) / self.rate
+
+    def weight(self, s: float) -> float:
+        """Return e^{−λs} / (λe^{−λs}) = 1/λ."""
+        return 1.0 / self.rate
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """U(0, high), mean high/2: Uniform(0, 2) has mean 1, Uniform(0, 1) is Algorithm 1's law.
+
+    Args:
+        low: 0; the identity needs a law whose support starts at 0.
+        high: the upper end, > 0.
+
+    Example:
+        >>> Uniform(0, 2).weight(0.5)
+        1.5
+    """
+
+    low: float = 0.0
+    high: float = 2.0
+    reweights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        checks.number("low", self.low, "0 (the support of s must start at 0)", lambda v: v == 0)
+        checks.positive("high", self.high)
+
+    def sample(self, seed: int, step: int) -> float:
+        """Return s_step = high · u."""
+        return self.high * uniform(seed, step)
+
+    def weight(self, s: float) -> float:
+        """Return ((high − s)/high) / (1/high) = high − s on the support, 0 above it."""
+        return max(self.high - s, 0.0)
+
+
+@dataclass(frozen=True)
+class Weibull:
+    """Weibull(shape k, scale λ); the default scale 1/Γ(1 + 1/k) gives mean 1. k = 1 is Exp.
+
+    E[w²] = (λ/k)² Γ(2/k − 1) is finite only for k < 2; from 2 on a warning says so.
+
+    Args:
+        shape: k > 0.
+        scale: λ > 0, or None for mean 1.
+
+    Example:
+        >>> law = Weibull(shape=1.0)
+        >>> round(law.weight(0.3), 12)
+        1.0
+    """
+
+    shape: float
+    scale: float = None  # type: ignore[assignment]  # filled in below
+    reweights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_shape_scale(self)
+        if self.scale is None:
+            # Γ(1 + 1/k) overflows for k below 0.006: take the logarithm
+            object.__setattr__(self, "scale", math.exp(-math.lgamma(1 + 1 / self.shape)))
+
+    def sample(self, seed: int, step: int) -> float:
+        """Return s_step by inversion: λ(−log u)^{1/k}."""
+        return self.scale * (-math.log(uniform(seed, step))) ** (1 / self.shape)
+
+    def weight(self, s: float) -> float:
+        """Return (λ/k)(s/λ)^{1−k}."""
+        return self.scale / self.shape * (s / self.scale) ** (1 - self.shape)
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma(shape k, scale θ); the default scale 1/k gives mean 1. k = 1 is Exp.
+
+    E[w²] is finite only for k < 2 (the density vanishes like s^{k−1} at 0); from 2 on a warning says so.
+
+    Args:
+        shape: k > 0.
+        scale: θ > 0, or None for mean 1.
+
+    Example:
+        >>> round(Gamma(shape=1.0).weight(0.3), 12)
+        1.0
+    """
+
+    shape: float
+    scale: float = None  # type: ignore[assignment]  # filled in below
+    reweights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_shape_scale(self)
+        if self.scale is None:
+            object.__setattr__(self, "scale", 1 / self.shape)
+
+    def sample(self, seed: int, step: int) -> float:
+        """Return s_step by Marsaglia and Tsang's rejection; every trial has its own counters."""
+        # below 1: Gamma(k) = Gamma(k + 1) · U^{1/k}
+        k = self.shape if self.shape >= 1 else self.shape + 1
+        boost = 1.0 if self.shape >= 1 else uniform(seed, step, draw=0) ** (1 / self.shape)
+        d = k - 1 / 3
+        draw = 1
+        while True:
+            u, angle, accept = (uniform(seed, step, draw=draw + i) for i in range(3))
+            draw += 3
+            normal = math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * angle)
+            v = (1 + normal / math.sqrt(9 * d)) ** 3
+            if v > 0 and math.log(accept) < 0.5 * normal**2 + d * (1 - v + math.log(v)):
+                return self.scale * boost * d * v
+
+    def weight(self, s: float) -> float:
+        """Return θ Γ(k, z) e^z z^{1−k} at z = s/θ, with Γ(k, ·) the upper incomplete gamma function."""
+        k, z = self.shape, s / self.scale
+        survival = torch.special.gammaincc(*torch.tensor([k, z], dtype=torch.float64)).item()
+        if survival == 0.0:  # beyond e^{−745}: two terms of the asymptotic series
+            return self.scale * (1 + (k - 1) / z)
+        return self.scale * math.exp(math.log(survival) + math.lgamma(k) + z + (1 - k) * math.log(z))
+
+
+def _check_shape_scale(law: Weibull | Gamma) -> None:
+    checks.positive("shape", law.shape)
+    if law.scale is not None:
+        checks.positive("scale", law.scale)
+    if law.shape >= 2:
+        warnings.warn(
+            f"{type(law).__name__}(shape={law.shape}): E[w(s)²] is infinite for shape >= 2, so reweighted "
+            "gradients have infinite variance; take shape < 2",
+            stacklevel=4,
+        )
+
+
+def check_law(law: object) -> None:
+    """Refuse ``law`` unless it is a law of s or None."""
+    if law is not None and not isinstance(law, Law):
+        raise TypeError(f"scaling must be a law such as o2nc.Exponential(), or None, got {law!r}")
+
+
+def relative_weight(law: Law | None, seed: int, step: int) -> float:
+    """Return the weight of iterate x_step among the losses and averages: 1 for Exp, no law, or step 1."""
+    if law is None or not law.reweights or step == 1:
+        return 1.0
+    return law.weight(law.sample(seed, step))
+
+
+def progress_weight(law: Law | None, seed: int, step: int) -> float:
+    """Return w(s_step), the factor that makes w⟨g, Δ⟩ an unbiased estimate of the decrease; 1 for no law."""
+    return 1.0 if law is None else law.weight(law.sample(seed, step))

@@ -1,0 +1,81 @@
+"""A vector of R^d kept as a list of tensors: the few operations that learners and averages need.
+
+Norms are joint over the whole list. They stay on the device as 0-d float64 tensors, so nothing here
+waits for the host.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Vector: TypeAlias = list[Tensor]
+Scalar: TypeAlias = float | Tensor
+
+
+def real(x: Tensor) -> Tensor:
+    """View a complex tensor as a real one with one more axis; return a real tensor as it is."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which state is kept: real, and at least float32."""
+    return torch.promote_types(dtype.to_real(), torch.float32)
+
+
+def squares(x: Vector) -> Tensor:
+    """Return ‖x_p‖² for every tensor of the list, as one float64 tensor."""
+    return torch.stack([n.to(x[0].device, torch.float64) for n in torch._foreach_norm(x)]).square()
+
+
+def dots(x: Vector, y: Vector) -> Tensor:
+    """Return ⟨x_p, y_p⟩ for every pair of the lists, as one float64 tensor."""
+    return torch.stack([(a * b).sum(dtype=torch.float64).to(x[0].device) for a, b in zip(x, y, strict=True)])
+
+
+def combine_(y: Vector, a: Sequence[Scalar], x: Vector, b: Sequence[Scalar]) -> None:
+    """Set y_p ← a_p·y_p + b_p·x_p in place; the coefficients are numbers or 0-d tensors."""
+    scale_(y, a)
+    if _all_one_number(b):
+        torch._foreach_add_(y, x, alpha=b[0])
+    else:
+        torch._foreach_addcmul_(y, x, [_on(c, t) for c, t in zip(b, y, strict=True)])
+
+
+def scale_(y: Vector, a: Sequence[Scalar]) -> None:
+    """Set y_p ← a_p·y_p in place."""
+    if not _all_one_number(a):
+        torch._foreach_mul_(y, [_on(c, t) for c, t in zip(a, y, strict=True)])
+    elif a[0] != 1:
+        torch._foreach_mul_(y, a[0])
+
+
+def clip_(x: Vector, radius: float) -> None:
+    """Project x in place on the ball of the joint norm, ‖x‖ <= radius."""
+    if radius != float("inf"):
+        factor = (radius / squares(x).sum().sqrt()).clamp(max=1.0)
+        scale_(x, [factor] * len(x))
+
+
+def add_shares_(shares: Vector, beta: float, new: Tensor) -> Tensor:
+    """Set shares_p ← β·shares_p + new_p, 0-d tensors one per parameter, and return their joint sum.
+
+    Sums over R^d are kept as one share per parameter: late and absent parameters then need no care.
+    """
+    torch._foreach_mul_(shares, beta)
+    torch._foreach_add_(shares, [n.to(t.device) for n, t in zip(new, shares, strict=True)])
+    return joint(shares)
+
+
+def joint(shares: Vector) -> Tensor:
+    """Return the sum of 0-d tensors, on the first one's device."""
+    return torch.stack([t.to(shares[0].device) for t in shares]).sum()
+
+
+def _all_one_number(c: Sequence[Scalar]) -> bool:
+    return not isinstance(c[0], Tensor) and all(v is c[0] or v == c[0] for v in c)
+
+
+def _on(c: Scalar, like: Tensor) -> Tensor:
+    return torch.as_tensor(c, dtype=like.dtype, device=like.device)
