@@ -1,302 +1,268 @@
-"""Iterate averages and what they certify: x̄, ḡ, V, the progress, and the uniform output.
+"""The arithmetic of the averages: x̄, ḡ, V and the progress, one iterate at a time.
 
 With the weights of Algorithm 2, p_{n,t} ∝ β^{n−t} (times w(s_t) under a law other than Exp):
 
-    W_n = w_n + βW_{n−1},  γ_n = w_n/W_n,  e = x_n − x̄_{n−1}
+    W_n = w_n + βW_{n−1},   γ_n = w_n/W_n,   e = x_n − x̄_{n−1},
     x̄_n = x̄_{n−1} + γ_n e,   ḡ_n = ḡ_{n−1} + γ_n(g_n − ḡ_{n−1}),   V_n = (1 − γ_n)(V_{n−1} + γ_n‖e‖²).
 
-V is Welford's update in float64; E‖x‖² − ‖x̄‖² would cancel. Everything is kept per parameter (V, ‖ḡ‖² and ⟨g, Δ⟩
-are sums over coordinates) and added up only when asked, so a step never waits for the host.
+V is Welford's update in float64; E‖x‖² − ‖x̄‖² would cancel. V, ‖ḡ‖² and ⟨g, Δ⟩ are sums over coordinates: they are
+kept per parameter and added up only when asked, so a step never waits for the host. The weights are those of the
+joint iterate, the same for all parameters; one without a gradient counts with the gradient zero.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from operator import is_
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
-from torch.optim import Optimizer
 
-from o2nc import checks
-from o2nc.certificate import Certificate
-from o2nc.scaling import uniform
 from o2nc.vector import real, wide
 
-# Elements that are worked on at once. On a CPU a block and its temporaries then stay in the cache, which
-# makes the averages several times faster; elsewhere the limit only bounds the temporaries.
-_CPU_BLOCK = 1 << 17
+# Tensors of up to _SMALL elements are packed together, larger ones are worked on in blocks: on a CPU a block and its
+# temporaries then stay in the cache. Elsewhere blocks only bound the temporaries.
+_SMALL = 1 << 14
+_CPU_BLOCK = 1 << 19
 _DEVICE_BLOCK = 1 << 24
 
-
-class Entry(NamedTuple):
-    """One parameter's part in a step: all tensors real and of one shape."""
-
-    x: Tensor  # the iterate, before the step
-    g: Tensor  # its gradient
-    update: Tensor | None  # the direction of the update that led to x, None when there was none
-    rate: float  # Δ = rate·update; the weight of the progress is in it
-    state: dict[str, Any]  # what `start` returned
+Then: TypeAlias = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
 
 
-class _Row(NamedTuple):
-    x: Tensor
-    g: Tensor
-    x_mean: Tensor
-    g_mean: Tensor | None
-    update: Tensor | None
+class Weights(NamedTuple):
+    """Σ of the weights and of their squares, undivided."""
+
+    total: float
+    squares: float
+
+    def add(self, weight: float, discount: float) -> tuple["Weights", float]:
+        """Return the sums with one more weight, and γ, the share of that weight."""
+        w = weight + discount * self.total
+        return Weights(w, weight**2 + discount**2 * self.squares), weight / w
 
 
-def start(x: Tensor, *, own_gradient: bool = True) -> dict[str, Any]:
-    """Return the statistics of one parameter before its first step.
+class Seen(NamedTuple):
+    """The gradient that the learner sees, scale·g + decay·x.
+
+    The scale is −1 for ``maximize`` and undoes a scaled loss; the decay is coupled weight decay.
+    """
+
+    scale: float = 1.0
+    decay: float = 0.0
+
+    def __call__(self, g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return it, in ``out`` if there is one, or g itself where there is nothing to do."""
+        if self.scale != 1:
+            g = torch.mul(g, self.scale, out=out)
+        return g if self.decay == 0 else torch.add(g, x, alpha=self.decay, out=out)
+
+
+def start(x: Tensor, gradient: Tensor | None) -> dict[str, Any]:
+    """Return the statistics of one parameter at its first step.
+
+    A parameter that joins late stood still before: x̄ = x. Its earlier gradients were not seen and count as the first.
 
     Args:
         x: the parameter, as a real tensor.
-        own_gradient: False when ḡ need not be kept because the momentum buffer tells it.
+        gradient: the gradient that the learner sees, or None when the momentum buffer tells ḡ.
     """
-    zero = x.new_zeros((), dtype=torch.float64)
-    state = {
-        "average": x.detach().to(wide(x.dtype), copy=True),
-        "spread": zero,
-        "progress": zero,
-        "weight": 0.0,
-        "weight_squared": 0.0,
-    }
-    if own_gradient:
-        state["gradient"] = torch.zeros_like(state["average"])
+    state: dict[str, Any] = {"average": x.detach().to(wide(x.dtype), copy=True)}
+    if gradient is not None:
+        state["gradient"] = gradient.detach().to(wide(x.dtype), copy=True)
+    for key in ("spread", "progress"):
+        state[key] = x.new_zeros((), dtype=torch.float64)
+    state["rate"] = 0.0  # Δ = rate·update: the first Δ is zero
     return state
 
 
-@torch.no_grad()
-def accumulate(
-    entries: list[Entry], *, weight: float, discount: float, sign: float = 1.0, decay: float = 0.0
-) -> None:
-    """Take an iterate and its gradient into the averages.
+class Ledger:
+    """The averages of parameters that step together, laid out once and used as long as they do.
 
-    The gradient that counts is the one the learner sees, sign·g + decay·x: ``maximize`` and a scaled loss
-    are in the sign, coupled weight decay in the second term.
-
-    Args:
-        entries: the parameters that take part in this step.
-        weight: w_n, the weight of this iterate.
-        discount: β, what the earlier weights are multiplied by.
-        sign: the factor of the gradients.
-        decay: the factor of the iterates in the gradient.
+    State stays keyed by parameter; the ledger makes the entries of small parameters views of a few flat vectors, so
+    that a step takes a handful of operations however many there are. It holds no state of its own: dropping it costs
+    only the time to lay out the next.
     """
-    # Parameters that always stepped together share one W, so this is one group as a rule; dtypes, devices,
-    # late and once frozen parameters make further ones.
-    groups: dict[Any, list[Entry]] = {}
-    for entry in entries:
-        x, g, update, rate, state = entry
-        kind = (state["weight"], rate, x.dtype, g.dtype, x.device, update is None, "gradient" in state)
-        groups.setdefault(kind, []).append(entry)
-    for (w_before, rate, *_), group in groups.items():
-        w = weight + discount * w_before
-        gamma = weight / w
-        states = [entry.state for entry in group]
-        square, slope = _average_(group, gamma, sign, decay)
-        spread = torch.stack([s["spread"] for s in states]).add_(square, alpha=gamma).mul_(1 - gamma)
-        progress = torch.stack([s["progress"] for s in states]).add_(slope, alpha=rate)
-        for s, v, f in zip(states, spread.unbind(), progress.unbind(), strict=True):
-            s["spread"], s["progress"], s["weight"] = v, f, w
-            s["weight_squared"] = weight**2 + discount**2 * s["weight_squared"]
+
+    def __init__(self, params: list[Tensor], states: list[dict[str, Any]], grads: list[Tensor]) -> None:
+        self.params = params
+        self.states = states
+        kinds: dict[Any, list[int]] = {}
+        for i, (p, state, g) in enumerate(zip(params, states, grads, strict=True)):
+            kinds.setdefault((p.dtype, g.dtype, p.device, state["rate"], "gradient" in state), []).append(i)
+        self._bunches = [_Bunch(indices, [states[i] for i in indices]) for indices in kinds.values()]
+        self._views = [state["average"] for state in states]
+        self._complex = any(p.is_complex() for p in params)
+        self.own_gradients = all("gradient" in state for state in states)
+
+    def holds(self, params: list[Tensor], owner: dict[Tensor, Any]) -> bool:
+        """Say whether the ledger is of these parameters and their state is still as it was laid out."""
+        return (
+            len(params) == len(self.params)
+            and all(map(is_, params, self.params))
+            and owner.get(params[0]) is self.states[0]
+            and all(map(is_, self._views, [state["average"] for state in self.states]))
+        )
+
+    @torch.no_grad()
+    def add_(
+        self,
+        grads: list[Tensor],
+        updates: list[Tensor] | None,
+        gamma: float,
+        *,
+        weight: float = 1.0,
+        seen: Seen = Seen(),
+        then: Then | None = None,
+    ) -> None:
+        """Take the parameters as they are now, and their gradients, into the averages.
+
+        Args:
+            grads: the gradients.
+            updates: the directions of the updates that led here (Δ = rate·update), None when there were none.
+            gamma: γ_n, the weight of this iterate in the averages.
+            weight: w(s_n), the weight of ⟨g, Δ⟩ in the progress.
+            seen: what makes of g the gradient that the learner sees.
+            then: called with x, g and update of each block after its turn, while they are in the cache.
+        """
+        xs, gs, us = self.params, grads, updates
+        if self._complex:
+            xs, gs = [real(p) for p in xs], [real(g) for g in gs]
+            us = None if us is None else [real(u) for u in us]
+        for bunch in self._bunches:
+            bunch.add_(xs, gs, us, gamma, weight, seen, then)
 
 
-def _average_(group: list[Entry], gamma: float, sign: float, decay: float) -> tuple[Tensor, Tensor]:
-    """Move x̄ and ḡ in place; return ‖x − x̄_before‖² and ⟨gradient, update⟩ for every entry."""
-    owners: list[int] = []
-    squares: list[Tensor] = []
-    slopes: list[Tensor] = []
-    for indices, rows in _blocks(group):
-        square, slope = _block_(rows, gamma, sign, decay)
-        owners += indices
-        squares.append(square)
-        slopes.append(slope)
-    device = group[0].x.device
-    owner = torch.tensor(owners, device=device)
-    total = torch.zeros(2, len(group), dtype=torch.float64, device=device)
-    total.index_add_(1, owner, torch.stack([torch.cat(squares), torch.cat(slopes)]))
-    return total[0], total[1]
+class _Bunch:
+    """The parameters of one ledger that share dtype, device and rate."""
+
+    def __init__(self, indices: list[int], states: list[dict[str, Any]]) -> None:
+        self.indices = indices
+        self.states = states
+        self.spread = _as_views(states, "spread")
+        self.progress = _as_views(states, "progress")
+        device, dtype = self.spread.device, states[0]["average"].dtype
+        sizes = [state["average"].numel() for state in states]
+        self.small = [k for k, n in enumerate(sizes) if n <= _SMALL]
+        self.large = [k for k, n in enumerate(sizes) if n > _SMALL]
+        if self.small:
+            small = [states[k] for k in self.small]
+            self.x_mean = _as_views(small, "average")
+            self.g_mean = _as_views(small, "gradient") if "gradient" in small[0] else None
+            self.lengths = torch.tensor([sizes[k] for k in self.small], device=device)
+            self.owners = torch.tensor(self.small, device=device)
+        # A fresh temporary costs a CPU more than the arithmetic on it; elsewhere the allocator keeps them at hand.
+        self.block = _CPU_BLOCK if device.type == "cpu" else _DEVICE_BLOCK
+        room = min(self.block, max(sizes)) if device.type == "cpu" and self.large else 0
+        self.scratch = [torch.empty(room, dtype=dtype, device=device) for _ in range(2)]
+
+    def add_(
+        self,
+        xs: list[Tensor],
+        gs: list[Tensor],
+        us: list[Tensor] | None,
+        gamma: float,
+        weight: float,
+        seen: Seen,
+        then: Then | None,
+    ) -> None:
+        """Take this iterate in: the pack of small parameters, the blocks of large ones, then the sums."""
+        rate = self.states[0]["rate"] * weight
+        owners, squares, slopes = [], [], []
+        if self.small:
+            at = [self.indices[k] for k in self.small]
+            x, g = [xs[i] for i in at], [gs[i] for i in at]
+            u = None if us is None else [us[i] for i in at]
+            row = _Row(_flat(x), _flat(g), None if u is None else _flat(u), self.x_mean, self.g_mean)
+            square, slope = _move_(row, gamma, seen, self._segments, None)
+            owners.append(self.owners)
+            squares.append(square)
+            slopes.append(slope)
+            if then is not None and u is not None:
+                then(x, g, u)
+        blocks = []
+        waiting: list[_Row] = []
+        for k in self.large:
+            i, state = self.indices[k], self.states[k]
+            whole = _Row(xs[i], gs[i], None if us is None else us[i], state["average"], state.get("gradient"))
+            flat = all(t is None or t.is_contiguous() for t in whole)
+            for row in whole.split(self.block) if flat else [whole]:
+                scratch = [t[: row.x.numel()] for t in self.scratch] if flat and len(self.scratch[0]) else None
+                blocks.append((k, *_move_(row, gamma, seen, torch.dot if flat else _inner, scratch)))
+                waiting.append(row)
+                if then is not None and sum(r.x.numel() for r in waiting) >= self.block:
+                    then(*([r[c] for r in waiting] for c in range(3)))  # type: ignore[arg-type]
+                    waiting = []
+        if then is not None and waiting:
+            then(*([r[c] for r in waiting] for c in range(3)))  # type: ignore[arg-type]
+        if blocks:
+            owners.append(torch.tensor([b[0] for b in blocks], device=self.spread.device))
+            squares.append(torch.stack([b[1] for b in blocks]).double())
+            slopes.append(torch.stack([b[2] for b in blocks]).double())
+        # V ← (1 − γ)(V + γ‖e‖²), and the progress grows by rate·⟨g, u⟩
+        owner = torch.cat(owners)
+        self.spread.index_add_(0, owner, torch.cat(squares), alpha=gamma).mul_(1 - gamma)
+        if us is not None:
+            self.progress.index_add_(0, owner, torch.cat(slopes), alpha=rate)
+
+    def _segments(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.segment_reduce(a.double() * b, "sum", lengths=self.lengths)
 
 
-def _blocks(group: list[Entry]) -> Iterator[tuple[list[int], list[_Row]]]:
-    """Cut large tensors into blocks and pack small ones together; also yield whose blocks they are."""
-    limit = _CPU_BLOCK if group[0].x.device.type == "cpu" else _DEVICE_BLOCK
-    indices: list[int] = []
-    rows: list[_Row] = []
-    size = 0
-    for i, (x, g, update, _, state) in enumerate(group):
-        row = _Row(x, g, state["average"], state.get("gradient"), update)
-        n = x.numel()
-        if n > limit and all(t is None or t.is_contiguous() for t in row):
-            pieces = [() if t is None else t.view(-1).split(limit) for t in row]
-            for k in range(len(pieces[0])):
-                yield [i], [_Row(*(p[k] if p else None for p in pieces))]  # type: ignore[arg-type]
-            continue
-        if size + n > limit and rows:
-            yield indices, rows
-            indices, rows, size = [], [], 0
-        indices.append(i)
-        rows.append(row)
-        size += n
-    if rows:
-        yield indices, rows
+class _Row(NamedTuple):
+    """What one parameter, block or pack brings along; u is the direction of its last update."""
+
+    x: Tensor
+    g: Tensor
+    u: Tensor | None
+    x_mean: Tensor
+    g_mean: Tensor | None
+
+    def split(self, size: int) -> list["_Row"]:
+        """Cut contiguous tensors into flat blocks."""
+        flat = _Row(*(t if t is None or t.dim() == 1 else t.view(-1) for t in self))  # type: ignore[arg-type]
+        n = self.x.numel()
+        if n <= size:
+            return [flat]
+        columns = [None if t is None else t.split(size) for t in flat]
+        return [_Row(*(None if c is None else c[k] for c in columns)) for k in range(-(-n // size))]  # type: ignore[arg-type]
 
 
-def _block_(rows: list[_Row], gamma: float, sign: float, decay: float) -> tuple[Tensor, Tensor]:
-    x, g, x_mean, g_mean, update = (list(column) for column in zip(*rows, strict=True))
-    lengths = torch.tensor([t.numel() for t in x], device=x[0].device)
-    dtype = x_mean[0].dtype
-    flat_x = _flatten_dense_tensors(x).to(dtype)
-    e = flat_x - _flatten_dense_tensors(x_mean)
-    square = _sums(e, e, lengths)
-    if update[0] is None:
-        slope = torch.zeros_like(square)
-    else:
-        seen = _flatten_dense_tensors(g).to(dtype)
-        seen = seen if sign == 1 else seen * sign
-        seen = seen if decay == 0 else torch.add(seen, flat_x, alpha=decay)
-        slope = _sums(seen, _flatten_dense_tensors(update).to(dtype), lengths)
-    x = [t.to(dtype) for t in x]
-    torch._foreach_lerp_(x_mean, x, gamma)
-    if g_mean[0] is not None:
-        if sign == 1:
-            torch._foreach_lerp_(g_mean, [t.to(dtype) for t in g], gamma)
-        else:
-            torch._foreach_mul_(g_mean, 1 - gamma)
-            torch._foreach_add_(g_mean, [t.to(dtype) for t in g], alpha=gamma * sign)
-        if decay != 0:
-            torch._foreach_add_(g_mean, x, alpha=gamma * decay)
+def _move_(
+    row: _Row,
+    gamma: float,
+    seen: Seen,
+    inner: Callable[[Tensor, Tensor], Tensor],
+    scratch: list[Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Move x̄ and ḡ by one iterate, in place; return ‖x − x̄_before‖² and ⟨gradient, u⟩."""
+    dtype = row.x_mean.dtype
+    for_e, for_g = scratch or (None, None)
+    x = row.x.to(dtype)
+    g = seen(row.g.to(dtype), x, out=for_g)
+    e = torch.sub(x, row.x_mean, out=for_e)
+    square = inner(e, e)
+    slope = square if row.u is None else inner(g, row.u.to(dtype))
+    row.x_mean.lerp_(x, gamma)
+    if row.g_mean is not None:
+        row.g_mean.lerp_(g, gamma)
     return square, slope
 
 
-def _sums(a: Tensor, b: Tensor, lengths: Tensor) -> Tensor:
-    """Return Σab over every segment, as float64."""
-    if len(lengths) == 1:
-        return torch.dot(a, b).double().reshape(1)
-    return torch.segment_reduce(a.double() * b, "sum", lengths=lengths)
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dtype=torch.float64)
 
 
-def keep_output_(states: list[dict[str, Any]], seed: int, count: int) -> None:
-    """Reservoir of size one: keep the count-th average in place of the kept one with probability 1/count.
-
-    After N calls the kept average is uniform over the N, which is the output of Algorithms 1 and 2. A parameter that
-    came later keeps its first average: until then it stood still.
-    """
-    replace = uniform(seed, count, stream=1) * count < 1
-    kept = [s for s in states if "output" in s]
-    if replace and kept:
-        torch._foreach_copy_([s["output"] for s in kept], [s["average"] for s in kept])
-    for s in states:
-        if "output" not in s:
-            s["output"] = s["average"].clone()
+def _flat(tensors: list[Tensor]) -> Tensor:
+    if all(t.dim() == 1 for t in tensors):
+        return torch.cat(tensors)
+    return _flatten_dense_tensors(tensors)
 
 
-class Certified(Optimizer):
-    """The part of an optimizer that speaks of its averages: certificate, swap, output, progress."""
-
-    _average_key = "average"
-    _nothing_yet = "nothing is averaged before the first step()"
-    _inside_averaged = False
-
-    def _summary(self, state: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
-        """Return ‖ḡ‖², V and the effective sample size of one parameter."""
-        mean = state.get("gradient")
-        if mean is None:  # then the momentum buffer is Σβ^{n−t}g_t
-            mean = real(state["momentum_buffer"]) / state["weight"]
-        square = torch.linalg.vector_norm(mean, dtype=torch.float64).square()
-        return square, state["spread"], state["weight"] ** 2 / state["weight_squared"]
-
-    def _averages(self, asked: str, key: str) -> list[tuple[str | int, Tensor, dict[str, Any]]]:
-        """Return name, parameter and state of all that have averages, or say why there are none."""
-        if self.param_groups[0].get("average", 0.0) is None:
-            raise RuntimeError(
-                f"{asked} needs averages, and this optimizer was made with average=None: "
-                "pass average=0.999, say, when you construct it"
-            )
-        found = []
-        i = 0
-        for group in self.param_groups:
-            names = group.get("param_names", range(i, i + len(group["params"])))
-            for name, p in zip(names, group["params"], strict=True):
-                i += 1
-                if key in self.state.get(p, {}):
-                    found.append((name, p, self.state[p]))
-        if not found:
-            raise RuntimeError(f"{asked}: {self._nothing_yet}")
-        return found
-
-    @torch.no_grad()
-    def certificate(self, c: float = 1.0) -> Certificate:
-        """Return ‖ḡ‖ + c·V, an upper bound on ‖∇F(x̄)‖_c when the gradients are full ones.
-
-        Args:
-            c: the price of spread, > 0.
-
-        Returns:
-            The certificate of all parameters together; ``.by_parameter`` has every one's own.
-        """
-        checks.positive("c", c)
-        averages = self._averages("certificate()", self._average_key)
-        parts = [self._summary(state) for _, _, state in averages]
-        squares, spreads = (
-            torch.stack([part[k].to("cpu", torch.float64) for part in parts]) for k in range(2)
-        )
-        by_parameter: dict[str | int, Certificate] = {
-            name: Certificate(c, square**0.5, spread, part[2])
-            for (name, _, _), part, square, spread in zip(
-                averages, parts, squares.tolist(), spreads.tolist(), strict=True
-            )
-        }
-        ess = min(part[2] for part in parts)
-        return Certificate(c, squares.sum().sqrt().item(), spreads.sum().item(), ess, by_parameter)
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Put x̄ into the parameters inside a ``with`` block and restore them bitwise on leaving it.
-
-        Changes made to the parameters inside are lost; ``step()`` inside is refused. Buffers are not averaged:
-        recompute BatchNorm's statistics before you evaluate.
-        """
-        averages = self._averages("averaged()", self._average_key)
-        was_inside = self._inside_averaged
-        backup = [p.detach().clone() for _, p, _ in averages]
-        self._inside_averaged = True
-        try:
-            for _, p, state in averages:
-                real(p.detach()).copy_(state[self._average_key])
-            yield
-        finally:
-            for (_, p, _), saved in zip(averages, backup, strict=True):
-                p.detach().copy_(saved)
-            self._inside_averaged = was_inside
-
-    def _refuse_inside_averaged(self) -> None:
-        if self._inside_averaged:
-            raise RuntimeError(
-                "step() inside averaged(): the parameters hold x̄ there; leave the with block first"
-            )
-
-    def output(self) -> list[Tensor]:
-        """Return x̄_n for a uniformly drawn n: the output that the theorems speak of.
-
-        Returns:
-            A copy for every parameter, in the order of the parameter groups; a parameter that never had a
-            gradient is returned as it stands.
-        """
-        self._averages("output()", "output")
-        result = []
-        for group in self.param_groups:
-            for p in group["params"]:
-                kept = self.state.get(p, {}).get("output")
-                if kept is None:
-                    result.append(p.detach().clone())
-                else:
-                    result.append(torch.view_as_complex(kept.clone()) if p.is_complex() else kept.clone())
-        return result
-
-    @property
-    def progress(self) -> float:
-        """Σ w(s_n)⟨g_n, Δ_n⟩, an unbiased estimate of F(x_n) − F(x_0) that cost no evaluation."""
-        averages = self._averages("progress", "progress")
-        return torch.stack([state["progress"].cpu() for _, _, state in averages]).sum().item()
+def _as_views(states: list[dict[str, Any]], key: str) -> Tensor:
+    """Make ``state[key]`` of all states views of one flat vector, and return it."""
+    shapes = [state[key].shape for state in states]
+    flat = torch.cat([state[key].reshape(-1) for state in states])
+    pieces = flat.split([shape.numel() for shape in shapes])
+    for state, piece, shape in zip(states, pieces, shapes, strict=True):
+        state[key] = piece.view(shape)
+    return flat

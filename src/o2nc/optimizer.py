@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from o2nc import checks
-from o2nc.averaging import Certified, Entry, accumulate, keep_output_, start
+from o2nc.averaging import Weights, start
+from o2nc.certified import Certified
 from o2nc.learners import Learner
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
@@ -28,6 +29,7 @@ from o2nc.vector import real, wide
 class Active(NamedTuple):
     """The parameters that have a gradient, as parallel lists: together one vector of R^d."""
 
+    params: list[Tensor]
     xs: list[Tensor]
     gs: list[Tensor]
     states: list[dict[str, Any]]
@@ -53,9 +55,7 @@ def check_gradient(g: Tensor) -> None:
 def check_learner(learner: object) -> None:
     """Refuse ``learner`` unless it offers lr, init and update."""
     if isinstance(learner, type) or not isinstance(learner, Learner):
-        raise TypeError(
-            f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}"
-        )
+        raise TypeError(f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}")
 
 
 def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active:
@@ -63,12 +63,10 @@ def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active:
 
     All gradients are checked before anything is touched. Gradients and state are at least float32.
     """
-    with_gradient = [
-        (p, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-    ]
+    with_gradient = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     for p, _ in with_gradient:
         check_gradient(p.grad)
-    found = Active([], [], [], [])
+    found = Active([], [], [], [], [])
     for p, group in with_gradient:
         x = real(p.detach())
         g = real(p.grad.detach()).to(wide(x.dtype))
@@ -77,7 +75,8 @@ def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active:
             delta = torch.zeros_like(x, dtype=wide(x.dtype))
             state.update(delta=delta, **learner.init(delta))
             if averaged:
-                state.update(start(x))
+                state.update(start(x, g))
+        found.params.append(p)
         found.xs.append(x)
         found.gs.append(g)
         found.states.append(state)
@@ -116,7 +115,16 @@ class ExponentiatedO2NC(Certified, Persistent):
         True
     """
 
-    shared: ClassVar[tuple[str, ...]] = ("learner", "beta", "scaling", "seed", "average", "step")
+    shared: ClassVar[tuple[str, ...]] = (
+        "learner",
+        "beta",
+        "scaling",
+        "seed",
+        "average",
+        "step",
+        "weight_sum",
+        "weight_square_sum",
+    )
 
     def __init__(
         self,
@@ -141,6 +149,8 @@ class ExponentiatedO2NC(Certified, Persistent):
             "seed": seed,
             "average": beta if average else None,
             "step": 0,
+            "weight_sum": 0.0,
+            "weight_square_sum": 0.0,
         }
         super().__init__(params, defaults)
 
@@ -156,24 +166,24 @@ class ExponentiatedO2NC(Certified, Persistent):
         """
         self._refuse_inside_averaged()
         loss = evaluate(closure)
-        learner, beta, law, seed, average, step = (self.param_groups[0][key] for key in self.shared)
+        learner, beta, law, seed, average, step, *sums = (self.param_groups[0][key] for key in self.shared)
         found = active(self, learner, averaged=average is not None)
         if not found.xs:
             return loss
         t = step + 1
         weight = relative_weight(law, seed, t)
         if average is not None:
-            rate = progress_weight(law, seed, t)
-            entries = [
-                Entry(x, g, state["delta"], rate, state)
-                for x, g, state in zip(found.xs, found.gs, found.states, strict=True)
-            ]
-            accumulate(entries, weight=weight, discount=average)
-            keep_output_(found.states, seed, t)
+            (*sums,), gamma = Weights(*sums).add(weight, average)
+            ledger = self._ledger("active", found.params, found.gs)
+            ledger.add_(found.gs, found.deltas, gamma, weight=progress_weight(law, seed, t))
+            self._rest_absent(gamma)
+            self._keep_output(seed, t)
         gs = found.gs if weight == 1 else list(torch._foreach_mul(found.gs, weight))
         learner.update(found.deltas, gs, found.states, found.lrs, beta)
         s = 1.0 if law is None else law.sample(seed, t + 1)
         torch._foreach_add_(found.xs, found.deltas, alpha=s)
+        for state in found.states:
+            state["rate"] = 1.0
         for group in self.param_groups:
-            group["step"] = t
+            group.update(step=t, weight_sum=sums[0], weight_square_sum=sums[1])
         return loss

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from o2nc import checks
-from o2nc.averaging import Certified, Entry, accumulate, keep_output_
+from o2nc.certified import Certified
 from o2nc.learners import Learner
 from o2nc.optimizer import active, check_learner, evaluate
 from o2nc.persistence import Persistent
@@ -72,7 +72,7 @@ class OriginalO2NC(Certified, Persistent):
         super().__init__(params, defaults)
 
     def _summary(self, state: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
-        return state["block_gradient_squared"], state["block_spread"], state["block_ess"]
+        return state["block_gradient_squared"], state["block_spread"], float(self.param_groups[0]["period"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -91,40 +91,34 @@ class OriginalO2NC(Certified, Persistent):
         if not found.xs:
             return loss
         n = step + 1
-        entries = [
-            Entry(x, g, state["delta"], 1.0, state)
-            for x, g, state in zip(found.xs, found.gs, found.states, strict=True)
-        ]
-        accumulate(entries, weight=1.0, discount=1.0)
+        gamma = 1 / (step % period + 1)  # uniform weights within a block; the first iterate of one wipes the last
+        self._ledger("active", found.params, found.gs).add_(found.gs, found.deltas, gamma)
+        for state in self._rest_absent(gamma):
+            state["delta"].zero_()
         deltas = found.deltas
         torch._foreach_add_(found.xs, deltas, alpha=1 - _LAW.sample(seed, n))
-        if n % period == 0:
+        block_ends = n % period == 0
+        if block_ends:
             self._complete_block(seed, n // period)
-        if n % period == 0 and restart:
+        if block_ends and restart:
             torch._foreach_zero_(deltas)
             for state in found.states:
                 state.update(learner.init(state["delta"]))
         else:
             learner.update(deltas, found.gs, found.states, found.lrs, 1.0)
         torch._foreach_add_(found.xs, deltas, alpha=_LAW.sample(seed, n + 1))
+        for state in found.states:
+            state["rate"] = 1.0
         for group in self.param_groups:
             group["step"] = n
         return loss
 
     def _complete_block(self, seed: int, k: int) -> None:
-        """Publish w̄_k and its certificate, and let the next block begin."""
-        states = [state for state in self.state.values() if state["weight"] > 0]
-        keep_output_(states, seed, k)
-        for state in states:
-            square, spread, ess = super()._summary(state)
-            previous = state.get("block_average")
-            state.update(
-                block_average=state["average"],
-                block_gradient_squared=square,
-                block_spread=spread,
-                block_ess=ess,
-                # the first iterate of the next block has weight 1 and overwrites whatever is in here
-                average=torch.empty_like(state["average"]).zero_() if previous is None else previous,
-                weight=0.0,
-                weight_squared=0.0,
-            )
+        """Publish w̄_k and its certificate; the running averages go on as the next block's."""
+        self._keep_output(seed, k)
+        for state in self.state.values():
+            if "average" in state:
+                norm = torch.linalg.vector_norm(state["gradient"], dtype=torch.float64)
+                state["block_gradient_squared"] = norm.square()
+                state["block_spread"] = state["spread"].clone()
+                state["block_average"] = state["average"].clone()

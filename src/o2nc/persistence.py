@@ -1,7 +1,7 @@
 """What survives: parameter groups hold the factors, checkpoints hold plain data.
 
-torch's ``Optimizer.__getstate__`` keeps only ``state``, ``param_groups`` and ``defaults``, so the law, the learner, the
-seed and the step counter live in the parameter groups, the same in each. `Persistent` sees to four things:
+torch's ``Optimizer.__getstate__`` keeps only ``state``, ``param_groups`` and ``defaults``, so the law, the learner,
+the seed and the step counter live in the parameter groups, the same in each. `Persistent` sees to four things:
 
 * the shared entries are the same in all groups, also in one that is added late;
 * ``state_dict`` writes laws and learners as plain dictionaries, which ``torch.load(weights_only=True)`` reads;
@@ -101,8 +101,7 @@ class Persistent(Optimizer):
         """Load what `state_dict` returned; as in torch, the checkpoint's hyperparameters win."""
         own = {key: self.param_groups[0][key] for key in self.shared}
         groups = [
-            own | {k: decode(k, v, own.get(k)) for k, v in group.items()}
-            for group in state_dict["param_groups"]
+            own | {k: decode(k, v, own.get(k)) for k, v in group.items()} for group in state_dict["param_groups"]
         ]
         super().load_state_dict({**state_dict, "param_groups": groups})
         ids = [i for group in groups for i in group["params"]]

@@ -17,7 +17,8 @@ from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
 from torch.optim.sgd import sgd
 
 from o2nc import checks
-from o2nc.averaging import Certified, Entry, accumulate, keep_output_, start
+from o2nc.averaging import Ledger, Seen, Weights, start
+from o2nc.certified import Certified
 from o2nc.optimizer import check_gradient, evaluate
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
@@ -55,7 +56,14 @@ class ScaledSGDM(Certified, Persistent, SGD):
         ...     loss = model(torch.ones(4, 3)).abs().mean()
     """
 
-    shared: ClassVar[tuple[str, ...]] = ("scaling", "seed", "average", "step")
+    shared: ClassVar[tuple[str, ...]] = (
+        "scaling",
+        "seed",
+        "average",
+        "step",
+        "weight_sum",
+        "weight_square_sum",
+    )
 
     def __init__(
         self,
@@ -95,7 +103,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._share({"scaling": scaling, "seed": seed, "average": average, "step": 0})
+        self._share(dict(zip(self.shared, (scaling, seed, average, 0, 0.0, 0.0), strict=True)))
 
     def _keeps_dtype(self, key: str) -> bool:
         return key != "momentum_buffer"  # torch's own, cast as torch casts it
@@ -115,7 +123,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and found_inf.item():
             return loss  # a GradScaler's overflow: nothing is consumed
-        law, seed, average, step = (self.param_groups[0][key] for key in self.shared)
+        law, seed, average, step, *sums = (self.param_groups[0][key] for key in self.shared)
         work = []
         for group in self.param_groups:
             params: list[Tensor] = []
@@ -131,64 +139,21 @@ class ScaledSGDM(Certified, Persistent, SGD):
             return loss
         t = step + 1
         if average is not None:
-            weight, rate = relative_weight(law, seed, t), progress_weight(law, seed, t)
-            for group, params, grads, _ in work:
-                self._average(group, params, grads, weight, rate, average)
-            keep_output_([self.state[p] for _, params, _, _ in work for p in params], seed, t)
+            (*sums,), gamma = Weights(*sums).add(relative_weight(law, seed, t), average)
+            self._rest_absent(gamma)
         s = None if law is None else law.sample(seed, t + 1)
-        for group, params, grads, buffers in work:
+        for k, (group, params, grads, buffers) in enumerate(work):
             lr = group["lr"] if s is None else group["lr"] * s
-            self._sgd(group, params, grads, buffers, lr)
-            if average is not None and group["nesterov"]:
-                for p in params:
-                    state = self.state[p]
-                    state["update"].add_(real(state["momentum_buffer"].detach()), alpha=group["momentum"])
+            if average is None:
+                self._sgd(group, params, grads, buffers, lr)
+            else:
+                ledger = self._open_ledger(k, group, params, grads)
+                self._sgd_averaged(group, ledger, grads, buffers, lr, gamma, progress_weight(law, seed, t))
+        if average is not None:
+            self._keep_output(seed, t)
         for group in self.param_groups:
-            group["step"] = t
+            group.update(step=t, weight_sum=sums[0], weight_square_sum=sums[1])
         return loss
-
-    @torch.no_grad()
-    def _average(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        weight: float,
-        rate: float,
-        average: float,
-    ) -> None:
-        """Take x_t and the gradient that SGD sees into the averages."""
-        momentum, lr, decay = group["momentum"], float(group["lr"]), float(group["weight_decay"])
-        sign = -1.0 if group["maximize"] else 1.0
-        scale = getattr(self, "grad_scale", None)
-        if scale is not None:
-            sign /= scale.item()
-        # With average == momentum the buffer is Σβ^{n−t}g_t and ḡ needs no storage of its own.
-        law = group["scaling"]
-        buffer_tells = momentum == average and group["dampening"] == 0 and (law is None or not law.reweights)
-        # Δ = −lr·b, read off the buffer one step later; without a buffer, or with Nesterov, it must be kept
-        keeps_update = momentum == 0 or group["nesterov"]
-        entries = []
-        for p, g in zip(params, grads, strict=True):
-            state = self.state[p]
-            if p.is_complex():
-                p, g = real(p), real(g)
-            buffer = state.get("momentum_buffer")
-            if "average" not in state:
-                tells = buffer_tells and buffer is None and wide(p.dtype) == p.dtype
-                state.update(start(p, own_gradient=not tells), last_lr=0.0)
-            elif not buffer_tells and "gradient" not in state:  # a schedule has moved the momentum
-                state["gradient"] = real(buffer) / state["weight"]
-            update = state.get("update", buffer)
-            update = None if update is None else real(update)
-            entries.append(Entry(p, g, update, -state["last_lr"] * rate, state))
-            state["last_lr"] = lr
-        accumulate(entries, weight=weight, discount=average, sign=sign, decay=decay)
-        for x, g, _, _, state in entries:
-            if keeps_update:
-                state["update"] = g.to(wide(x.dtype)).mul(sign).add_(x, alpha=decay)
-            elif "update" in state:
-                del state["update"]
 
     def _sgd(
         self,
@@ -205,26 +170,111 @@ class ScaledSGDM(Certified, Persistent, SGD):
         if in_place or scaler["grad_scale"] is not None:
             grads = [g.clone() for g in grads]
         # torch's fused step takes either all buffers or none: a parameter unfrozen late goes on its own
-        new = [i for i, b in enumerate(buffers) if b is None]
-        old = [i for i, b in enumerate(buffers) if b is not None]
-        parts = [new, old] if group["fused"] and new and old else [list(range(len(params)))]
+        new = [i for i, b in enumerate(buffers) if b is None] if group["fused"] else []
+        parts = [range(len(params))]
+        if 0 < len(new) < len(buffers):
+            parts = [new, [i for i, b in enumerate(buffers) if b is not None]]  # type: ignore[list-item]
         for part in parts:
             part_buffers = [buffers[i] for i in part] if buffers else []
-            sgd(
-                [params[i] for i in part],
-                [grads[i] for i in part],
-                part_buffers,
-                weight_decay=group["weight_decay"],
-                momentum=group["momentum"],
-                lr=lr,  # type: ignore[arg-type]
-                dampening=group["dampening"],
-                nesterov=group["nesterov"],
-                maximize=group["maximize"],
-                has_sparse_grad=False,
-                foreach=group["foreach"],
-                fused=group["fused"],
-                **scaler,
-            )
-            if group["momentum"] != 0:
-                for i, buffer in zip(part, part_buffers, strict=True):
-                    self.state[params[i]]["momentum_buffer"] = buffer
+            _call_sgd(group, [params[i] for i in part], [grads[i] for i in part], part_buffers, lr, **scaler)
+            for i, buffer in zip(part, part_buffers, strict=False):
+                self.state[params[i]]["momentum_buffer"] = buffer
+
+    def _seen(self, group: dict[str, Any]) -> Seen:
+        """Return what torch makes of ``.grad`` before the momentum."""
+        scale = -1.0 if group["maximize"] else 1.0
+        loss_scale = getattr(self, "grad_scale", None)
+        return Seen(scale if loss_scale is None else scale / loss_scale.item(), float(group["weight_decay"]))
+
+    @torch.no_grad()
+    def _open_ledger(self, key: int, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> Ledger:
+        """Return the ledger of a group's parameters, with averages begun for new ones."""
+        # With average == momentum the buffer is Σβ^{n−t}g_t, and ḡ needs no storage of its own.
+        law = group["scaling"]
+        buffer_tells = (
+            group["momentum"] == group["average"] and group["dampening"] == 0 and (law is None or not law.reweights)
+        )
+        ledger = self._ledgers.get(key)
+        if ledger is not None and ledger.holds(params, self.state) and (buffer_tells or ledger.own_gradients):
+            return ledger
+        seen = self._seen(group)
+        for p, g in zip(params, grads, strict=True):
+            state = self.state[p]
+            if "average" not in state:
+                x = real(p)
+                whole = buffer_tells and group["step"] == 0 and wide(x.dtype) == x.dtype
+                state.update(start(x, None if whole else seen(real(g).to(wide(x.dtype)), x)))
+            elif not buffer_tells:  # a schedule may have moved the momentum
+                self._keep_own_gradient(state)
+        return self._ledger(key, params, grads)
+
+    def _sgd_averaged(
+        self,
+        group: dict[str, Any],
+        ledger: Ledger,
+        grads: list[Tensor],
+        buffers: list[Tensor | None],
+        lr: float | Tensor,
+        gamma: float,
+        weight: float,
+    ) -> None:
+        """Take x_t and the gradient that SGD sees into the averages, and make the step."""
+        params, states, seen = ledger.params, ledger.states, self._seen(group)
+        # Δ = −lr·b is read off the buffer one step later; with Nesterov or without momentum it must be kept.
+        keeps_update = group["momentum"] == 0 or group["nesterov"]
+        kept: list[Tensor | None] = buffers
+        if not buffers or any("update" in state for state in states):
+            kept = [state.get("update", state.get("momentum_buffer")) for state in states]
+        known = [u is not None for u in kept]
+        updates: Any = kept
+        if not all(known):
+            updates = [torch.zeros_like(p) if u is None else u for p, u in zip(params, kept, strict=True)]
+        plain = kept is buffers and all(known) and not keeps_update
+        if plain and not group["differentiable"] and getattr(self, "grad_scale", None) is None:
+            ledger.add_(
+                grads, updates, gamma, weight=weight, seen=seen,
+                then=lambda x, g, b: _call_sgd(group, x, g, b, lr),
+            )  # fmt: skip
+        else:
+            ledger.add_(grads, updates if any(known) else None, gamma, weight=weight, seen=seen)
+            directions = self._directions(params, grads, seen) if keeps_update else []
+            self._sgd(group, params, grads, buffers, lr)
+            for state, direction in zip(states, directions, strict=False):
+                if group["nesterov"]:
+                    direction.add_(real(state["momentum_buffer"].detach()), alpha=group["momentum"])
+                state["update"] = direction
+        rate = -float(group["lr"])
+        for state in states:
+            state["rate"] = rate
+            if not keeps_update and "update" in state:
+                del state["update"]
+
+    @torch.no_grad()
+    def _directions(self, params: list[Tensor], grads: list[Tensor], seen: Seen) -> list[Tensor]:
+        """Return copies of the gradients that SGD sees."""
+        return [seen(real(g).to(wide(real(p).dtype), copy=True), real(p)) for p, g in zip(params, grads, strict=True)]
+
+
+def _call_sgd(
+    group: dict[str, Any],
+    params: list[Tensor],
+    grads: list[Tensor],
+    buffers: Any,
+    lr: float | Tensor,
+    **scaler: Tensor | None,
+) -> None:
+    sgd(
+        params,
+        grads,
+        buffers,
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        lr=lr,  # type: ignore[arg-type]
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+        has_sparse_grad=False,
+        foreach=group["foreach"],
+        fused=group["fused"],
+        **scaler,
+    )

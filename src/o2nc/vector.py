@@ -38,7 +38,7 @@ def combine_(y: Vector, a: Sequence[Scalar], x: Vector, b: Sequence[Scalar]) -> 
     """Set y_p ← a_p·y_p + b_p·x_p in place; the coefficients are numbers or 0-d tensors."""
     scale_(y, a)
     if _all_one_number(b):
-        torch._foreach_add_(y, x, alpha=b[0])
+        torch._foreach_add_(y, x, alpha=float(b[0]))
     else:
         torch._foreach_addcmul_(y, x, [_on(c, t) for c, t in zip(b, y, strict=True)])
 

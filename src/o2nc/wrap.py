@@ -7,7 +7,6 @@ the duration of a step: no memory, and the same bits as if lr·s had been set by
 parameters are remembered before the step, and the displacement is scaled after it.
 """
 
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from o2nc import checks
-from o2nc.averaging import Certified
+from o2nc.certified import Certified
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law
 
@@ -42,8 +41,8 @@ _LINEAR_IN_LR: frozenset[type[Optimizer]] = frozenset(
 def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), seed: int = 0) -> Any:
     """Multiply every update of ``optimizer`` by a random scalar, and return the same object.
 
-    The object stays an instance of its class. Checkpoints, deep copies and pickles of it are scaled too and continue with
-    the same scalars; load a checkpoint into an optimizer that `random_scaling` was applied to as well.
+    The object stays an instance of its class. Deep copies and pickles of it are scaled too and go on with the same
+    scalars. So do checkpoints, loaded into an optimizer that `random_scaling` was applied to as well.
 
     Args:
         optimizer: any torch optimizer except o2nc's own, which scale already.
@@ -106,10 +105,15 @@ class RandomlyScaled(Persistent):
         self.register_step_post_hook(_scale_after)
 
 
-@cache
+_CLASSES: dict[type[Optimizer], type[Optimizer]] = {}
+
+
 def _scaled(cls: type[Optimizer]) -> type[Optimizer]:
     """Return the class that is ``cls`` with `RandomlyScaled` in front, under the same name."""
-    return type(cls.__name__, (RandomlyScaled, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
+    if cls not in _CLASSES:
+        namespace = {"__doc__": cls.__doc__, "__module__": cls.__module__}
+        _CLASSES[cls] = type(cls.__name__, (RandomlyScaled, cls), namespace)
+    return _CLASSES[cls]
 
 
 def _restore(cls: type[Optimizer]) -> Optimizer:

@@ -70,9 +70,7 @@ class AdaGrad:
         else:
             before = [joint(v)] * len(v)
             after = [add_shares_(v, beta**2, squares(grads))] * len(v)
-        for delta, g, state, v_t, v_next, scale in zip(
-            deltas, grads, states, before, after, lrs, strict=True
-        ):
+        for delta, g, state, v_t, v_next, scale in zip(deltas, grads, states, before, after, lrs, strict=True):
             last = state["last_lr"] or scale
             state["last_lr"] = scale
             self._step_(delta, g, v_t.to(delta), v_next.to(delta), last, scale, beta)

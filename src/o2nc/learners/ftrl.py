@@ -58,8 +58,7 @@ class FTRL:
         combine_(m, [beta] * len(m), grads, [1.0] * len(m))
         torch._foreach_copy_(deltas, m)
         leader = [
-            -h * beta / (1 + h * self.decay * state["decay_weight"])
-            for h, state in zip(lrs, states, strict=True)
+            -h * beta / (1 + h * self.decay * state["decay_weight"]) for h, state in zip(lrs, states, strict=True)
         ]
         scale_(deltas, leader)
         clip_(deltas, self.radius)

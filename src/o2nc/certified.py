@@ -1,0 +1,178 @@
+"""The part of an optimizer that speaks of its averages: certificate, swap, output, progress."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from o2nc import checks
+from o2nc.averaging import Ledger
+from o2nc.certificate import Certificate
+from o2nc.scaling import uniform
+from o2nc.vector import real
+
+
+class Certified(Optimizer):
+    """Keeps averages of the iterates and answers for them.
+
+    State per parameter: ``average`` x̄, ``gradient`` ḡ (absent where the momentum buffer tells it), ``spread`` V,
+    ``progress``, ``output``, and ``rate``, by which the direction of the last update was multiplied.
+    """
+
+    _average_key = "average"
+    _nothing_yet = "nothing is averaged before the first step()"
+    _inside_averaged = False
+
+    def _ledger(self, key: Any, params: list[Tensor], grads: list[Tensor]) -> Ledger:
+        """Return the ledger of these parameters, the one laid out before if it still holds."""
+        ledger = self._ledgers.get(key)
+        if ledger is None or not ledger.holds(params, self.state):
+            ledger = self._ledgers[key] = Ledger(params, [self.state[p] for p in params], grads)
+        return ledger
+
+    @property
+    def _ledgers(self) -> dict[Any, Ledger]:
+        """The ledgers laid out so far: a cache, which copies and pickles leave behind."""
+        return self.__dict__.setdefault("_ledger_cache", {})
+
+    @torch.no_grad()
+    def _rest_absent(self, gamma: float) -> list[dict[str, Any]]:
+        """Count parameters that have averages but no gradient now with the gradient zero; return their states."""
+        params = [
+            p
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is None and "average" in self.state.get(p, ())
+        ]
+        states = [self.state[p] for p in params]
+        for state in states:
+            self._keep_own_gradient(state)
+            state["rate"] = 0.0
+        if params:
+            zeros = [torch.zeros_like(p) for p in params]
+            Ledger(params, states, zeros).add_(zeros, None, gamma)
+        return states
+
+    def _keep_own_gradient(self, state: dict[str, Any]) -> None:
+        """Give a parameter a ḡ of its own where so far the momentum buffer told it."""
+        if "gradient" not in state:
+            state["gradient"] = real(state["momentum_buffer"]) / self.param_groups[0]["weight_sum"]
+            self._ledgers.clear()
+
+    @torch.no_grad()
+    def _keep_output(self, seed: int, count: int) -> None:
+        """Reservoir of size one: keep the count-th average in place of the kept one with probability 1/count.
+
+        After N calls the kept average is uniform over the N: the output of Algorithms 1 and 2. A parameter that came
+        later keeps its first average, since until then it stood still.
+        """
+        replace = uniform(seed, count, stream=1) * count < 1
+        states = [state for state in self.state.values() if "average" in state]
+        for state in states:
+            if "output" not in state:
+                state["output"] = state["average"].clone()
+        if replace:
+            torch._foreach_copy_([s["output"] for s in states], [s["average"] for s in states])
+
+    def _summary(self, state: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
+        """Return ‖ḡ‖², V and the effective sample size of one parameter."""
+        group = self.param_groups[0]
+        mean = state.get("gradient")
+        if mean is None:  # then the momentum buffer is Σβ^{n−t}g_t
+            mean = real(state["momentum_buffer"]) / group["weight_sum"]
+        square = torch.linalg.vector_norm(mean, dtype=torch.float64).square()
+        return square, state["spread"], group["weight_sum"] ** 2 / group["weight_square_sum"]
+
+    def _averages(self, asked: str, key: str) -> list[tuple[str | int, Tensor, dict[str, Any]]]:
+        """Return name, parameter and state of all that have averages, or say why there are none."""
+        if self.param_groups[0].get("average", 0.0) is None:
+            raise RuntimeError(
+                f"{asked} needs averages, and this optimizer was made with average=None: "
+                "pass average=0.999, say, when you construct it"
+            )
+        found = []
+        i = 0
+        for group in self.param_groups:
+            names = group.get("param_names", range(i, i + len(group["params"])))
+            for name, p in zip(names, group["params"], strict=True):
+                i += 1
+                if key in self.state.get(p, {}):
+                    found.append((name, p, self.state[p]))
+        if not found:
+            raise RuntimeError(f"{asked}: {self._nothing_yet}")
+        return found
+
+    @torch.no_grad()
+    def certificate(self, c: float = 1.0) -> Certificate:
+        """Return ‖ḡ‖ + c·V, an upper bound on ‖∇F(x̄)‖_c when the gradients are full ones.
+
+        Args:
+            c: the price of spread, > 0.
+
+        Returns:
+            The certificate of all parameters together; ``.by_parameter`` has every one's own.
+        """
+        checks.positive("c", c)
+        averages = self._averages("certificate()", self._average_key)
+        parts = [self._summary(state) for _, _, state in averages]
+        squares = torch.stack([part[0].to("cpu", torch.float64) for part in parts])
+        spreads = torch.stack([part[1].to("cpu", torch.float64) for part in parts])
+        by_parameter: dict[str | int, Certificate] = {
+            name: Certificate(c, square**0.5, spread, part[2])
+            for (name, _, _), part, square, spread in zip(
+                averages, parts, squares.tolist(), spreads.tolist(), strict=True
+            )
+        }
+        ess = min(part[2] for part in parts)
+        return Certificate(c, squares.sum().sqrt().item(), spreads.sum().item(), ess, by_parameter)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put x̄ into the parameters inside a ``with`` block and restore them bitwise on leaving it.
+
+        Changes made to the parameters inside are lost; ``step()`` inside is refused. Buffers are not averaged:
+        recompute BatchNorm's statistics before you evaluate.
+        """
+        averages = self._averages("averaged()", self._average_key)
+        was_inside = self._inside_averaged
+        backup = [p.detach().clone() for _, p, _ in averages]
+        self._inside_averaged = True
+        try:
+            for _, p, state in averages:
+                real(p.detach()).copy_(state[self._average_key])
+            yield
+        finally:
+            for (_, p, _), saved in zip(averages, backup, strict=True):
+                p.detach().copy_(saved)
+            self._inside_averaged = was_inside
+
+    def _refuse_inside_averaged(self) -> None:
+        if self._inside_averaged:
+            raise RuntimeError("step() inside averaged(): the parameters hold x̄ there; leave the with block first")
+
+    def output(self) -> list[Tensor]:
+        """Return x̄_n for a uniformly drawn n: the output that the theorems speak of.
+
+        Returns:
+            A copy for every parameter, in the order of the parameter groups; a parameter that never had a
+            gradient is returned as it stands.
+        """
+        self._averages("output()", "output")
+        result = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                kept = self.state.get(p, {}).get("output")
+                if kept is None:
+                    result.append(p.detach().clone())
+                else:
+                    result.append(torch.view_as_complex(kept.clone()) if p.is_complex() else kept.clone())
+        return result
+
+    @property
+    def progress(self) -> float:
+        """Σ w(s_n)⟨g_n, Δ_n⟩, an unbiased estimate of F(x_n) − F(x_0) that cost no evaluation."""
+        averages = self._averages("progress", "progress")
+        return torch.stack([state["progress"].cpu() for _, _, state in averages]).sum().item()
