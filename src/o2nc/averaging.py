@@ -91,7 +91,7 @@ class Ledger:
             kinds.setdefault((p.dtype, g.dtype, p.device, state["rate"], "gradient" in state), []).append(i)
         self._bunches = [_Bunch(indices, [states[i] for i in indices]) for indices in kinds.values()]
         self._views = [state["average"] for state in states]
-        self._complex = any(p.is_complex() for p in params)
+        self.has_complex = any(p.is_complex() for p in params)
         self.own_gradients = all("gradient" in state for state in states)
 
     def holds(self, params: list[Tensor], owner: dict[Tensor, Any]) -> bool:
@@ -125,7 +125,7 @@ class Ledger:
             then: called with x, g and update of each block after its turn, while they are in the cache.
         """
         xs, gs, us = self.params, grads, updates
-        if self._complex:
+        if self.has_complex:
             xs, gs = [real(p) for p in xs], [real(g) for g in gs]
             us = None if us is None else [real(u) for u in us]
         for bunch in self._bunches:

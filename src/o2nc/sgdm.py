@@ -229,8 +229,8 @@ class ScaledSGDM(Certified, Persistent, SGD):
         updates: Any = kept
         if not all(known):
             updates = [torch.zeros_like(p) if u is None else u for p, u in zip(params, kept, strict=True)]
-        plain = kept is buffers and all(known) and not keeps_update
-        if plain and not group["differentiable"] and getattr(self, "grad_scale", None) is None:
+        plain = kept is buffers and all(known) and not keeps_update and not group["differentiable"]
+        if plain and not ledger.has_complex and getattr(self, "grad_scale", None) is None:
             ledger.add_(
                 grads, updates, gamma, weight=weight, seen=seen,
                 then=lambda x, g, b: _call_sgd(group, x, g, b, lr),

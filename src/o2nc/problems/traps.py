@@ -1,0 +1,142 @@
+"""Resonance traps: momentum whose steps match the period of the slope sees one phase of it, for ever.
+
+A trap f rises gently for most of its period P and falls steeply in the rest. Its mean slope is zero: over a whole
+period nothing is gained or lost. But an optimizer whose steps are exactly P long lands at the same phase each time. It
+sees the gentle slope only, never the steep fall between, and takes the sample for the whole: the momentum buffer holds
+that one slope, lr times the slope is again P, and so it walks on. What it reports as steady descent is none at all; tilt
+f a little, as the climber does, and it walks uphill. The ramp makes the orbit attract: a step too long lands where the
+slope corrects it, so small noise does not free the optimizer either. A random scalar s ~ Exp(1) on every step does: the
+iterates then land at all phases, and the slopes they see average to the true one.
+
+With th the share of the fall, a the slope, r the ramp, L = (1 − th)P the length of the rise, u = x mod P:
+
+    f'(x) = a(1 + r(2u/L − 1))   and   f(x) = au(1 + r(u/L − 1))           on the rise, 0 <= u < L,
+    f'(x) = −a(1 − th)/th        and   f(x) = (a(1 − th)/th)(P − u)        on the fall, L <= u < P,
+
+    f(x + P) = f(x),   |f'| <= G = max(a(1 + r), a(1 − th)/th).
+
+The climber in d dimensions adds a valley around 0 that is too shallow to be seen from within the trap:
+
+    F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d,   th = 0.2, a = 0.25, r = 0.6, P = 1,   x_0 = −4.6 in every coordinate.
+
+There f' = 0.25 in the middle of the rise and the valley's slope is −0.1, so a step with lr = √d/0.15 moves every
+coordinate by −1, one period away from the minimum: F grows by 0.1√d per step, without end.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from o2nc import checks
+
+
+@dataclass(frozen=True)
+class Trap:
+    """The periodic trap f of the module's docstring, applied to every element of a tensor.
+
+    At a kink, slope and autograd are those on the right of it.
+
+    Args:
+        threshold: th, the share of the period on which f falls, in (0, 1).
+        slope: a > 0, the mean slope of the rise.
+        ramp: r >= 0; the slope of the rise grows from a(1 − r) to a(1 + r).
+        period: P > 0.
+
+    Example:
+        >>> trap = Trap(threshold=0.2, slope=0.25)
+        >>> x = torch.tensor([0.4, 0.9, 1.4], dtype=torch.float64)
+        >>> trap.value(x), trap.gradient(x)
+        (tensor([0.1000, 0.1000, 0.1000], dtype=torch.float64), tensor([ 0.2500, -1.0000,  0.2500], dtype=torch.float64))
+    """
+
+    threshold: float
+    slope: float
+    ramp: float = 0.0
+    period: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.fraction("threshold", self.threshold)
+        checks.positive("slope", self.slope)
+        checks.non_negative("ramp", self.ramp)
+        checks.positive("period", self.period)
+
+    @property
+    def rise(self) -> float:
+        """L = (1 − th)P, the length of the rise."""
+        return (1 - self.threshold) * self.period
+
+    @property
+    def fall(self) -> float:
+        """a(1 − th)/th, how steep the fall is: as much down as the rise is up."""
+        return self.slope * (1 - self.threshold) / self.threshold
+
+    @property
+    def lipschitz(self) -> float:
+        """G, the largest |f'|."""
+        return max(self.slope * (1 + self.ramp), self.fall)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return f of every element; autograd through it agrees with `gradient`."""
+        u = torch.remainder(x, self.period)
+        up = self.slope * u * (1 + self.ramp * (u / self.rise - 1))
+        return torch.where(u < self.rise, up, self.fall * (self.period - u))
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return f' of every element, outside of autograd."""
+        u = torch.remainder(x.detach(), self.period)
+        up = self.slope * (1 + self.ramp * (2 * u / self.rise - 1))
+        return torch.where(u < self.rise, up, -self.fall)
+
+
+@dataclass(frozen=True)
+class Climber:
+    """F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d: a trap in a shallow valley, with the least value 0 at 0.
+
+    All coordinates start alike, and one scalar s moves them all. So they stay alike: an optimizer that treats
+    coordinates alike sees √d times the F of one dimension.
+
+    Args:
+        dimension: d >= 1.
+
+    Example:
+        >>> climber = Climber(dimension=1)
+        >>> x = climber.start()
+        >>> for _ in range(3):  # gradient descent, uphill
+        ...     print(f"F({x.item():.1f}) = {climber.value(x).item():.2f}")
+        ...     x = x - climber.lr * climber.gradient(x)
+        F(-4.6) = 0.53
+        F(-5.6) = 0.63
+        F(-6.6) = 0.73
+    """
+
+    dimension: int
+    trap: ClassVar[Trap] = Trap(threshold=0.2, slope=0.25, ramp=0.6, period=1.0)
+    valley: ClassVar[float] = 0.1
+
+    def __post_init__(self) -> None:
+        checks.integer("dimension", self.dimension, 1)
+
+    @property
+    def lr(self) -> float:
+        """√d/0.15, with which a step at the start moves every coordinate by one period."""
+        return math.sqrt(self.dimension) * self.trap.period / (self.trap.slope - self.valley)
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest ‖∇F‖, the same in every dimension."""
+        return self.trap.lipschitz + self.valley
+
+    def start(self) -> Tensor:
+        """Return x_0, in float64."""
+        return torch.full((self.dimension,), -4.6, dtype=torch.float64)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis; autograd through it agrees with `gradient`."""
+        return (self.trap.value(x) + self.valley * x.abs()).sum(-1) / math.sqrt(self.dimension)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F, outside of autograd."""
+        return (self.trap.gradient(x) + self.valley * x.detach().sign()) / math.sqrt(self.dimension)

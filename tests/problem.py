@@ -1,0 +1,27 @@
+"""Small non-smooth test problems over several tensors."""
+
+import torch
+
+SHAPES = [(3, 2), (4,), (), (1, 5)]
+
+
+def parameters(dtype=torch.float64, seed=0, scale=1.0, shapes=SHAPES):
+    """The same start in every dtype, rounded to it."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = torch.complex128 if dtype.is_complex else torch.float64
+    return [torch.nn.Parameter((scale * torch.randn(s, generator=generator, dtype=kind)).to(dtype)) for s in shapes]
+
+
+def set_gradients(params, step, noise=0.3):
+    """Gradient of Σ|x| + ¼ sin 3x, plus noise that depends only on the step and the parameter's place."""
+    for i, p in enumerate(params):
+        generator = torch.Generator().manual_seed(1000 * step + i)
+        kind = torch.complex128 if p.is_complex() else torch.float64
+        z = torch.randn(p.shape, generator=generator, dtype=kind)
+        x = p.detach().to(kind)
+        p.grad = (x.sgn() + 0.75 * torch.cos(3 * x) + noise * z).to(p.dtype)
+
+
+def flat(tensors):
+    """All of them as one float64 vector."""
+    return torch.cat([t.detach().double().reshape(-1) for t in tensors]).numpy().copy()
