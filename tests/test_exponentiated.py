@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from problem import flat, parameters, set_gradients
-from twin import averages
 
 import o2nc
 from o2nc.learners import OGD, AdaGrad, CoinBetting, ScaleFree
 from o2nc.scaling import uniform
+from problem import flat, parameters, set_gradients
+from twin import averages
 
 LAWS = [o2nc.Exponential(), o2nc.Exponential(rate=2.0), o2nc.Uniform(0, 2), o2nc.Weibull(1.3), o2nc.Gamma(0.5), None]
 

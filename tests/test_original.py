@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from problem import flat, parameters, set_gradients
 
 import o2nc
 from o2nc.learners import FTRL, OGD, BallOGD
+from problem import flat, parameters, set_gradients
 
 UNIT = o2nc.Uniform(0, 1)
 

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from problem import SHAPES, flat, parameters, set_gradients
-from twin import averages
 
 import o2nc
 from o2nc.learners import OGD
+from problem import SHAPES, flat, parameters, set_gradients
+from twin import averages
 
 OPTIONS = [
     dict(zip(("momentum", "dampening", "weight_decay", "nesterov", "maximize"), values, strict=True))

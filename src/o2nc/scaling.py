@@ -238,7 +238,7 @@ def _check_shape_scale(law: Weibull | Gamma) -> None:
 
 def check_law(law: object) -> None:
     """Refuse ``law`` unless it is a law of s or None."""
-    if law is not None and not isinstance(law, Law):
+    if law is not None and (isinstance(law, type) or not isinstance(law, Law)):
         raise TypeError(f"scaling must be a law such as o2nc.Exponential(), or None, got {law!r}")
 
 
