@@ -192,7 +192,7 @@ def test_checkpoints_of_a_users_own_factors():
     other.load_state_dict(opt.state_dict())
     assert other.param_groups[0]["learner"] == Constant(0.3)
     stranger = o2nc.ExponentiatedO2NC(parameters(), learners.OGD(lr=0.1))
-    with pytest.raises(ValueError, match="learner=Constant.*does not know"):
+    with pytest.raises(ValueError, match=r"learner=Constant.*does not know"):
         stranger.load_state_dict(opt.state_dict())
     assert stranger.param_groups[0]["learner"] == learners.OGD(lr=0.1)
     assert not stranger.state

@@ -1,4 +1,4 @@
-"""ScaledSGDM is torch.optim.SGD: to the bit without scaling, with lr·s_n otherwise; and the exact map to Algorithm 2."""
+"""ScaledSGDM is torch.optim.SGD: to the bit without scaling, with lr·s_n otherwise; the exact map to Algorithm 2."""
 
 import itertools
 
@@ -190,7 +190,7 @@ def test_the_map_to_algorithm_2(kappa):
 
 
 def test_the_map_with_torchs_own_start():
-    """Left to itself torch's buffer exceeds the theory's m by β̃^t g_1, the trace of b_1 = g_1, and by nothing else."""
+    """Left to itself torch's buffer is the theory's m plus β̃^t g_1, the trace of b_1 = g_1."""
     momentum, lr = 0.9, 0.02
     params = parameters()
     opt = o2nc.ScaledSGDM(params, lr=lr, momentum=momentum, dampening=momentum)
@@ -198,7 +198,8 @@ def test_the_map_with_torchs_own_start():
     for t in range(1, 60):
         set_gradients(params, t)
         g = flat([p.grad for p in params])
-        first = g if t == 1 else first
+        if t == 1:
+            first = g
         m = momentum * m + (1 - momentum) * g
         opt.step()
         buffer = flat([opt.state[p]["momentum_buffer"] for p in params])

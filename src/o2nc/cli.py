@@ -65,7 +65,10 @@ def build_app() -> "typer.Typer":
     @app.command()
     def demo(
         out: Annotated[
-            Path, typer.Option(help="Folder for climber.png and climber.json; made if missing.", file_okay=False)
+            Path,
+            typer.Option(
+                help="Folder for climber.png and climber.json; made if missing.", file_okay=False, writable=True
+            ),
         ] = Path("o2nc-demo"),
         seed: Annotated[int, typer.Option(help=f"First of {SEEDS} consecutive seeds.", min=0)] = 0,
         steps: Annotated[int, typer.Option(help="Steps of every run.", min=1)] = 5000,
@@ -81,21 +84,24 @@ def build_app() -> "typer.Typer":
             raise typer.BadParameter(
                 f"cannot make the folder '{out}': {error.strerror}", param_hint="'--out'"
             ) from None
-        if not run_demo(out, range(seed, seed + SEEDS), steps, quiet):
-            raise typer.Exit(130)
+        try:
+            run_demo(out, range(seed, seed + SEEDS), steps, quiet)
+        except KeyboardInterrupt as stop:
+            print("o2nc: interrupted", *stop.args, file=sys.stderr)
+            raise typer.Exit(130) from None
 
     return app
 
 
-def run_demo(out: Path, seeds: range, steps: int, quiet: bool) -> bool:
-    """Run the demo, show and write what finished; return whether all of it did."""
+def run_demo(out: Path, seeds: range, steps: int, quiet: bool) -> None:
+    """Run the demo, then show and write it; an interrupted one shows and writes the runs that finished."""
     from rich.console import Console
     from rich.progress import Progress
 
     from o2nc.experiments import demo
 
     console = Console(quiet=quiet, highlight=False)
-    trials = demo.plan(seeds)
+    trials = demo.trials(seeds)
     finished: list[demo.Run] = []
     try:
         with Progress(console=console, transient=True, disable=quiet or not sys.stdout.isatty()) as bar:
@@ -103,14 +109,15 @@ def run_demo(out: Path, seeds: range, steps: int, quiet: bool) -> bool:
             for trial in trials:
                 finished.append(demo.climb(*trial, steps, lambda made: bar.advance(task, made)))
     except KeyboardInterrupt:
-        print(f"o2nc: interrupted, {len(finished)} of {len(trials)} runs finished", file=sys.stderr)
-    if finished:
-        demo.plot(finished, out / "climber.png")
-        demo.save(finished, seeds, steps, out / "climber.json")
-        console.print(demo.table(finished))
-        console.print(demo.summary(finished), soft_wrap=not console.is_terminal)
-        console.print(f"Picture: {out / 'climber.png'}   Numbers: {out / 'climber.json'}", soft_wrap=True)
-    return len(finished) == len(trials)
+        if not finished:
+            raise
+    picture, numbers = out / "climber.png", out / "climber.json"
+    demo.plot(finished, picture)
+    demo.save(finished, seeds, steps, numbers)
+    console.print(demo.table(finished))
+    console.print(f"\n{demo.summary(finished)}\nPicture: {picture}   Numbers: {numbers}", markup=False)
+    if len(finished) < len(trials):
+        raise KeyboardInterrupt(f"after {len(finished)} of {len(trials)} runs, which are kept")
 
 
 if __name__ == "__main__":

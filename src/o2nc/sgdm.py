@@ -125,7 +125,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
             return loss  # a GradScaler's overflow: nothing is consumed
         law, seed, average, step, *sums = (self.param_groups[0][key] for key in self.shared)
         work = []
-        for group in self.param_groups:
+        for k, group in enumerate(self.param_groups):
             params: list[Tensor] = []
             grads: list[Tensor] = []
             buffers: list[Tensor | None] = []
@@ -134,7 +134,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
                 for g in grads:
                     check_gradient(g)
             if params:
-                work.append((group, params, grads, buffers))
+                work.append((k, group, params, grads, buffers))
         if not work:
             return loss
         t = step + 1
@@ -142,7 +142,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
             (*sums,), gamma = Weights(*sums).add(relative_weight(law, seed, t), average)
             self._rest_absent(gamma)
         s = None if law is None else law.sample(seed, t + 1)
-        for k, (group, params, grads, buffers) in enumerate(work):
+        for k, group, params, grads, buffers in work:
             lr = group["lr"] if s is None else group["lr"] * s
             if average is None:
                 self._sgd(group, params, grads, buffers, lr)
@@ -165,9 +165,12 @@ class ScaledSGDM(Certified, Persistent, SGD):
     ) -> None:
         """Call torch's function, kept from writing into ``.grad`` and from mixing old and new buffers."""
         scaler = {key: getattr(self, key, None) for key in ("grad_scale", "found_inf")}
-        # torch's foreach Nesterov adds the buffer to .grad itself, and a fused step unscales .grad in place
-        in_place = group["nesterov"] and group["foreach"] is not False and not group["fused"]
-        if in_place or scaler["grad_scale"] is not None:
+        # torch writes into .grad itself in three cases: Nesterov by foreach, a fused step that unscales, tensor decay
+        if (
+            (group["nesterov"] and group["foreach"] is not False and not group["fused"])
+            or scaler["grad_scale"] is not None
+            or isinstance(group["weight_decay"], Tensor)
+        ):
             grads = [g.clone() for g in grads]
         # torch's fused step takes either all buffers or none: a parameter unfrozen late goes on its own
         new = [i for i, b in enumerate(buffers) if b is None] if group["fused"] else []
@@ -184,7 +187,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
         """Return what torch makes of ``.grad`` before the momentum."""
         scale = -1.0 if group["maximize"] else 1.0
         loss_scale = getattr(self, "grad_scale", None)
-        return Seen(scale if loss_scale is None else scale / loss_scale.item(), float(group["weight_decay"]))
+        return Seen(scale if loss_scale is None else scale / loss_scale.item(), _number(group["weight_decay"]))
 
     @torch.no_grad()
     def _open_ledger(self, key: int, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> Ledger:
@@ -202,8 +205,10 @@ class ScaledSGDM(Certified, Persistent, SGD):
             state = self.state[p]
             if "average" not in state:
                 x = real(p)
-                whole = buffer_tells and group["step"] == 0 and wide(x.dtype) == x.dtype
-                state.update(start(x, None if whole else seen(real(g).to(wide(x.dtype)), x)))
+                # from the very first step on, and in a dtype that an average can be kept in
+                told = buffer_tells and group["step"] == 0 and wide(x.dtype) == x.dtype
+                told = told and state.get("momentum_buffer") is None
+                state.update(start(x, None if told else seen(real(g).to(wide(x.dtype)), x)))
             elif not buffer_tells:  # a schedule may have moved the momentum
                 self._keep_own_gradient(state)
         return self._ledger(key, params, grads)
@@ -229,12 +234,19 @@ class ScaledSGDM(Certified, Persistent, SGD):
         updates: Any = kept
         if not all(known):
             updates = [torch.zeros_like(p) if u is None else u for p, u in zip(params, kept, strict=True)]
-        plain = kept is buffers and all(known) and not keeps_update and not group["differentiable"]
-        if plain and not ledger.has_complex and getattr(self, "grad_scale", None) is None:
-            ledger.add_(
-                grads, updates, gamma, weight=weight, seen=seen,
-                then=lambda x, g, b: _call_sgd(group, x, g, b, lr),
-            )  # fmt: skip
+        in_blocks = (
+            kept is buffers
+            and all(known)
+            and not (keeps_update or group["differentiable"] or ledger.has_complex)
+            and getattr(self, "grad_scale", None) is None
+            and not isinstance(group["weight_decay"], Tensor)
+        )
+        if in_blocks:
+
+            def then(x: list[Tensor], g: list[Tensor], b: list[Tensor]) -> None:
+                _call_sgd(group, x, g, b, lr)
+
+            ledger.add_(grads, updates, gamma, weight=weight, seen=seen, then=then)
         else:
             ledger.add_(grads, updates if any(known) else None, gamma, weight=weight, seen=seen)
             directions = self._directions(params, grads, seen) if keeps_update else []
@@ -243,7 +255,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
                 if group["nesterov"]:
                     direction.add_(real(state["momentum_buffer"].detach()), alpha=group["momentum"])
                 state["update"] = direction
-        rate = -float(group["lr"])
+        rate = -_number(group["lr"])
         for state in states:
             state["rate"] = rate
             if not keeps_update and "update" in state:
@@ -253,6 +265,10 @@ class ScaledSGDM(Certified, Persistent, SGD):
     def _directions(self, params: list[Tensor], grads: list[Tensor], seen: Seen) -> list[Tensor]:
         """Return copies of the gradients that SGD sees."""
         return [seen(real(g).to(wide(real(p).dtype), copy=True), real(p)) for p, g in zip(params, grads, strict=True)]
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def _call_sgd(
