@@ -1,4 +1,4 @@
-"""The command line: ``o2nc demo`` and its relatives to come.
+"""The command line: ``o2nc``, one subcommand per experiment.
 
 The core needs torch and numpy only, so typer, rich and matplotlib are imported when a command is run.
 """
@@ -115,7 +115,8 @@ def run_demo(out: Path, seeds: range, steps: int, quiet: bool) -> None:
     demo.plot(finished, picture)
     demo.save(finished, seeds, steps, numbers)
     console.print(demo.table(finished))
-    console.print(f"\n{demo.summary(finished)}\nPicture: {picture}   Numbers: {numbers}", markup=False)
+    console.print(f"\n{demo.summary(finished)}")
+    console.print(f"Picture: {picture}   Numbers: {numbers}", markup=False, soft_wrap=True)
     if len(finished) < len(trials):
         raise KeyboardInterrupt(f"after {len(finished)} of {len(trials)} runs, which are kept")
 

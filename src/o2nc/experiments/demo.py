@@ -1,14 +1,16 @@
 """The climber: momentum that walks uphill for ever, and the same momentum with random scaling.
 
-Both are `ScaledSGDM` with the same arguments on the same objective (`o2nc.problems.Climber`), from the same start; the
-one difference is ``scaling``. Without it nothing is random, so one run stands for all seeds.
+Both are `ScaledSGDM` with the same arguments on the same objective (`o2nc.problems.Climber`), from the same start;
+the one difference is ``scaling``. Without it nothing is random, so one run stands for all seeds.
 """
 
 import json
+import math
 import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ C = 1e-5  # the price of spread: ten periods away from the mean cost 0.001, abou
 POINTS = 200  # recorded per run
 
 Progress = Callable[[int], object]
-PLAIN, SCALED = "without scaling", "with scaling"
+UNSCALED, SCALED = "unscaled", "scaled"
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,16 @@ class Run:
         return [g + C * v for g, v in zip(self.gradients, self.spreads, strict=True)]
 
 
-def plan(seeds: Sequence[int], dimensions: Sequence[int] = DIMENSIONS) -> list[tuple[int, str, int | None]]:
+def trials(seeds: Sequence[int], dimensions: Sequence[int] = DIMENSIONS) -> list[tuple[int, str, int | None]]:
     """Return dimension, method and seed of every run, in order."""
-    methods = [(PLAIN, None), *((SCALED, seed) for seed in seeds)]
+    methods = [(UNSCALED, None), *((SCALED, seed) for seed in seeds)]
     return [(d, method, seed) for d in dimensions for method, seed in methods]
 
 
 def climb(
     dimension: int, method: str, seed: int | None, steps: int, progress_callback: Progress | None = None
 ) -> Run:
-    """Make one run, one line of `plan`; the other arguments are those of `run`."""
+    """Make one run, one line of `trials`; the other arguments are those of `run`."""
     problem = Climber(dimension)
     x = problem.start()
     optimizer = o2nc.ScaledSGDM(
@@ -114,29 +116,27 @@ def run(
         dimensions: the d of the climbers.
 
     Returns:
-        The runs, in the order of `plan`.
+        The runs, in the order of `trials`.
 
     Example:
         >>> plain, scaled = run(seeds=[0], steps=50, dimensions=[1])
         >>> f"{plain.values[0]:.2f} -> {plain.values[-1]:.2f}"  # 0.1 uphill in every step
         '0.53 -> 5.53'
     """
-    return [climb(*trial, steps, progress_callback) for trial in plan(seeds, dimensions)]
+    return [climb(*trial, steps, progress_callback) for trial in trials(seeds, dimensions)]
 
 
 def table(results: Sequence[Run]) -> Table:
     """Return one row per run."""
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption_justify="left")
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
     grid.caption = (
-        f"Certificate: ‖ḡ‖ + cV with c = {C:g}. Progress: the optimizer's own estimate of the change of F.\n"
-        "Seed any: without scaling nothing is random, every seed gives this run."
+        f"certificate: ‖ḡ‖ + cV with c = {C:g}\n"
+        "progress: own estimate of the change of F; unbiased (if noisy) with scaling\n"
+        "seed any: without scaling nothing is random, every seed gives this run"
     )
-    grid.add_column("d", justify="right")
-    grid.add_column("method", no_wrap=True)
-    for name in ("seed", "F start", "F end", "‖ḡ‖", "V", "certificate", "progress"):
-        grid.add_column(name, justify="right", no_wrap=True)
+    for name in ("d", "method", "seed", "F start", "F end", "‖ḡ‖", "V", "certificate", "progress"):
+        grid.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for i, r in enumerate(results):
-        last_of_dimension = i + 1 < len(results) and results[i + 1].dimension != r.dimension
         grid.add_row(
             f"{r.dimension}",
             r.method,
@@ -144,45 +144,95 @@ def table(results: Sequence[Run]) -> Table:
             f"{r.values[0]:.2f}",
             f"{r.values[-1]:.2f}",
             f"{r.gradients[-1]:.4f}",
-            f"{r.spreads[-1]:.4g}",
+            f"{r.spreads[-1]:.3g}",
             f"{r.certificates[-1]:.4f}",
             f"{r.progress:+.1f}",
-            style="bold" if r.method == PLAIN else "",
-            end_section=last_of_dimension,
+            style="bold" if r.method == UNSCALED else "",
+            end_section=i + 1 < len(results) and results[i + 1].dimension != r.dimension,
         )
     return grid
 
 
+def summary(results: Sequence[Run]) -> str:
+    """Return what was seen, one plain sentence per line."""
+    stuck = [r for r in results if r.method == UNSCALED]
+    free = [r for r in results if r.method == SCALED]
+    sentences = []
+    if stuck:
+        changes = " and ".join(f"from {r.values[0]:.2f} to {r.values[-1]:.2f} (d = {r.dimension})" for r in stuck)
+        estimates = " and ".join(f"{r.progress:+.1f}" for r in stuck)
+        sentences.append(
+            "Without scaling every step is one period long and meets the same slope again: "
+            f"F went {changes}, while the optimizer's own estimate of the change is {estimates}."
+        )
+    if free:
+        ends = " and ".join(
+            f"{_range([r.values[-1] for r in free if r.dimension == d])} (d = {d})"
+            for d in sorted({r.dimension for r in free})
+        )
+        sentences.append(
+            "With one random scalar s ~ Exp(1) per step, and nothing else changed, "
+            f"F ends at {ends}; its least value is 0."
+        )
+    if len({r.dimension for r in results}) > 1:
+        sentences.append(
+            "All coordinates start alike and share the scalar, so d dimensions repeat one, with √d times its F."
+        )
+    return "\n".join(sentences)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{v:.1f}" if v >= 10 else f"{v:.2g}" for v in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
 VERMILION, BLUES = "#D55E00", ("#0072B2", "#56B4E9", "#003F66")  # told apart by all common kinds of colour vision
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "handlelength": 1.4, "columnspacing": 1.5}
 
 
 def plot(results: Sequence[Run], path: Path) -> None:
     """Draw F and the certificate over the steps, one row per dimension."""
     dimensions = sorted({r.dimension for r in results})
-    figure = Figure(figsize=(8.5, 0.9 + 2.75 * len(dimensions)), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9.0, 1.3 + 2.6 * len(dimensions)), dpi=150, layout="constrained")
     panels = figure.subplots(len(dimensions), 2, sharex=True, squeeze=False)
     for row, d in zip(panels, dimensions, strict=True):
         runs = [r for r in results if r.dimension == d]
         _draw(row[0], runs, [r.values for r in runs])
         _draw(row[1], runs, [r.certificates for r in runs])
-        row[0].set_ylabel(f"{d} dimension{'s' if d > 1 else ''}\n", fontweight="bold")
-    panels[0][0].set_title("Objective F: lower is better")
-    panels[0][1].set_title(f"Certificate ‖ḡ‖ + cV, c = {C:g}: lower is better")
+        row[0].set_ylabel(f"{d} dimension{'s' if d > 1 else ''}", fontsize=12)
+        row[1].set_yscale("log")
+    panels[0][0].set_title("The objective F  (lower is better)", fontsize=12)
+    panels[0][1].set_title(f"The certificate ‖ḡ‖ + cV  (c = {C:g}, log scale)", fontsize=12)
     for axes in panels[-1]:
         axes.set_xlabel("steps")
+    figure.suptitle("Momentum walks uphill; one random number per step sets it free", fontsize=14, fontweight="bold")
+    handles = {line.get_label(): line for line in panels[0][0].lines}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, **LEGEND)
     figure.savefig(path)
 
 
 def _draw(axes: Axes, runs: Sequence[Run], curves: Sequence[list[float]]) -> None:
-    blues = iter(BLUES * len(runs))
+    """Draw one curve per run, with the last value of every method at the right end."""
+    blues = cycle(BLUES)
     for r, curve in zip(runs, curves, strict=True):
-        if r.method == PLAIN:
-            axes.plot(r.steps, curve, color=VERMILION, linewidth=2.5)
+        if r.method == UNSCALED:
+            axes.plot(r.steps, curve, color=VERMILION, linewidth=2.6, label="without scaling, any seed")
         else:
-            axes.plot(r.steps, curve, color=next(blues), linewidth=1.1)
-    axes.set_yscale("log")
+            axes.plot(r.steps, curve, color=next(blues), linewidth=1.1, label=f"with scaling, seed {r.seed}")
+    for method, colour in ((UNSCALED, VERMILION), (SCALED, BLUES[0])):
+        ends = [curve[-1] for r, curve in zip(runs, curves, strict=True) if r.method == method]
+        if ends:
+            middle = math.sqrt(min(ends) * max(ends))
+            text = _range(ends).replace(" to ", "\nto ")
+            place: dict[str, Any] = {
+                "xy": (runs[0].steps[-1], middle),
+                "xytext": (6, 0),
+                "textcoords": "offset points",
+            }
+            axes.annotate(text, **place, color=colour, fontsize=11, va="center", annotation_clip=False)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0)
 
 
 def circumstances(seeds: Sequence[int], steps: int) -> dict[str, Any]:
@@ -201,3 +251,13 @@ def circumstances(seeds: Sequence[int], steps: int) -> dict[str, Any]:
         "machine": platform.machine(),
         "processors": os.cpu_count(),
     }
+
+
+def save(results: Sequence[Run], seeds: Sequence[int], steps: int, path: Path) -> None:
+    """Write the runs and their circumstances as JSON."""
+    record = {
+        "circumstances": circumstances(seeds, steps),
+        "complete": len(results) == len(trials(seeds)),
+        "runs": [asdict(r) | {"certificates": r.certificates} for r in results],
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -1,12 +1,12 @@
 """Resonance traps: momentum whose steps match the period of the slope sees one phase of it, for ever.
 
 A trap f rises gently for most of its period P and falls steeply in the rest. Its mean slope is zero: over a whole
-period nothing is gained or lost. But an optimizer whose steps are exactly P long lands at the same phase each time. It
-sees the gentle slope only, never the steep fall between, and takes the sample for the whole: the momentum buffer holds
-that one slope, lr times the slope is again P, and so it walks on. What it reports as steady descent is none at all; tilt
-f a little, as the climber does, and it walks uphill. The ramp makes the orbit attract: a step too long lands where the
-slope corrects it, so small noise does not free the optimizer either. A random scalar s ~ Exp(1) on every step does: the
-iterates then land at all phases, and the slopes they see average to the true one.
+period nothing is gained or lost. But an optimizer whose steps are exactly P long lands at the same phase each time.
+It sees the gentle slope only, never the steep fall between, and takes the sample for the whole: the momentum buffer
+holds that one slope, lr times the slope is again P, and so it walks on. What it counts as steady descent is none at
+all; tilt f a little, as the climber does, and it walks uphill. The ramp makes the orbit attract: a step too long
+lands where the slope corrects it, so small noise does not free the optimizer either. A random scalar s ~ Exp(1) on
+every step does: the iterates then land at all phases, and the slopes they see average to the true one.
 
 With th the share of the fall, a the slope, r the ramp, L = (1 − th)P the length of the rise, u = x mod P:
 
@@ -48,8 +48,10 @@ class Trap:
     Example:
         >>> trap = Trap(threshold=0.2, slope=0.25)
         >>> x = torch.tensor([0.4, 0.9, 1.4], dtype=torch.float64)
-        >>> trap.value(x), trap.gradient(x)
-        (tensor([0.1000, 0.1000, 0.1000], dtype=torch.float64), tensor([ 0.2500, -1.0000,  0.2500], dtype=torch.float64))
+        >>> trap.value(x)
+        tensor([0.1000, 0.1000, 0.1000], dtype=torch.float64)
+        >>> trap.gradient(x)
+        tensor([ 0.2500, -1.0000,  0.2500], dtype=torch.float64)
     """
 
     threshold: float
