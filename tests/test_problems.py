@@ -116,9 +116,12 @@ def test_climber_start(climber):
     x = climber.start()
     assert x.shape == (d,)
     assert x.dtype == torch.float64
-    assert climber.value(x).item() == pytest.approx(0.53 * math.sqrt(d), rel=1e-12)
+    assert len(set(x.tolist())) == d
+    assert (x + 4.6).abs().max().item() <= 0.05 + 1e-12
+    centre = torch.full((d,), -4.6, dtype=torch.float64)
+    assert climber.value(centre).item() == pytest.approx(0.53 * math.sqrt(d), rel=1e-12)
     expected = torch.full((d,), 0.15 / math.sqrt(d), dtype=torch.float64)
-    torch.testing.assert_close(climber.gradient(x), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(climber.gradient(centre), expected, rtol=1e-12, atol=0)
     assert climber.lr == pytest.approx(math.sqrt(d) / 0.15, rel=1e-15)
 
 
@@ -143,24 +146,25 @@ def test_climber_lipschitz_and_least_value(climber):
 @pytest.mark.parametrize("make", [torch.optim.SGD, o2nc.ScaledSGDM])
 def test_trapped_orbit_is_one_period_per_step(climber, make):
     """NOTES §5: "Trapped step = P = lr*slope", and F rises by 0.1√d with it."""
-    x = climber.start()
+    start = torch.full((climber.dimension,), -4.6, dtype=torch.float64)
+    x = start.clone()
     options = {"scaling": None} if make is o2nc.ScaledSGDM else {}
     optimizer = make([x], lr=climber.lr, momentum=0.9, dampening=0.9, **options)
     for t in range(1, 301):
         x.grad = climber.gradient(x)
         optimizer.step()
-        torch.testing.assert_close(x, climber.start() - t, rtol=0, atol=1e-9)
+        torch.testing.assert_close(x, start - t, rtol=0, atol=1e-9)
         assert climber.value(x).item() == pytest.approx((0.53 + 0.1 * t) * math.sqrt(climber.dimension), abs=1e-8)
 
 
 def test_the_trapped_orbit_attracts():
     """NOTES §5: "L1 is attracting", so neither rounding nor a start off by a few per cent frees the optimizer."""
-    climber = Climber(1)
-    x = climber.start() + 0.03
+    climber = Climber(10)
+    x = climber.start()
     optimizer = torch.optim.SGD([x], lr=climber.lr, momentum=0.9, dampening=0.9)
     for _ in range(300):
         before = x.clone()
         x.grad = climber.gradient(x)
         optimizer.step()
-    assert (before - x).item() == pytest.approx(1.0, abs=1e-6)
-    assert torch.remainder(x, 1.0).item() == pytest.approx(0.4, abs=1e-6)
+    assert (before - x).tolist() == pytest.approx([1.0] * 10, abs=1e-6)
+    assert torch.remainder(x, 1.0).tolist() == pytest.approx([0.4] * 10, abs=1e-6)

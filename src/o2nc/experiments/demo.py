@@ -174,10 +174,6 @@ def summary(results: Sequence[Run]) -> str:
             "With one random scalar s ~ Exp(1) per step, and nothing else changed, "
             f"F ends at {ends}; its least value is 0."
         )
-    if len({r.dimension for r in results}) > 1:
-        sentences.append(
-            "All coordinates start alike and share the scalar, so d dimensions repeat one, with √d times its F."
-        )
     return "\n".join(sentences)
 
 

@@ -17,10 +17,11 @@ With th the share of the fall, a the slope, r the ramp, L = (1 − th)P the leng
 
 The climber in d dimensions adds a valley around 0 that is too shallow to be seen from within the trap:
 
-    F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d,   th = 0.2, a = 0.25, r = 0.6, P = 1,   x_0 = −4.6 in every coordinate.
+    F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d,   th = 0.2, a = 0.25, r = 0.6, P = 1.
 
-There f' = 0.25 in the middle of the rise and the valley's slope is −0.1, so a step with lr = √d/0.15 moves every
-coordinate by −1, one period away from the minimum: F grows by 0.1√d per step, without end.
+At −4.6, in the middle of a rise, f' = 0.25 and the valley's slope is −0.1, so a step with lr = √d/0.15 moves every
+coordinate by −1, one period away from the minimum: F grows by 0.1√d per step, without end. In several dimensions the
+coordinates start up to 0.05 off, each at a phase of its own, and the orbit draws them all in.
 """
 
 import math
@@ -97,9 +98,6 @@ class Trap:
 class Climber:
     """F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d: a trap in a shallow valley, with the least value 0 at 0.
 
-    All coordinates start alike, and one scalar s moves them all. So they stay alike: an optimizer that treats
-    coordinates alike sees √d times the F of one dimension.
-
     Args:
         dimension: d >= 1.
 
@@ -132,8 +130,9 @@ class Climber:
         return self.trap.lipschitz + self.valley
 
     def start(self) -> Tensor:
-        """Return x_0, in float64."""
-        return torch.full((self.dimension,), -4.6, dtype=torch.float64)
+        """Return x_0, in float64: −4.6, spread over −4.65 to −4.55 when there are several coordinates."""
+        spread = 0.05 if self.dimension > 1 else 0.0
+        return -4.6 + torch.linspace(-spread, spread, self.dimension, dtype=torch.float64)
 
     def value(self, x: Tensor) -> Tensor:
         """Return F of the last axis; autograd through it agrees with `gradient`."""
