@@ -67,6 +67,17 @@ def test_dtypes(dtype, average, engine):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("average", [None, 0.99])
+def test_fused_half_precision_on_a_cpu(dtype, average):
+    """torch's fused CPU kernel is wrong in half precision (seen in 2.13); foreach does the work instead."""
+    options = {"lr": 0.01, "momentum": 0.9, "scaling": None, "average": average}
+    ours, _ = run(lambda ps: o2nc.ScaledSGDM(ps, fused=True, **options), 6, dtype, shapes=LARGE)
+    theirs, _ = run(lambda ps: o2nc.ScaledSGDM(ps, foreach=True, **options), 6, dtype, shapes=LARGE)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("engine", ENGINES[:4], ids=str)
 def test_blocks_do_not_change_a_bit(engine):
     """Large tensors are stepped block by block when averages are on."""

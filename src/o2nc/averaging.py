@@ -133,27 +133,28 @@ class Ledger:
 
 
 class _Bunch:
-    """The parameters of one ledger that share dtype, device and rate."""
+    """The parameters of one ledger that share dtype, device and rate: first the small ones, then the large."""
 
     def __init__(self, indices: list[int], states: list[dict[str, Any]]) -> None:
-        self.indices = indices
-        self.states = states
-        self.spread = _as_views(states, "spread")
-        self.progress = _as_views(states, "progress")
-        device, dtype = self.spread.device, states[0]["average"].dtype
         sizes = [state["average"].numel() for state in states]
-        self.small = [k for k, n in enumerate(sizes) if n <= _SMALL]
-        self.large = [k for k, n in enumerate(sizes) if n > _SMALL]
-        if self.small:
-            small = [states[k] for k in self.small]
+        order = sorted(range(len(states)), key=lambda k: sizes[k] > _SMALL)
+        self.indices = [indices[k] for k in order]
+        self.states = [states[k] for k in order]
+        self.n_small = sum(n <= _SMALL for n in sizes)
+        self.spread = _as_views(self.states, "spread")
+        self.progress = _as_views(self.states, "progress")
+        device = self.spread.device
+        if self.n_small:
+            small = self.states[: self.n_small]
             self.x_mean = _as_views(small, "average")
             self.g_mean = _as_views(small, "gradient") if "gradient" in small[0] else None
-            self.lengths = torch.tensor([sizes[k] for k in self.small], device=device)
-            self.owners = torch.tensor(self.small, device=device)
+            self.lengths = torch.tensor([state["average"].numel() for state in small], device=device)
         # A fresh temporary costs a CPU more than the arithmetic on it; elsewhere the allocator keeps them at hand.
-        self.block = _CPU_BLOCK if device.type == "cpu" else _DEVICE_BLOCK
-        room = min(self.block, max(sizes)) if device.type == "cpu" and self.large else 0
-        self.scratch = [torch.empty(room, dtype=dtype, device=device) for _ in range(2)]
+        on_cpu = device.type == "cpu"
+        self.block = _CPU_BLOCK if on_cpu else _DEVICE_BLOCK
+        room = min(self.block, max(sizes)) if on_cpu and self.n_small < len(states) else 0
+        self.scratch = [torch.empty(room, dtype=states[0]["average"].dtype, device=device) for _ in range(2)]
+        self._counts: tuple[list[int], Tensor | None] = ([], None)
 
     def add_(
         self,
@@ -167,27 +168,28 @@ class _Bunch:
     ) -> None:
         """Take this iterate in: the pack of small parameters, the blocks of large ones, then the sums."""
         rate = self.states[0]["rate"] * weight
-        owners, squares, slopes = [], [], []
-        if self.small:
-            at = [self.indices[k] for k in self.small]
+        squares, slopes = [], []
+        if self.n_small:
+            at = self.indices[: self.n_small]
             x, g = [xs[i] for i in at], [gs[i] for i in at]
             u = None if us is None else [us[i] for i in at]
             row = _Row(_flat(x), _flat(g), None if u is None else _flat(u), self.x_mean, self.g_mean)
             square, slope = _move_(row, gamma, seen, self._segments, None)
-            owners.append(self.owners)
             squares.append(square)
             slopes.append(slope)
             if then is not None and u is not None:
                 then(x, g, u)
-        blocks = []
+        blocks: list[tuple[Tensor, Tensor]] = []
+        counts: list[int] = []
         waiting: list[_Row] = []
-        for k in self.large:
-            i, state = self.indices[k], self.states[k]
+        for i, state in zip(self.indices[self.n_small :], self.states[self.n_small :], strict=True):
             whole = _Row(xs[i], gs[i], None if us is None else us[i], state["average"], state.get("gradient"))
             flat = all(t is None or t.is_contiguous() for t in whole)
-            for row in whole.split(self.block) if flat else [whole]:
+            rows = whole.split(self.block) if flat else [whole]
+            counts.append(len(rows))
+            for row in rows:
                 scratch = [t[: row.x.numel()] for t in self.scratch] if flat and len(self.scratch[0]) else None
-                blocks.append((k, *_move_(row, gamma, seen, torch.dot if flat else _inner, scratch)))
+                blocks.append(_move_(row, gamma, seen, torch.dot if flat else _inner, scratch))
                 waiting.append(row)
                 if then is not None and sum(r.x.numel() for r in waiting) >= self.block:
                     then(*([r[c] for r in waiting] for c in range(3)))  # type: ignore[arg-type]
@@ -195,17 +197,22 @@ class _Bunch:
         if then is not None and waiting:
             then(*([r[c] for r in waiting] for c in range(3)))  # type: ignore[arg-type]
         if blocks:
-            owners.append(torch.tensor([b[0] for b in blocks], device=self.spread.device))
-            squares.append(torch.stack([b[1] for b in blocks]).double())
-            slopes.append(torch.stack([b[2] for b in blocks]).double())
+            squares.append(self._by_parameter([b[0] for b in blocks], counts))
+            slopes.append(self._by_parameter([b[1] for b in blocks], counts))
         # V ← (1 − γ)(V + γ‖e‖²), and the progress grows by rate·⟨g, u⟩
-        owner = torch.cat(owners)
-        self.spread.index_add_(0, owner, torch.cat(squares), alpha=gamma).mul_(1 - gamma)
+        self.spread.add_(torch.cat(squares), alpha=gamma).mul_(1 - gamma)
         if us is not None:
-            self.progress.index_add_(0, owner, torch.cat(slopes), alpha=rate)
+            self.progress.add_(torch.cat(slopes), alpha=rate)
 
     def _segments(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the inner products of packed small parameters."""
         return torch.segment_reduce(a.double() * b, "sum", lengths=self.lengths)
+
+    def _by_parameter(self, sums: list[Tensor], counts: list[int]) -> Tensor:
+        """Add up the sums of the blocks of every parameter, in a fixed order."""
+        if self._counts[0] != counts or self._counts[1] is None:
+            self._counts = (counts, torch.tensor(counts, device=self.spread.device))
+        return torch.segment_reduce(torch.stack(sums).double(), "sum", lengths=self._counts[1])
 
 
 class _Row(NamedTuple):

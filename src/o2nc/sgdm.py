@@ -24,6 +24,8 @@ from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
 from o2nc.vector import real, wide
 
+_HALF = (torch.bfloat16, torch.float16)
+
 
 class ScaledSGDM(Certified, Persistent, SGD):
     """``torch.optim.SGD`` whose update is multiplied by a random scalar, with averages and a certificate.
@@ -279,6 +281,13 @@ def _call_sgd(
     lr: float | Tensor,
     **scaler: Tensor | None,
 ) -> None:
+    foreach, fused = group["foreach"], group["fused"]
+    if fused and any(p.dtype in _HALF and p.device.type == "cpu" for p in params):
+        # torch's fused kernel for CPUs (2.13) leaves every other vector of a half-precision buffer unwritten
+        foreach, fused = True, False
+        scale = scaler.pop("grad_scale", None)
+        scaler.clear()
+        grads = grads if scale is None else [g / scale for g in grads]
     sgd(
         params,
         grads,
@@ -290,7 +299,7 @@ def _call_sgd(
         nesterov=group["nesterov"],
         maximize=group["maximize"],
         has_sparse_grad=False,
-        foreach=group["foreach"],
-        fused=group["fused"],
+        foreach=foreach,
+        fused=fused,
         **scaler,
     )

@@ -37,18 +37,20 @@ def dots(x: Vector, y: Vector) -> Tensor:
 def combine_(y: Vector, a: Sequence[Scalar], x: Vector, b: Sequence[Scalar]) -> None:
     """Set y_p ← a_p·y_p + b_p·x_p in place; the coefficients are numbers or 0-d tensors."""
     scale_(y, a)
-    if _all_one_number(b):
-        torch._foreach_add_(y, x, alpha=float(b[0]))
-    else:
-        torch._foreach_addcmul_(y, x, [_on(c, t) for c, t in zip(b, y, strict=True)])
+    if isinstance(b[0], Tensor):
+        torch._foreach_addcmul_(y, x, _like(b, y))
+        return
+    for c in dict.fromkeys(b):  # as many as there are learning rates
+        at = [i for i, v in enumerate(b) if v == c]
+        torch._foreach_add_([y[i] for i in at], [x[i] for i in at], alpha=float(c))
 
 
 def scale_(y: Vector, a: Sequence[Scalar]) -> None:
     """Set y_p ← a_p·y_p in place."""
-    if not _all_one_number(a):
-        torch._foreach_mul_(y, [_on(c, t) for c, t in zip(a, y, strict=True)])
-    elif a[0] != 1:
-        torch._foreach_mul_(y, a[0])
+    if isinstance(a[0], Tensor):
+        torch._foreach_mul_(y, _like(a, y))
+    elif any(c != 1 for c in a):
+        torch._foreach_mul_(y, [float(c) for c in a])
 
 
 def clip_(x: Vector, radius: float) -> None:
@@ -73,9 +75,5 @@ def joint(shares: Vector) -> Tensor:
     return torch.stack([t.to(shares[0].device) for t in shares]).sum()
 
 
-def _all_one_number(c: Sequence[Scalar]) -> bool:
-    return not isinstance(c[0], Tensor) and all(v is c[0] or v == c[0] for v in c)
-
-
-def _on(c: Scalar, like: Tensor) -> Tensor:
-    return torch.as_tensor(c, dtype=like.dtype, device=like.device)
+def _like(c: Sequence[Scalar], y: Vector) -> Vector:
+    return [torch.as_tensor(v, dtype=t.dtype, device=t.device) for v, t in zip(c, y, strict=True)]
