@@ -206,13 +206,13 @@ class _Bunch:
 
     def _segments(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the inner products of packed small parameters."""
-        return torch.segment_reduce(a.double() * b, "sum", lengths=self.lengths)
+        return torch.segment_reduce(a.double() * b, "sum", lengths=self.lengths, unsafe=True)
 
     def _by_parameter(self, sums: list[Tensor], counts: list[int]) -> Tensor:
         """Add up the sums of the blocks of every parameter, in a fixed order."""
         if self._counts[0] != counts or self._counts[1] is None:
             self._counts = (counts, torch.tensor(counts, device=self.spread.device))
-        return torch.segment_reduce(torch.stack(sums).double(), "sum", lengths=self._counts[1])
+        return torch.segment_reduce(torch.stack(sums).double(), "sum", lengths=self._counts[1], unsafe=True)
 
 
 class _Row(NamedTuple):
