@@ -234,7 +234,7 @@ def test_no_averages_on_request():
     params = parameters()
     opt = o2nc.ExponentiatedO2NC(params, OGD(lr=0.1), average=False)
     history(opt, params, 3)
-    assert set(opt.state[params[0]]) == {"delta", "last_lr", "rate"}
+    assert set(opt.state[params[0]]) == {"delta", "last_lr"}
     for ask in (opt.certificate, opt.output, lambda: opt.averaged().__enter__(), lambda: opt.progress):
         with pytest.raises(RuntimeError, match="average"):
             ask()

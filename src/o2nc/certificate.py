@@ -25,8 +25,11 @@ class Certificate:
         by_parameter: the same for every parameter alone, by name (or index).
 
     Example:
-        >>> Certificate(c=2.0, gradient=0.5, spread=0.1, ess=10.0).value
+        >>> certificate = Certificate(c=2.0, gradient=0.5, spread=0.1, ess=10.0)
+        >>> certificate.value
         0.7
+        >>> print(certificate)
+        ‖ḡ‖ + c·V = 0.5 + 2·0.1 = 0.7 over 10 iterates
     """
 
     c: float
@@ -39,3 +42,7 @@ class Certificate:
     def value(self) -> float:
         """‖ḡ‖ + c·V."""
         return self.gradient + self.c * self.spread
+
+    def __str__(self) -> str:
+        terms = f"{self.gradient:.4g} + {self.c:.4g}·{self.spread:.4g}"
+        return f"‖ḡ‖ + c·V = {terms} = {self.value:.4g} over {self.ess:.4g} iterates"

@@ -178,12 +178,12 @@ class ExponentiatedO2NC(Certified, Persistent):
             ledger.add_(found.gs, found.deltas, gamma, weight=progress_weight(law, seed, t))
             self._rest_absent(gamma)
             self._keep_output(seed, t)
+            for state in found.states:
+                state["rate"] = 1.0  # from here on Δ is what moves the parameters
         gs = found.gs if weight == 1 else list(torch._foreach_mul(found.gs, weight))
         learner.update(found.deltas, gs, found.states, found.lrs, beta)
         s = 1.0 if law is None else law.sample(seed, t + 1)
         torch._foreach_add_(found.xs, found.deltas, alpha=s)
-        for state in found.states:
-            state["rate"] = 1.0
         for group in self.param_groups:
             group.update(step=t, weight_sum=sums[0], weight_square_sum=sums[1])
         return loss

@@ -95,6 +95,8 @@ class OriginalO2NC(Certified, Persistent):
         self._ledger("active", found.params, found.gs).add_(found.gs, found.deltas, gamma)
         for state in self._rest_absent(gamma):
             state["delta"].zero_()
+        for state in found.states:
+            state["rate"] = 1.0
         deltas = found.deltas
         torch._foreach_add_(found.xs, deltas, alpha=1 - _LAW.sample(seed, n))
         block_ends = n % period == 0
@@ -107,8 +109,6 @@ class OriginalO2NC(Certified, Persistent):
         else:
             learner.update(deltas, found.gs, found.states, found.lrs, 1.0)
         torch._foreach_add_(found.xs, deltas, alpha=_LAW.sample(seed, n + 1))
-        for state in found.states:
-            state["rate"] = 1.0
         for group in self.param_groups:
             group["step"] = n
         return loss

@@ -5,13 +5,14 @@ waits for the host.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 Vector: TypeAlias = list[Tensor]
 Scalar: TypeAlias = float | Tensor
+States: TypeAlias = list[dict[str, Any]]  # of the parameters, one for each tensor
 
 
 def real(x: Tensor) -> Tensor:

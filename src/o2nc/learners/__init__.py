@@ -30,6 +30,7 @@ from o2nc.learners.coin_betting import CoinBetting
 from o2nc.learners.ftrl import FTRL
 from o2nc.learners.ogd import OGD
 from o2nc.learners.scale_free import ScaleFree
+from o2nc.vector import States, Vector
 
 __all__ = ["FTRL", "OGD", "AdaGrad", "BallOGD", "CoinBetting", "Learner", "ScaleFree"]
 
@@ -49,14 +50,7 @@ class Learner(Protocol):
             delta: the parameter's Δ_1 = 0, for its shape, dtype and device.
         """
 
-    def update(
-        self,
-        deltas: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        lrs: list[float],
-        beta: float,
-    ) -> None:
+    def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Replace Δ_t by Δ_{t+1}, in place, and bring the states up to date.
 
         The lists run over the parameters; together they are one vector of R^d.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.vector import add_shares_, joint, squares
+from o2nc.vector import States, Vector, add_shares_, joint, squares
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,7 @@ class AdaGrad:
         v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)
         return {"sum_squares": v, "last_lr": 0.0}
 
-    def update(
-        self,
-        deltas: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        lrs: list[float],
-        beta: float,
-    ) -> None:
+    def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Bring v up to date, then take the mirror step with e_t from before and e_{t+1} from after."""
         v = [state["sum_squares"] for state in states]
         if self.diagonal:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.vector import clip_, combine_
+from o2nc.vector import States, Vector, clip_, combine_
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,7 @@ class BallOGD:
         """Δ is the whole state."""
         return {}
 
-    def update(
-        self,
-        deltas: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        lrs: list[float],
-        beta: float,
-    ) -> None:
+    def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Step, then project."""
         combine_(deltas, [1 - h * self.decay for h in lrs], grads, [-h for h in lrs])
         clip_(deltas, self.radius)

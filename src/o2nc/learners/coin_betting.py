@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.vector import add_shares_, combine_, dots, scale_, squares
+from o2nc.vector import States, Vector, add_shares_, combine_, dots, scale_, squares
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,7 @@ class CoinBetting:
         zero = delta.new_zeros((), dtype=torch.float64)
         return {"momentum": torch.zeros_like(delta), "gain": zero, "sum_norms": zero.clone()}
 
-    def update(
-        self,
-        deltas: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        lrs: list[float],
-        beta: float,
-    ) -> None:
+    def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Settle the last bet, then place the next one."""
         m, gains, norms = ([state[key] for state in states] for key in ("momentum", "gain", "sum_norms"))
         sq = squares(grads)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.vector import clip_, combine_, scale_
+from o2nc.vector import States, Vector, clip_, combine_, scale_
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,7 @@ class FTRL:
         """Keep M_t and the sum of the regularisers' weights W_{t+1} (W_1 = 1)."""
         return {"momentum": torch.zeros_like(delta), "decay_weight": 1.0}
 
-    def update(
-        self,
-        deltas: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        lrs: list[float],
-        beta: float,
-    ) -> None:
+    def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Bring M and W up to date, then play the leader."""
         for state in states:
             state["decay_weight"] = 1 + beta * state["decay_weight"]

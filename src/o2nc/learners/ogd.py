@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.vector import combine_
+from o2nc.vector import States, Vector, combine_
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,7 @@ class OGD:
         """Keep h_t, the lr of the last step; 0 before the first."""
         return {"last_lr": 0.0}
 
-    def update(
-        self,
-        deltas: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        lrs: list[float],
-        beta: float,
-    ) -> None:
+    def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Play Δ_{t+1} = (Δ_t − h_t g_t) / (…), one axpy."""
         a, b = [], []
         for state, h_next in zip(states, lrs, strict=True):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.vector import add_shares_, clip_, combine_, scale_, squares
+from o2nc.vector import States, Vector, add_shares_, clip_, combine_, scale_, squares
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,7 @@ class ScaleFree:
         v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)
         return {"momentum": torch.zeros_like(delta), "sum_squares": v}
 
-    def update(
-        self,
-        deltas: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        lrs: list[float],
-        beta: float,
-    ) -> None:
+    def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Bring M and v up to date, then play −D M/sqrt(v)."""
         m = [state["momentum"] for state in states]
         v = [state["sum_squares"] for state in states]
