@@ -17,7 +17,10 @@ def number(
     """Refuse ``value`` unless it is a real number, finite (unless ``infinite``), with ``within(value)``."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {allowed}, got {value!r} of type {type(value).__name__}")
-    v = float(value)
+    try:
+        v = float(value)
+    except OverflowError:  # an integer beyond all floats
+        v = math.nan
     if math.isnan(v) or (math.isinf(v) and not infinite) or not within(v):
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 

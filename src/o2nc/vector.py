@@ -1,7 +1,8 @@
 """A vector of R^d kept as a list of tensors: the few operations that learners and averages need.
 
-Norms are joint over the whole list. They stay on the device as 0-d float64 tensors, so nothing here
-waits for the host.
+Norms are joint over the whole list. They stay on the device, so nothing here waits for the host. The squares of one
+tensor are added up in its own dtype, as in torch's gradient clipping (so float32 overflows beyond 1e19), those of the
+tensors in float64.
 """
 
 from collections.abc import Sequence
@@ -64,7 +65,8 @@ def clip_(x: Vector, radius: float) -> None:
 def add_shares_(shares: Vector, beta: float, new: Tensor) -> Tensor:
     """Set shares_p ← β·shares_p + new_p, 0-d tensors one per parameter, and return their joint sum.
 
-    Sums over R^d are kept as one share per parameter: late and absent parameters then need no care.
+    Sums over R^d are kept as one share per parameter, so that a late one just adds its own. A parameter without a
+    gradient sits the step out: its share is neither counted nor discounted.
     """
     torch._foreach_mul_(shares, beta)
     torch._foreach_add_(shares, [n.to(t.device) for n, t in zip(new, shares, strict=True)])

@@ -2,7 +2,8 @@
 
     Δ_{t+1} = Π_D(Δ_t − η_t(g̃_t + μ_t Δ_t)) = Π_D(Δ_t − h(g_t + μΔ_t)),     η_t = β^t h,
 
-Π_D the projection on ‖Δ‖ <= D in the joint norm: the powers of β cancel and no discount is left.
+Π_D the projection on ‖Δ‖ <= D in the joint norm: the powers of β cancel and no discount is left. (A schedule's lr at
+call t is h_t here; the other learners, which rescale Δ, use it as h_{t+1}.)
 
 Regret, for ‖u‖ <= D, one lr for all parameters, nonincreasing η_t:
 
@@ -22,9 +23,11 @@ from o2nc.vector import States, Vector, clip_, combine_
 class BallOGD:
     """Projected online gradient descent on the ball of radius D.
 
+    Its lr is how fast Δ turns, not how long it is: lr = 0 keeps the last Δ, and the parameters go on moving by it.
+
     Args:
         lr: η >= 0.
-        radius: D > 0.
+        radius: D > 0, or inf for no ball.
         decay: μ >= 0.
     """
 

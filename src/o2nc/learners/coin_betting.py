@@ -20,7 +20,8 @@ For β = 1 and any u, with a = G(G + A_n) (Orabona and Tommasi 2017 by coordinat
 
     Reg_n(u) <= ε + ‖u‖ sqrt(a ln(1 + a(1 + A_n/G)‖u‖²/ε²)).
 
-For β < 1 and u ≠ 0 no closed bound is claimed.
+For β < 1 and u ≠ 0 no closed bound is claimed. While the gradient points one way at full length the wealth grows by
+up to β + β² a step, exponentially when β > 0.62; it is capped at the square root of the dtype's range.
 """
 
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ class CoinBetting:
         wealth = self.wealth + add_shares_(gains, beta, -shorten * dots(grads, deltas))
         a = add_shares_(norms, beta, shorten * share)
         combine_(m, [beta] * len(m), grads, [shorten] * len(m))
-        wealth = wealth.clamp(min=0.0)  # a multiplier above 1 can lose all
+        # a multiplier above 1 can lose all; a gradient that never turns multiplies the wealth for ever
+        wealth = wealth.clamp(min=0.0, max=torch.finfo(deltas[0].dtype).max ** 0.5)
         bet = -(beta**2) * wealth / (self.lipschitz * (self.lipschitz + beta * a))
         torch._foreach_copy_(deltas, m)
         scale_(deltas, [bet * multiplier for multiplier in lrs])

@@ -1,0 +1,612 @@
+"""Every learner against the naive form of its definition, with the literal β^{−t} losses in 60-digit arithmetic.
+
+The library plays discounted updates and never forms β^{−t}. The twins below do form it: they are written from the
+definitions (argmin, leader, projected step, wealth) on g̃_t = β^{−t}g_t and μ_t = β^{−t}μ. In call t of ``step`` the
+group's lr is h_{t+1}, which Δ_{t+1} is played with; h_t is the lr of the call before, and h_1 := h_2.
+"""
+
+import math
+from dataclasses import FrozenInstanceError, dataclass, replace
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import o2nc
+from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, Learner, ScaleFree
+
+mp = mpmath.mp.clone()
+mp.dps = 60
+
+SHAPES = [(2,), (), (1, 2)]
+DIM = 5
+
+ONE_OF_EACH = [
+    OGD(lr=0.1, decay=0.3),
+    BallOGD(lr=0.2, radius=0.5, decay=0.3),
+    FTRL(lr=0.1, decay=0.3, radius=0.5),
+    AdaGrad(lr=0.1, decay=0.3),
+    AdaGrad(lr=0.1, decay=0.3, kappa=2, diagonal=True),
+    ScaleFree(lr=0.1),
+    ScaleFree(lr=0.1, diagonal=False, radius=0.2),
+    CoinBetting(wealth=0.5, lipschitz=1.5),
+]
+
+
+# ---- naive twins: each yields Δ_2, Δ_3, … as object arrays of mpf; lrs[t − 1] is the lr in call t
+
+
+def norm(x):
+    return mp.sqrt(x @ x)
+
+
+def project(x, radius):
+    return x if norm(x) <= radius else x * (radius / norm(x))
+
+
+def composite_argmin(delta, g, eta, eta_next, mu_next, kappa):
+    """argmin_Δ ⟨g̃, Δ⟩ + |Δ − Δ_t|²/(2η_t) + (μ_{t+1}/2)|Δ|² + (κ/2)(1/η_{t+1} − 1/η_t)|Δ|², Theorem OGD for κ = 2.
+
+    The last term is φ_t, which must be convex: the κ = 2 learner drops it when η grows.
+    """
+    phi = 1 / eta_next - 1 / eta
+    if kappa == 2:
+        phi = max(phi, mp.mpf(0))
+    return (delta / eta - g) / (1 / eta + mu_next + kappa * phi)
+
+
+def naive_ogd(learner, gs, lrs, beta):
+    delta = 0 * gs[0]
+    h = [lrs[0], *lrs]  # h[t − 1] = h_t
+    for t, g in enumerate(gs, 1):
+        eta, eta_next = beta**t * h[t - 1], beta ** (t + 1) * h[t]
+        mu_next = beta ** -(t + 1) * learner.decay
+        delta = composite_argmin(delta, beta**-t * g, eta, eta_next, mu_next, learner.kappa)
+        yield delta
+
+
+def naive_ball_ogd(learner, gs, lrs, beta):
+    delta = 0 * gs[0]
+    for t, g in enumerate(gs, 1):
+        eta, mu = beta**t * lrs[t - 1], beta**-t * learner.decay
+        delta = project(delta - eta * (beta**-t * g + mu * delta), learner.radius)
+        yield delta
+
+
+def naive_ftrl(learner, gs, lrs, beta):
+    """argmin over the ball of Σ_{s<=t}⟨g̃_s, Δ⟩ + Σ_{s<=t+1}(μ_s/2)‖Δ‖² + ‖Δ‖²/(2η_{t+1})."""
+    gradient_sum, mu_sum = 0 * gs[0], beta**-1 * learner.decay
+    for t, g in enumerate(gs, 1):
+        gradient_sum = gradient_sum + beta**-t * g
+        mu_sum += beta ** -(t + 1) * learner.decay
+        eta_next = beta ** (t + 1) * lrs[t - 1]
+        yield project(-gradient_sum / (1 / eta_next + mu_sum), learner.radius)
+
+
+def naive_adagrad(learner, gs, lrs, beta):
+    """The argmin of OGD coordinate by coordinate, η_{t+1} = D/sqrt(Σ_{s<=t}‖g̃_s‖²), η_1 = η_2; Δ = 0 before any g."""
+    delta, square_sum = 0 * gs[0], 0 * gs[0]
+    scale = [lrs[0], *lrs]
+    for t, g in enumerate(gs, 1):
+        loss = beta**-t * g
+        before, square_sum = square_sum, square_sum + (loss**2 if learner.diagonal else np.full(DIM, loss @ loss))
+        for i in np.flatnonzero(square_sum):
+            eta_next = scale[t] / mp.sqrt(square_sum[i])
+            eta = scale[t - 1] / mp.sqrt(before[i]) if before[i] else eta_next
+            mu_next = beta ** -(t + 1) * learner.decay
+            delta[i] = composite_argmin(delta[i], loss[i], eta, eta_next, mu_next, learner.kappa)
+        yield delta.copy()
+
+
+def naive_scale_free(learner, gs, lrs, beta):
+    """argmin of Σ_{s<=t}⟨g̃_s, Δ⟩ + ‖Δ‖² sqrt(Σ_{s<=t}‖g̃_s‖²)/(2D), or by coordinate; then the ball of radius R."""
+    gradient_sum, square_sum = 0 * gs[0], 0 * gs[0]
+    for t, g in enumerate(gs, 1):
+        loss = beta**-t * g
+        gradient_sum = gradient_sum + loss
+        square_sum = square_sum + (loss**2 if learner.diagonal else np.full(DIM, loss @ loss))
+        pairs = zip(gradient_sum, square_sum, strict=True)
+        delta = np.array([-lrs[t - 1] * s / mp.sqrt(q) if q else mp.mpf(0) for s, q in pairs])
+        yield project(delta, learner.radius)
+
+
+def naive_coin_betting(learner, gs, lrs, beta):
+    """W_t = W_{t−1} + ε(β^{−t} − β^{1−t}) − ⟨g̃_t, Δ_t⟩; Δ_{t+1} = −W_t Σg̃_s/(G_{t+1}(G_{t+1} + Σ‖g̃_s‖))."""
+    wealth, delta, gradient_sum, norm_sum = mp.mpf(learner.wealth), 0 * gs[0], 0 * gs[0], mp.mpf(0)
+    for t, g in enumerate(gs, 1):
+        loss = beta**-t * g
+        wealth += learner.wealth * (beta**-t - beta ** (1 - t)) - loss @ delta
+        gradient_sum = gradient_sum + loss
+        norm_sum += norm(loss)
+        bound = beta ** -(t + 1) * learner.lipschitz
+        delta = -lrs[t - 1] * wealth * gradient_sum / (bound * (bound + norm_sum))
+        yield delta
+
+
+NAIVE = {
+    OGD: naive_ogd,
+    BallOGD: naive_ball_ogd,
+    FTRL: naive_ftrl,
+    AdaGrad: naive_adagrad,
+    ScaleFree: naive_scale_free,
+    CoinBetting: naive_coin_betting,
+}
+
+
+# ---- the same run in the library
+
+
+def gradients(n, seed=0):
+    """Return n gradients of norm at most 1: drift, heavy tails, zeros, and a coordinate that comes in late."""
+    rng = np.random.default_rng(seed)
+    g = (rng.normal(size=(n, DIM)) + 0.3) * np.exp(rng.normal(size=(n, 1)))
+    g[:20, 3] = 0.0
+    g[n // 2 : n // 2 + 5] = 0.0
+    return g / np.linalg.norm(g, axis=1).max()
+
+
+def schedule(name, lr, n):
+    """Return the lr of every call."""
+    if name == "constant":
+        return [lr] * n
+    if name == "wave":  # changes at every step, and grows by less than 1/0.99 in one
+        return [lr * (1 + 0.5 * math.sin(t / 100)) for t in range(1, n + 1)]
+    rng = np.random.default_rng(1)  # "jumps": also far above growth by 1/β
+    return (lr * 10 ** rng.uniform(-0.5, 0.5, size=n)).tolist()
+
+
+def parameters(dtype=torch.float64, shapes=SHAPES):
+    return [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
+
+
+def set_gradients(params, g):
+    parts = torch.as_tensor(g).split([p.numel() for p in params])
+    for p, part in zip(params, parts, strict=True):
+        p.grad = part.reshape(p.shape).to(p.dtype).clone()
+
+
+def flat(tensors):
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
+def play(learner, gs, beta, lrs=None, *, dtype=torch.float64, shapes=SHAPES):
+    """Yield Δ_2, Δ_3, … of the learner inside the optimizer, without scaling, all tensors in one vector."""
+    params = parameters(dtype, shapes)
+    opt = o2nc.ExponentiatedO2NC(params, learner, beta=beta, scaling=None)
+    for t, g in enumerate(gs):
+        if lrs is not None:
+            opt.param_groups[0]["lr"] = lrs[t]
+        set_gradients(params, g)
+        x = flat(params)
+        opt.step()
+        delta = flat([opt.state[p]["delta"] for p in params])
+        assert torch.equal(flat(params), x + delta)
+        yield delta
+
+
+def relative_error(got, want):
+    """Return ‖got − want‖/‖want‖ in 60 digits."""
+    difference = np.array([mp.mpf(v) for v in got.tolist()]) - want
+    return float(norm(difference) / norm(want)) if norm(want) else float(norm(difference))
+
+
+def worst_relative_error(learner, beta, n, lrs):
+    gs = gradients(n)
+    exact = [np.array([mp.mpf(v) for v in g.tolist()]) for g in gs]
+    naive = NAIVE[type(learner)](learner, exact, lrs, mp.mpf(beta))
+    played = play(learner, gs, beta, lrs)
+    return max(relative_error(got, want) for got, want in zip(played, naive, strict=True))
+
+
+def name(value):
+    return repr(value) if isinstance(value, Learner) else str(value)
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize(
+    "learner",
+    [
+        OGD(lr=0.1),
+        OGD(lr=0.1, decay=0.7),
+        OGD(lr=0.1, kappa=2),
+        OGD(lr=0.1, decay=0.7, kappa=2),
+        BallOGD(lr=0.5, radius=0.2, decay=0.7),
+        FTRL(lr=0.1, decay=0.7),
+        FTRL(lr=0.5, decay=0.05, radius=0.2),
+        AdaGrad(lr=0.1, decay=0.7),
+        AdaGrad(lr=0.1, decay=0.7, kappa=2),
+        AdaGrad(lr=0.1, decay=0.7, diagonal=True),
+        AdaGrad(lr=0.1, decay=0.7, kappa=2, diagonal=True),
+        ScaleFree(lr=0.1),
+        ScaleFree(lr=0.1, radius=0.2),
+        ScaleFree(lr=0.1, diagonal=False),
+        ScaleFree(lr=0.1, diagonal=False, radius=0.1),
+        CoinBetting(wealth=0.5, lipschitz=1.0),
+    ],
+    ids=name,
+)
+def test_discounted_form_is_the_naive_form(learner, beta):
+    """NOTES §3: "all compared with the naive β^{−t} form in 60-digit arithmetic, n = 300, β = .5, .9, .99"."""
+    n = 300
+    assert worst_relative_error(learner, beta, n, [learner.lr] * n) <= 1e-12
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize(
+    ("learner", "shape"),
+    [
+        (OGD(lr=0.1, decay=0.7), "wave"),
+        (OGD(lr=0.1, decay=0.7, kappa=2), "wave"),
+        (OGD(lr=0.1, decay=0.7), "jumps"),
+        (OGD(lr=0.1, decay=0.7, kappa=2), "jumps"),
+        (BallOGD(lr=0.5, radius=0.2, decay=0.7), "jumps"),
+        (FTRL(lr=0.5, decay=0.05, radius=0.2), "jumps"),
+        (AdaGrad(lr=0.1, decay=0.7), "jumps"),
+        (AdaGrad(lr=0.1, decay=0.7, kappa=2), "wave"),
+        (AdaGrad(lr=0.1, decay=0.7, kappa=2, diagonal=True), "jumps"),
+        (ScaleFree(lr=0.1, radius=0.2), "jumps"),
+        (CoinBetting(wealth=0.5, lipschitz=1.0), "wave"),
+    ],
+    ids=name,
+)
+def test_discounted_form_is_the_naive_form_under_a_schedule(learner, shape, beta):
+    """NOTES §1.5: "Schedule η_t = β^t h_t: Δ_{t+1} = (Δ_t − h_t g_t)/(1 + h_t μ/β + κ(h_t/(β h_{t+1}) − 1))"."""
+    n = 120
+    assert worst_relative_error(learner, beta, n, schedule(shape, learner.lr, n)) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        BallOGD(lr=0.5, radius=0.2, decay=0.7),
+        FTRL(lr=0.5, decay=0.05, radius=0.2),
+        ScaleFree(lr=0.1, radius=0.2),
+        ScaleFree(lr=0.1, diagonal=False, radius=0.1),
+    ],
+    ids=name,
+)
+@pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
+def test_the_ball_is_met_and_never_left(learner, beta):
+    norms = torch.stack([delta.norm() for delta in play(learner, gradients(300), beta)])
+    assert norms.max() <= learner.radius * (1 + 1e-15)
+    on_sphere = norms > learner.radius * (1 - 1e-12)
+    assert on_sphere.any()
+    assert not on_sphere.all()
+
+
+# ---- the instances and identities that the module docstrings name
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
+def test_scale_free_by_coordinate_is_adam(beta):
+    """scale_free.py: "By coordinate it is Adam with β₁ = β, β₂ = β², ε = 0 and no bias correction, at Adam's
+    lr = D·sqrt((1 + β)/(1 − β))". torch corrects the bias; its lr is set at every step to undo that.
+    """
+    gs = np.random.default_rng(2).normal(size=(300, DIM))
+    x = torch.nn.Parameter(torch.zeros(DIM, dtype=torch.float64))
+    adam = torch.optim.Adam([x], lr=1.0, betas=(beta, beta**2), eps=0.0)
+    scale = 0.1
+    for t, (g, delta) in enumerate(zip(gs, play(ScaleFree(lr=scale), gs, beta), strict=True), 1):
+        cancel_bias_correction = (1 - beta**t) / math.sqrt(1 - beta ** (2 * t))
+        adam.param_groups[0]["lr"] = scale * math.sqrt((1 + beta) / (1 - beta)) * cancel_bias_correction
+        x.data.zero_()
+        x.grad = torch.as_tensor(g)
+        adam.step()
+        assert (x - delta).norm() <= 1e-12 * delta.norm()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.7])
+@pytest.mark.parametrize("beta", [0.5, 0.99])
+def test_ogd_is_sgd_with_momentum(beta, decay):
+    """ogd.py: "SGD with momentum β̃ = β/(1 + hμ) and learning rate βh/(1 − β + hμ) for κ = 1" (an average of g)."""
+    h, gs = 0.1, gradients(200)
+    momentum = beta / (1 + h * decay)
+    lr = beta * h / (1 - beta + h * decay)
+    x = torch.nn.Parameter(torch.zeros(DIM, dtype=torch.float64))
+    sgd = torch.optim.SGD([x], lr=lr * (1 - momentum), momentum=momentum)
+    for g, delta in zip(gs, play(OGD(lr=h, decay=decay), gs, beta), strict=True):
+        x.data.zero_()
+        x.grad = torch.as_tensor(g)
+        sgd.step()
+        assert (x - delta).norm() <= 1e-13 * delta.norm()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (FTRL(lr=0.1), OGD(lr=0.1)),
+        (AdaGrad(lr=0.1), ScaleFree(lr=0.1, diagonal=False)),
+        (AdaGrad(lr=0.1, diagonal=True), ScaleFree(lr=0.1)),
+    ],
+    ids=name,
+)
+@pytest.mark.parametrize("beta", [0.5, 0.99])
+def test_learners_that_coincide(one, other, beta):
+    """ftrl.py: "Without decay and ball this is `OGD` with κ = 1".
+
+    adagrad.py: "With κ = 1 and μ = 0 it is `ScaleFree`".
+    """
+    gs = gradients(200)
+    for a, b in zip(play(one, gs, beta), play(other, gs, beta), strict=True):
+        assert (a - b).norm() <= 1e-12 * b.norm()
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**40])
+def test_scale_free_does_not_see_the_scale(diagonal, factor):
+    """scale_free.py: "M_t/sqrt(v_t) does not change when all gradients are multiplied by a constant"."""
+    gs, learner = gradients(100), ScaleFree(lr=0.1, diagonal=diagonal)
+    for a, b in zip(play(learner, gs, 0.9), play(learner, factor * gs, 0.9), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_coin_betting_shortens_a_long_gradient():
+    """coin_betting.py: "A longer gradient is shortened to it"."""
+    gs, bound = gradients(100), 0.1
+    norms = np.linalg.norm(gs, axis=1, keepdims=True)
+    short = gs * np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+    assert (norms > bound).any()
+    learner = CoinBetting(lipschitz=bound)
+    for a, b in zip(play(learner, gs, 0.9), play(learner, short, 0.9), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
+# ---- robustness: long runs, zeros, warm-up, groups, tensors of any shape
+
+
+def direct(learner, gs, beta, dtype):
+    """Yield Δ_2, Δ_3, … from ``learner.update`` alone, which is several times faster than ``step``."""
+    deltas = [torch.zeros(DIM, dtype=dtype)]
+    states = [learner.init(deltas[0])]
+    for g in gs:
+        learner.update(deltas, [g], states, [learner.lr], beta)
+        yield deltas[0]
+
+
+@pytest.mark.parametrize("learner", ONE_OF_EACH, ids=name)
+def test_float32_follows_float64_past_the_overflow_of_the_naive_form(learner):
+    """DESIGN: "Never form β^{−n}. float32 overflows at n = 842 for β = 0.9"."""
+    gs = torch.as_tensor(gradients(2000))
+    single = direct(learner, gs.float().unbind(), 0.9, torch.float32)
+    double = direct(learner, gs.unbind(), 0.9, torch.float64)
+    scale = max(delta.norm() for delta in direct(learner, gs.unbind(), 0.9, torch.float64))
+    for a, b in zip(single, double, strict=True):
+        assert (a - b).norm() <= 1e-4 * scale
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        OGD(lr=0.1, decay=0.3),
+        BallOGD(lr=0.2, radius=0.5, decay=0.3),
+        FTRL(lr=0.1, decay=0.3, radius=0.5),
+        AdaGrad(lr=0.1, decay=0.3, kappa=2, diagonal=True),
+        ScaleFree(lr=0.1),
+        CoinBetting(wealth=0.5, lipschitz=1.5),
+    ],
+    ids=name,
+)
+def test_float32_stays_finite_for_100_000_steps(learner):
+    """The zeros in every cycle last until β^{2n} has underflown; what follows must not divide by it."""
+    cycle = torch.as_tensor(gradients(2000), dtype=torch.float32)
+    cycle[1000:1600] = 0.0
+    for t, delta in enumerate(direct(learner, cycle.unbind() * 50, 0.9, torch.float32), 1):
+        if t % 100 == 0:
+            assert delta.isfinite().all()
+            assert delta.norm() < 100
+    assert delta.norm() > 1e-3
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.99])
+@pytest.mark.parametrize("learner", ONE_OF_EACH, ids=name)
+def test_zero_gradients_play_zero(learner, beta):
+    for delta in play(learner, np.zeros((50, DIM)), beta, dtype=torch.float32):
+        assert torch.equal(delta, torch.zeros(DIM))
+
+
+@pytest.mark.parametrize("learner", ONE_OF_EACH, ids=name)
+def test_zero_gradients_before_the_first_change_nothing_but_the_clock(learner):
+    """All gradients zero: Δ stays 0, and the first that is not zero finds a learner that can still move."""
+    gs = np.concatenate([np.zeros((50, DIM)), gradients(50)])
+    *idle, last = play(learner, gs, 0.9, dtype=torch.float32)
+    assert all(torch.equal(delta, torch.zeros(DIM)) for delta in idle[:50])
+    assert last.isfinite().all()
+    assert last.norm() > 1e-4
+
+
+@pytest.mark.parametrize("learner", ONE_OF_EACH, ids=name)
+def test_warm_up_from_zero(learner):
+    """lr >= 0: a schedule may start at 0; Δ is 0 there, and moves once lr does."""
+    lrs = [0.0] * 5 + [learner.lr * k / 20 for k in range(1, 21)] + [learner.lr] * 25
+    *warm, last = play(learner, gradients(50), 0.9, lrs)
+    assert all(torch.equal(delta, torch.zeros(DIM, dtype=torch.float64)) for delta in warm[:5])
+    assert all(delta.isfinite().all() and delta.norm() > 0 for delta in warm[5:])
+    assert last.norm() > 1e-3
+
+
+@pytest.mark.parametrize("learner", ONE_OF_EACH, ids=name)
+def test_lr_zero_in_the_middle(learner):
+    """ogd.py: "an lr of 0 plays Δ = 0"; a cosine schedule with restarts passes through it and comes back.
+
+    A ball learner steps from Δ_t: without a step it stays there.
+    """
+    lrs = [learner.lr * (1 + math.cos(math.pi * t / 20)) / 2 for t in range(100)]
+    lrs[20] = lrs[60] = 0.0
+    deltas = list(play(learner, gradients(100), 0.9, lrs))
+    for t in (20, 60):
+        at_rest = deltas[t - 1] if isinstance(learner, BallOGD) else torch.zeros(DIM, dtype=torch.float64)
+        assert torch.equal(deltas[t], at_rest)
+    assert all(delta.isfinite().all() for delta in deltas)
+    assert deltas[-1].norm() > 1e-5
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        OGD(lr=0.1, decay=0.7),
+        OGD(lr=0.1, decay=0.7, kappa=2),
+        FTRL(lr=0.1, decay=0.7),
+        AdaGrad(lr=0.1, decay=0.7, diagonal=True),
+        ScaleFree(lr=0.1),
+    ],
+    ids=name,
+)
+def test_groups_with_their_own_lr_are_separate_runs(learner):
+    """An elementwise learner couples nothing: two groups with different lr equal two optimizers."""
+    gs, lrs = torch.as_tensor(gradients(100)), (0.1, 0.03)
+
+    def run(groups, which):
+        params = [group["params"][0] for group in groups]
+        opt = o2nc.ExponentiatedO2NC(groups, learner, beta=0.9, scaling=None)
+        for g in gs:
+            for i, p in zip(which, params, strict=True):
+                p.grad = (g[:2], g[2:])[i].clone()
+            opt.step()
+        return params
+
+    def group(i):
+        return {"params": [torch.nn.Parameter(torch.zeros((2, 3)[i], dtype=torch.float64))], "lr": lrs[i]}
+
+    together = run([group(0), group(1)], which=(0, 1))
+    apart = [run([group(i)], which=(i,))[0] for i in (0, 1)]
+    torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-15)
+    same_lr = run([group(0) | {"lr": 0.03}, group(1)], which=(0, 1))
+    assert not torch.allclose(same_lr[0], apart[0], rtol=1e-3)
+
+
+@given(shapes=st.lists(st.lists(st.integers(0, 3), max_size=2).map(tuple), min_size=1, max_size=4))
+@settings(max_examples=20, deadline=None, derandomize=True)
+@pytest.mark.parametrize("learner", ONE_OF_EACH, ids=name)
+def test_norms_are_joint(learner, shapes):
+    """DESIGN: "Norms and balls are joint over all tensors": how R^d is cut into tensors does not matter."""
+    dim = sum(math.prod(shape) for shape in shapes)
+    gs = np.random.default_rng(3).normal(size=(6, dim))
+    split, whole = (play(learner, gs, 0.9, shapes=cut) for cut in (shapes, [(dim,)]))
+    for a, b in zip(split, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-16)
+
+
+# ---- a learner of the user's own
+
+
+@dataclass(frozen=True)
+class SignOfMomentum:
+    """Δ_{t+1} = −lr·sign(M_t), M_t = βM_{t−1} + g_t."""
+
+    lr: float
+
+    def init(self, delta):
+        return {"momentum": torch.zeros_like(delta)}
+
+    def update(self, deltas, grads, states, lrs, beta):
+        for delta, g, state, lr in zip(deltas, grads, states, lrs, strict=True):
+            state["momentum"].mul_(beta).add_(g)
+            delta.copy_(state["momentum"].sign()).mul_(-lr)
+
+
+def test_a_learner_of_ones_own():
+    """`Learner`: "To write your own, make a frozen dataclass with lr, init and update"."""
+    gs, beta, lrs = gradients(50), 0.9, [0.1 / t for t in range(1, 51)]
+    assert isinstance(SignOfMomentum(lr=0.1), Learner)
+    momentum = np.zeros(DIM)
+    for g, lr, delta in zip(gs, lrs, play(SignOfMomentum(lr=0.1), gs, beta, lrs), strict=True):
+        momentum = beta * momentum + g
+        np.testing.assert_array_equal(delta.numpy(), -lr * np.sign(momentum))
+
+
+def test_a_learner_of_ones_own_has_scaling_certificate_and_output():
+    x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+    opt = o2nc.ExponentiatedO2NC([x], SignOfMomentum(lr=0.01), beta=0.9, seed=1)
+    values = []
+    for _ in range(600):
+        opt.zero_grad()
+        loss = x.abs().sum()
+        loss.backward()
+        values.append(loss.item())
+        opt.step()
+    assert values[-1] < 0.1 * values[0]
+    assert opt.certificate(c=1.0).value < 1.0
+    assert opt.output()[0].shape == x.shape
+
+
+# ---- bad hyperparameters
+
+
+def refusals():
+    """Yield (class, arguments, exception, the argument's name)."""
+    valid = {
+        OGD: {"lr": 0.1},
+        BallOGD: {"lr": 0.1, "radius": 1.0},
+        FTRL: {"lr": 0.1},
+        AdaGrad: {"lr": 0.1},
+        ScaleFree: {"lr": 0.1},
+        CoinBetting: {},
+    }
+    arguments = {
+        OGD: ["lr", "decay", "kappa"],
+        BallOGD: ["lr", "radius", "decay"],
+        FTRL: ["lr", "decay", "radius"],
+        AdaGrad: ["lr", "decay", "kappa", "diagonal"],
+        ScaleFree: ["lr", "diagonal", "radius"],
+        CoinBetting: ["wealth", "lipschitz"],
+    }
+    not_numbers = [("0.1", TypeError), (True, TypeError), (None, TypeError), ([0.1], TypeError)]
+    not_finite = [(-0.1, ValueError), (-1, ValueError), (math.nan, ValueError), (-math.inf, ValueError)]
+    bad = {
+        "lr": [*not_numbers, *not_finite, (math.inf, ValueError)],
+        "decay": [*not_numbers, *not_finite, (math.inf, ValueError)],
+        "radius": [*not_numbers, *not_finite, (0.0, ValueError), (0, ValueError)],
+        "wealth": [*not_numbers, *not_finite, (0.0, ValueError), (math.inf, ValueError)],
+        "lipschitz": [*not_numbers, *not_finite, (0.0, ValueError), (math.inf, ValueError)],
+        "kappa": [(3, ValueError), (0, ValueError), (1.5, ValueError), (True, ValueError), ("1", ValueError)],
+        "diagonal": [("yes", TypeError), (1, TypeError), (None, TypeError)],
+    }
+    for cls, argument_names in arguments.items():
+        for argument in argument_names:
+            for value, error in bad[argument]:
+                yield cls, valid[cls] | {argument: value}, error, argument
+
+
+@pytest.mark.parametrize(("cls", "arguments", "error", "argument"), list(refusals()))
+def test_bad_hyperparameters_are_refused(cls, arguments, error, argument):
+    """DESIGN: "ValueError/TypeError at construction that names the argument, its value and what is allowed"."""
+    with pytest.raises(error, match=rf"^{argument} must be ") as refusal:
+        cls(**arguments)
+    assert f"got {arguments[argument]!r}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("learner", ONE_OF_EACH, ids=name)
+def test_learners_are_frozen_values(learner):
+    """STYLE: "Learners are frozen dataclasses that satisfy a protocol"."""
+    assert isinstance(learner, Learner)
+    assert hash(learner) == hash(replace(learner))
+    for field in vars(learner):
+        with pytest.raises(FrozenInstanceError):
+            setattr(learner, field, 1.0)
+
+
+@pytest.mark.parametrize("learner", ONE_OF_EACH, ids=name)
+def test_one_learner_drives_two_optimizers(learner):
+    """`Learner`: "a frozen dataclass of hyperparameters, with its state kept outside"."""
+    gs = gradients(30)
+    for a, b in zip(play(learner, gs, 0.9), play(learner, gs, 0.9), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_coin_betting_stays_finite_under_a_steady_gradient(dtype):
+    """The wealth grows exponentially there: uncapped, float32 overflows at step 169."""
+    p = torch.nn.Parameter(torch.zeros(2, dtype=dtype))
+    opt = o2nc.ExponentiatedO2NC([p], CoinBetting(lipschitz=2.0), beta=0.9)
+    for _ in range(2000):
+        p.grad = torch.ones_like(p)
+        opt.step()
+    assert p.isfinite().all()
+    assert opt.state[p]["delta"].isfinite().all()
+    for _ in range(3000):  # and turning round brings it back
+        p.grad = -torch.ones_like(p)
+        opt.step()
+    assert (opt.state[p]["delta"] > 0).all()

@@ -1,0 +1,450 @@
+"""Theorem tests: the regret bounds of the learners' docstrings, against adversaries and the worst comparator.
+
+    Reg_n(u) = Σ_{t<=n} ⟨g̃_t, Δ_t − u⟩ + (μ_t/2)(‖Δ_t‖² − ‖u‖²),     g̃_t = β^{−t}g_t,  μ_t = β^{−t}μ.
+
+In u, regret minus bound is linear minus a quadratic, so the worst comparator has a closed form and every test speaks
+of all u at once, and of all n along the run. β^{−n} is formed here in float64: n is small.
+"""
+
+import copy
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, Learner, ScaleFree
+
+SHAPES = [(2,), (1, 1)]
+DIM = 3
+STEPS = 80
+BETAS = [0.5, 0.9, 1.0]
+
+
+# ---- adversaries: g_t from t, Δ_t and a generator
+
+
+def unit(x, rng):
+    """Return x/‖x‖, or a random direction for x = 0."""
+    x = x if x.any() else rng.normal(size=x.shape)
+    return x / np.linalg.norm(x)
+
+
+def noise(t, delta, rng):
+    return rng.normal(size=DIM)
+
+
+def drift(t, delta, rng):
+    return np.array([1.0, -2.0, 0.5]) + 0.1 * rng.normal(size=DIM)
+
+
+def flip(t, delta, rng):
+    return (-1.0) ** t * np.array([1.0, 0.3, 0.0])
+
+
+def slow_flip(t, delta, rng):
+    return (-1.0) ** (t // 13) * np.array([1.0, 0.3, -1.0])
+
+
+def punish(t, delta, rng):
+    """Along Δ: every bet is lost."""
+    return unit(delta, rng)
+
+
+def lure(t, delta, rng):
+    """Against Δ for a while, so that it grows, then along it."""
+    return unit(delta, rng) * (1.0 if t % 20 >= 15 else -1.0)
+
+
+def toss(t, delta, rng):
+    return unit(delta, rng) * rng.choice([-1.0, 1.0]) + 0.3 * rng.normal(size=DIM)
+
+
+def heavy(t, delta, rng):
+    """Magnitudes over many decades: a gradient may dwarf all before it."""
+    return rng.standard_cauchy() ** 2 * unit(rng.normal(size=DIM) + delta, rng)
+
+
+def silence(t, delta, rng):
+    """Zeros at first, then bursts of one coordinate or of all."""
+    if t < 5 or t % 16 < 10:
+        return np.zeros(DIM)
+    return rng.normal(size=DIM) * (rng.random(DIM) < 0.5)
+
+
+ADVERSARIES = [noise, drift, flip, slow_flip, punish, lure, toss, heavy, silence]
+
+
+def play(learner, adversary, beta, lrs, rng):
+    """Return g_t and Δ_t for t = 1..n, each as an array n × d; lrs[t − 1] is the lr in call t."""
+    deltas = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    states = [learner.init(delta) for delta in deltas]
+    history = []
+    for t, lr in enumerate(lrs, 1):
+        delta = torch.cat([d.reshape(-1) for d in deltas]).numpy()
+        g = adversary(t, delta, rng)
+        history.append((g, delta))
+        parts = torch.as_tensor(g).split([d.numel() for d in deltas])
+        grads = [part.reshape(d.shape) for part, d in zip(parts, deltas, strict=True)]
+        learner.update(deltas, grads, states, [lr] * len(deltas), beta)
+    return (np.array(column) for column in zip(*history, strict=True))
+
+
+def admissible_schedule(lr, beta, rng):
+    """Return h_2, …, h_{n+1} with β^t h_t nonincreasing: h falls, stays, or grows by at most 1/β."""
+    h = [lr]
+    for _ in range(STEPS - 1):
+        grow = 1 / beta if h[-1] < 10 * lr else 1.0
+        fall = rng.uniform(0.3, 1.0) if h[-1] > 0.1 * lr else 1.0
+        h.append(h[-1] * rng.choice([1.0, grow, fall]))
+    return h
+
+
+# ---- regret against the worst comparator
+
+
+def power(beta, exponents):
+    return beta ** np.asarray(exponents, dtype=float)
+
+
+def regret_excess(g, delta, beta, decay, quadratic, constant, radius=np.inf, *, diagonal=False):
+    """Return max over ‖u‖ <= radius of Reg_n(u) − quadratic_n‖u‖²/2 − constant_n for n = 1..N, relative to its terms.
+
+    With ``diagonal`` each coordinate is a problem of its own, and ``quadratic`` and ``constant`` are N × d.
+    """
+    t = np.arange(1, len(g) + 1)
+    if diagonal:
+        g, delta = g[:, :, None], delta[:, :, None]  # time × problem × coordinate
+        t = t[:, None]
+    tilde, mu = power(beta, -t)[..., None] * g, power(beta, -t) * decay
+    learner_loss = np.cumsum((tilde * delta).sum(-1) + mu / 2 * (delta**2).sum(-1), axis=0)
+    slope = np.linalg.norm(np.cumsum(tilde, axis=0), axis=-1)
+    curvature = quadratic + np.cumsum(mu, axis=0)
+    unconstrained = np.divide(slope, curvature, out=np.full_like(slope, np.inf), where=curvature > 0)
+    length = np.where(slope > 0, np.minimum(unconstrained, radius), 0.0)
+    comparator_gain = slope * length - curvature / 2 * length**2
+    scale = np.abs(learner_loss) + comparator_gain + constant
+    return np.divide(learner_loss + comparator_gain - constant, scale, out=np.zeros_like(scale), where=scale > 0)
+
+
+def assert_bound(learner, beta, excess):
+    """Play every adversary and require ``excess(g, delta, h)`` <= 0 along the run; h has h_1 := h_2, …, h_{n+1}."""
+    for seed, adversary in product(range(3), ADVERSARIES):
+        rng = np.random.default_rng(seed)
+        lrs = [learner.lr] * STEPS if seed == 0 else admissible_schedule(learner.lr, beta, rng)
+        g, delta = play(learner, adversary, beta, lrs, rng)
+        worst = np.max(excess(g, delta, np.array([lrs[0], *lrs])))
+        assert worst <= 1e-10, f"{learner} exceeds its bound by {worst} (relative) against {adversary.__name__}"
+
+
+def assert_bound_at_constant_lr(learner, beta, excess):
+    for seed, adversary in product(range(3), ADVERSARIES):
+        g, delta = play(learner, adversary, beta, [learner.lr] * STEPS, np.random.default_rng(seed))
+        worst = np.max(excess(g, delta))
+        assert worst <= 1e-10, f"{learner} exceeds its bound by {worst} (relative) against {adversary.__name__}"
+
+
+def square_norms(g, beta):
+    """Return ‖g̃_t‖² for t = 1..n."""
+    return (power(beta, -np.arange(1, len(g) + 1))[:, None] ** 2 * g**2).sum(1)
+
+
+def name(value):
+    return repr(value) if isinstance(value, Learner) else str(value)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+@pytest.mark.parametrize("lr", [0.05, 2.0])
+def test_ogd_kappa_1(lr, decay, beta):
+    """ogd.py: "Regret, for nonincreasing η_t (h may grow by 1/β a step):
+    κ = 1:  Reg_n(u) <= ‖u‖²/(2η_n) + ½ Σ_{t<=n} η_t‖g̃_t‖²".
+    """
+
+    def excess(g, delta, h):
+        eta = power(beta, np.arange(1, STEPS + 1)) * h[:-1]
+        constant = np.cumsum(eta * square_norms(g, beta)) / 2
+        return regret_excess(g, delta, beta, decay, 1 / eta, constant)
+
+    assert_bound(OGD(lr=lr, decay=decay), beta, excess)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+@pytest.mark.parametrize("lr", [0.05, 2.0])
+def test_ogd_kappa_2(lr, decay, beta):
+    """Theorem OGD: "Σ_{t<=n} ⟨g̃_t, Δ_t − u⟩ + R_t(Δ_t) − R_t(u) <= (2/η_{n+1} + μ_{n+1}/2)‖u‖² + ½ Σ η_t‖g̃_t‖²"."""
+
+    def excess(g, delta, h):
+        eta = power(beta, np.arange(1, STEPS + 2)) * h
+        mu_next = power(beta, -np.arange(2, STEPS + 2)) * decay
+        constant = np.cumsum(eta[:-1] * square_norms(g, beta)) / 2
+        return regret_excess(g, delta, beta, decay, 4 / eta[1:] + mu_next, constant)
+
+    assert_bound(OGD(lr=lr, decay=decay, kappa=2), beta, excess)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+@pytest.mark.parametrize("lr", [0.05, 2.0])
+def test_ball_ogd(lr, decay, beta):
+    """ball_ogd.py: "for ‖u‖ <= D, one lr for all parameters, nonincreasing η_t:
+    Reg_n(u) <= 2D²/η_n + ½ Σ_{t<=n} η_t‖g̃_t + μ_t Δ_t‖²", with η_t = β^t times the lr in call t.
+    """
+    learner = BallOGD(lr=lr, radius=0.7, decay=decay)
+
+    def excess(g, delta, h):
+        eta = power(beta, np.arange(1, STEPS + 1)) * h[1:]
+        constant = 2 * learner.radius**2 / eta + np.cumsum(eta * square_norms(g + decay * delta, beta)) / 2
+        return regret_excess(g, delta, beta, decay, 0.0, constant, learner.radius)
+
+    assert_bound(learner, beta, excess)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+@pytest.mark.parametrize("radius", [0.3, np.inf])
+@pytest.mark.parametrize("lr", [0.05, 2.0])
+def test_ftrl(lr, radius, decay, beta):
+    """ftrl.py: "for ‖u‖ <= D and nonincreasing η_t:
+    Reg_n(u) <= ‖u‖²/(2η_n) + ½ Σ_{t<=n} ‖g̃_t‖² / (1/η_t + Σ_{s<=t} μ_s)".
+    """
+
+    def excess(g, delta, h):
+        t = np.arange(1, STEPS + 1)
+        eta = power(beta, t) * h[:-1]
+        strength = 1 / eta + np.cumsum(power(beta, -t) * decay)
+        constant = np.cumsum(square_norms(g, beta) / strength) / 2
+        return regret_excess(g, delta, beta, decay, 1 / eta, constant, radius)
+
+    assert_bound(FTRL(lr=lr, decay=decay, radius=radius), beta, excess)
+
+
+def adagrad_steps(g, beta, scale, diagonal):
+    """Return 1/η_t for t = 1..n+1 and ‖g̃_t‖² for t = 1..n, or both by coordinate."""
+    q = power(beta, -np.arange(1, len(g) + 1))[:, None] ** 2 * g**2
+    q = q if diagonal else q.sum(1)
+    total = np.concatenate([np.zeros_like(q[:1]), np.cumsum(q, axis=0)])
+    # η_1 = η_2; likewise at the first gradient that is not zero
+    total[:-1] = np.where(total[:-1] > 0, total[:-1], total[1:])
+    return np.sqrt(total) / scale, q
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("kappa", [1, 2])
+def test_adagrad(kappa, diagonal, decay, beta):
+    """adagrad.py: "Regret, for every sequence (by coordinate, a sum over coordinates):
+    κ = 1:  Reg_n(u) <= ‖u‖²/(2η_n) + ½ Σ_{t<=n} η_t‖g̃_t‖²
+    κ = 2:  Reg_n(u) <= (2/η_{n+1} + μ_{n+1}/2)‖u‖² + ½ Σ_{t<=n} η_t‖g̃_t‖²".
+    """
+    learner = AdaGrad(lr=0.3, decay=decay, kappa=kappa, diagonal=diagonal)
+
+    def excess(g, delta):
+        inverse_eta, q = adagrad_steps(g, beta, learner.lr, diagonal)
+        mu_next = power(beta, -np.arange(2, STEPS + 2)) * decay
+        mu_next = mu_next[:, None] if diagonal else mu_next
+        quadratic = inverse_eta[:-1] if kappa == 1 else 4 * inverse_eta[1:] + mu_next
+        terms = np.divide(q, inverse_eta[:-1], out=np.zeros_like(q), where=q > 0)
+        return regret_excess(g, delta, beta, decay, quadratic, np.cumsum(terms, axis=0) / 2, diagonal=diagonal)
+
+    assert_bound_at_constant_lr(learner, beta, excess)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_adagrad_second_term(beta):
+    """adagrad.py: "The second term is at most 1.5·D·sqrt(Σ‖g̃_t‖²) when no ‖g̃_t‖² exceeds the sum of the earlier ones
+    threefold"; the sequence that always reaches threefold comes within 1 % of it.
+    """
+    scale, ratios = 0.3, []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        total, norms = 1.0, [1.0]
+        for _ in range(STEPS - 1):
+            square = 3 * total * (1.0 if seed == 0 else rng.random() ** rng.uniform(0, 3))
+            norms.append(square**0.5)
+            total += square
+        g = power(beta, np.arange(1, STEPS + 1))[:, None] * np.array(norms)[:, None]
+        inverse_eta, q = adagrad_steps(g, beta, scale, diagonal=False)
+        ratios.append((q / inverse_eta[:-1]).sum() / 2 / (scale * q.sum() ** 0.5))
+    assert max(ratios) <= 1.5 * (1 + 1e-12)
+    assert max(ratios) > 1.485
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize(("diagonal", "radius"), [(False, np.inf), (False, 0.2), (False, 1.0), (True, np.inf)])
+def test_scale_free(diagonal, radius, beta):
+    """scale_free.py: "with Q_n = Σ‖g̃_t‖², by norm:
+    Reg_n(u) <= (‖u‖²/(2D) + 2.75 D) sqrt(Q_n) + 3.5 min(D sqrt(n − 1), 2R) max_t‖g̃_t‖,   ‖u‖ <= R,
+    and by coordinate without a clip the sum over coordinates of the same with R = ∞".
+    """
+    lr = 0.3
+    learner = ScaleFree(lr=lr, diagonal=diagonal, radius=radius)
+
+    def excess(g, delta):
+        q = power(beta, -np.arange(1, STEPS + 1))[:, None] ** 2 * g**2
+        q = q if diagonal else q.sum(1)
+        n = np.arange(1, STEPS + 1).reshape(-1, *[1] * (q.ndim - 1))
+        root = np.sqrt(np.cumsum(q, axis=0))
+        longest = np.sqrt(np.maximum.accumulate(q, axis=0))
+        constant = 2.75 * lr * root + 3.5 * np.minimum(lr * np.sqrt(n - 1), 2 * radius) * longest
+        return regret_excess(g, delta, beta, 0.0, root / lr, constant, radius, diagonal=diagonal)
+
+    assert_bound_at_constant_lr(learner, beta, excess)
+
+
+# ---- coin betting
+
+
+def shortened(adversary, bound):
+    """Return the adversary with gradients of norm at most ``bound``, which it meets where it can."""
+
+    def play(t, delta, rng):
+        g = adversary(t, delta, rng)
+        return g * min(1.0, bound / max(np.linalg.norm(g), 1e-300))
+
+    return play
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("multiplied", [False, True])
+def test_coin_betting_never_loses_more_than_its_wealth(multiplied, beta):
+    """coin_betting.py: "The wealth stays positive, so at u = 0, for every β: Reg_n(0) <= β^{−n} ε".
+
+    And of lr: "A multiplier of the bet; up to 1 the wealth stays positive".
+    """
+    learner = CoinBetting(wealth=0.3, lipschitz=2.0)
+    for seed, adversary in product(range(3), ADVERSARIES):
+        rng = np.random.default_rng(seed)
+        lrs = rng.uniform(0, 1, size=STEPS).tolist() if multiplied else [1.0] * STEPS
+        g, delta = play(learner, shortened(adversary, learner.lipschitz), beta, lrs, rng)
+        t = np.arange(1, STEPS + 1)
+        regret_at_zero = np.cumsum(power(beta, -t) * (g * delta).sum(1))
+        assert (regret_at_zero <= power(beta, -t) * learner.wealth * (1 + 1e-10)).all(), adversary.__name__
+
+
+def coin_excess(loss, gradient_sum, norm_sum, wealth, lipschitz):
+    """Return the greatest Reg_n(u) − bound over u = −ρ Σg/‖Σg‖, ρ on a fine grid, relative to its terms."""
+    a = lipschitz * (lipschitz + norm_sum)
+    length = np.concatenate([[0.0], np.logspace(-8, 30, 4000)]) * wealth / lipschitz
+    root = np.sqrt(a * np.log1p(a * (1 + norm_sum / lipschitz) * (length / wealth) ** 2))
+    gain = length * np.linalg.norm(gradient_sum)
+    bound = wealth + length * root
+    return np.max((loss + gain - bound) / (abs(loss) + gain + bound))
+
+
+@pytest.mark.parametrize("wealth", [0.01, 0.3, 20.0])
+def test_coin_betting_against_any_comparator(wealth):
+    """coin_betting.py: "For β = 1 and any u, with a = G(G + A_n):
+    Reg_n(u) <= ε + ‖u‖ sqrt(a ln(1 + a(1 + A_n/G)‖u‖²/ε²))".
+    """
+    learner = CoinBetting(wealth=wealth, lipschitz=2.0)
+    for seed, adversary in product(range(2), ADVERSARIES):
+        rng = np.random.default_rng(seed)
+        g, delta = play(learner, shortened(adversary, learner.lipschitz), 1.0, [1.0] * STEPS, rng)
+        loss = np.cumsum((g * delta).sum(1))
+        sums = zip(loss, np.cumsum(g, axis=0), np.cumsum(np.linalg.norm(g, axis=1)), strict=True)
+        assert max(coin_excess(*of_n, wealth, learner.lipschitz) for of_n in sums) <= 1e-10, adversary.__name__
+
+
+def test_coin_betting_against_all_sign_sequences():
+    """The same statement in one dimension, for every sequence of two gradients ±G/2 and then eight ±G."""
+    learner = CoinBetting(wealth=0.5, lipschitz=2.0)
+    worst = -np.inf
+
+    def extend(depth, delta, state, loss, gradient_sum, norm_sum):
+        nonlocal worst
+        if depth:
+            excess = coin_excess(loss, np.array([gradient_sum]), norm_sum, learner.wealth, learner.lipschitz)
+            worst = max(worst, excess)
+        if depth == 10:
+            return
+        size = learner.lipschitz / (2 if depth < 2 else 1)
+        for g in (-size, size):
+            next_delta, next_state = delta.clone(), copy.deepcopy(state)
+            gradient = torch.tensor([g], dtype=torch.float64)
+            learner.update([next_delta], [gradient], [next_state], [1.0], 1.0)
+            extend(
+                depth + 1,
+                next_delta,
+                next_state,
+                loss + g * delta.item(),
+                gradient_sum + g,
+                norm_sum + size,
+            )
+
+    zero = torch.zeros(1, dtype=torch.float64)
+    extend(0, zero, learner.init(zero), 0.0, 0.0, 0.0)
+    assert worst <= 0
+
+
+# ---- the exact worst case of composite online mirror descent
+
+
+class WorstCase:
+    """Whether Reg_n(u) <= Bu² + ½ Σ η_t g̃_t² for *all* g and u in one dimension, decided exactly.
+
+    Δ is linear in g, so the inequality says that a quadratic form in y_t = sqrt(η_t) g̃_t and u is nonnegative.
+    Coordinate j of an n-dimensional run, given a gradient at time j only, is column j of the map from g to Δ.
+    """
+
+    def __init__(self, learner, beta, lrs):
+        n = len(lrs)
+        t = np.arange(1, n + 1)
+        eta, self.mu = power(beta, t) * [lrs[0], *lrs[:-1]], power(beta, -t) * learner.decay
+        delta = torch.zeros(n, dtype=torch.float64)
+        state = learner.init(delta)
+        rows = []
+        for g, lr in zip(torch.eye(n, dtype=torch.float64), lrs, strict=True):
+            rows.append(delta.clone().numpy())
+            learner.update([delta], [g], [state], [lr], beta)
+        played = np.array(rows) * power(beta, t) / np.sqrt(eta)  # Δ = played @ y, since g_t = β^t y_t/sqrt(η_t)
+        gains = played / np.sqrt(eta)[:, None]
+        self.square = np.eye(n) - gains - gains.T - played.T @ (self.mu[:, None] * played)
+        self.slope = 1 / np.sqrt(eta)
+        self.sharp = 1 / (2 * eta[-1])
+        self.paper = 2 / (power(beta, n + 1) * lrs[-1]) + power(beta, -(n + 1)) * learner.decay / 2
+
+    def obeys(self, bound):
+        """Say whether y'Qy + 2u⟨slope, y⟩ + (2B + Σμ_t)u² >= 0, up to rounding; u is scaled to a unit diagonal."""
+        side = self.slope[:, None] / np.sqrt(2 * bound + self.mu.sum())
+        form = np.block([[self.square, side], [side.T, np.ones((1, 1))]])
+        return np.linalg.eigvalsh(form).min() >= -1e-12
+
+
+def random_cases(kappa, count=600):
+    """Yield worst cases for random nonincreasing η_t, half of them without decay."""
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        n, beta = rng.integers(2, 25), rng.choice([1.0, rng.uniform(0.5, 1.0)])
+        ratios = rng.choice([1.0, beta, rng.uniform(0.2, 1.0)], size=n)  # η_{t+1}/η_t; the ratio β keeps h
+        lrs = rng.uniform(0.1, 3.0) * np.cumprod(ratios) * power(beta, -np.arange(n))
+        decay = 0.0 if i % 2 else 10 ** rng.uniform(-3, 1)
+        yield WorstCase(OGD(lr=1.0, decay=decay, kappa=kappa), beta, lrs.tolist())
+
+
+def test_kappa_1_worst_case_is_one_over_two_eta():
+    """NOTES §2(b): "κ = 1: max sup/(1/(2η_n)) = 1.000000, max/paper bound .2500"."""
+    cases = list(random_cases(kappa=1))
+    assert all(case.obeys(case.sharp) for case in cases)
+    assert not all(case.obeys(0.999 * case.sharp) for case in cases)
+    assert all(case.obeys(0.25 * case.paper) for case in cases)
+    assert not all(case.obeys(0.249 * case.paper) for case in cases)
+
+
+def test_kappa_2_worst_case_is_between_the_two_bounds():
+    """NOTES §2(b): "κ = 2: 1.286 and .310": it keeps the paper's bound and exceeds 1/(2η_n) for some schedule."""
+    cases = list(random_cases(kappa=2))
+    assert all(case.obeys(case.paper) for case in cases)
+    assert not all(case.obeys(1.1 * case.sharp) for case in cases)
+
+
+@pytest.mark.parametrize(("beta", "kappa_2"), [(0.5, 0.571), (0.9, 0.645), (0.99, 0.574)])
+def test_geometric_worst_case(beta, kappa_2):
+    """NOTES §2(b): "Geometric (n=60): κ = 2 sup·η_n = .571, .645, .574 at β = .5, .9, .99; κ = 1 .5000 always"."""
+    for kappa, value in [(1, 0.5), (2, kappa_2)]:
+        case = WorstCase(OGD(lr=0.1, kappa=kappa), beta, [0.1] * 60)
+        eta = 1 / (2 * case.sharp)
+        assert case.obeys((value + 0.001) / eta)
+        assert not case.obeys((value - 0.001) / eta)
