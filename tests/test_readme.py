@@ -11,12 +11,12 @@ ROOT = Path(__file__).parent.parent
 def test_readme(capsys):
     torch.manual_seed(0)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) >= 4
+    assert len(blocks) >= 5
     namespace = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
-    value, gradient, spread, loss = (float(v) for v in capsys.readouterr().out.split())
-    assert value == gradient + spread
+    value, loss = (float(v) for v in capsys.readouterr().out.split())
+    assert 0 < value < 1
     assert 0 < loss < 1
     opt, model, data = namespace["opt"], namespace["model"], namespace["data"]
     model(data).abs().mean().backward()

@@ -1,6 +1,7 @@
 """Parameters as they come: grad-less, frozen, late, mixed, odd layouts; the swap; bad input that changes nothing."""
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -424,3 +425,87 @@ def test_repr_shows_the_factors():
     text = repr(o2nc.ExponentiatedO2NC([X], OGD(lr=0.1), beta=0.9))
     assert "OGD(lr=0.1, decay=0.0, kappa=1)" in text
     assert "Exponential(rate=1.0)" in text
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A learner whose init and update are given."""
+
+    start: object
+    result: object = None
+    lr: float = 0.1
+
+    def init(self, delta):
+        return self.start
+
+    def update(self, deltas, grads, states, lrs, beta):
+        for delta, g, lr in zip(deltas, grads, lrs, strict=True):
+            delta.copy_(-lr * g)
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("learner", "error", "words"),
+    [
+        (Custom({"average": 0.0}), ValueError, r"must not use the names \['average'\]"),
+        (Custom({"m": 0.0, "delta": 0.0}), ValueError, "delta"),
+        (Custom(None), TypeError, "init must return a dict"),
+        (Custom({}, result=[]), TypeError, "in place and return None"),
+    ],
+)
+def test_mistakes_in_a_learner_are_named(learner, error, words):
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = o2nc.ExponentiatedO2NC([p], learner)
+    p.grad = torch.ones_like(p)
+    with pytest.raises(error, match=words):
+        opt.step()
+    assert p.tolist() == [1, 1]
+
+
+class NotADataclass:
+    lr = 0.1
+    reweights = False
+
+    def init(self, delta):
+        return {}
+
+    def update(self, deltas, grads, states, lrs, beta):
+        pass
+
+    def sample(self, seed, step):
+        return 1.0
+
+    def weight(self, s):
+        return 1.0
+
+
+def test_factors_must_be_dataclasses():
+    """Otherwise their checkpoints could not be plain data."""
+    with pytest.raises(TypeError, match="learner must be"):
+        o2nc.ExponentiatedO2NC([X], NotADataclass())
+    with pytest.raises(TypeError, match="a law is an instance of a dataclass"):
+        o2nc.ScaledSGDM([X], scaling=NotADataclass())
+    with pytest.raises(TypeError, match="lacks sample, weight, reweights"):
+        o2nc.ScaledSGDM([X], scaling=Custom({}))
+
+
+@pytest.mark.parametrize("key", ["weight_decay", "momentum", "nesterov"])
+def test_groups_cannot_ask_for_what_is_not_there(key):
+    for make in (
+        lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1)),
+        lambda ps: o2nc.OriginalO2NC(ps, OGD(lr=0.1), period=2),
+    ):
+        with pytest.raises(ValueError, match=f"has no {key}, got 0.1"):
+            make([{"params": [X], key: 0.1}])
+        make([{"params": [X], key: 0, "name": "body"}])  # nothing asked for, and notes are welcome
+
+
+def test_a_checkpoint_of_another_optimizer():
+    p = torch.nn.Parameter(torch.ones(2))
+    ours = o2nc.ExponentiatedO2NC([p], OGD(lr=0.1))
+    with pytest.raises(ValueError, match=r"not one of ScaledSGDM.*momentum"):
+        o2nc.ScaledSGDM([p], lr=0.1).load_state_dict(ours.state_dict())
+    other = o2nc.ExponentiatedO2NC([p], ScaleFree(lr=0.1))
+    with pytest.warns(UserWarning, match="learner OGD replaces ScaleFree"):
+        other.load_state_dict(ours.state_dict())
+    assert other.param_groups[0]["learner"] == OGD(lr=0.1)

@@ -14,7 +14,7 @@ from o2nc import learners
 from o2nc.certificate import Certificate
 from o2nc.optimizer import ExponentiatedO2NC
 from o2nc.original import OriginalO2NC
-from o2nc.scaling import Exponential, Gamma, Uniform, Weibull
+from o2nc.scaling import Exponential, Gamma, Law, Uniform, Weibull
 from o2nc.sgdm import ScaledSGDM
 from o2nc.wrap import random_scaling
 
@@ -25,6 +25,7 @@ __all__ = [
     "Exponential",
     "ExponentiatedO2NC",
     "Gamma",
+    "Law",
     "OriginalO2NC",
     "ScaledSGDM",
     "Uniform",

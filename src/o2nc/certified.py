@@ -173,6 +173,9 @@ class Certified(Optimizer):
 
     @property
     def progress(self) -> float:
-        """Σ w(s_n)⟨g_n, Δ_n⟩, an unbiased estimate of F(x_n) − F(x_0) that cost no evaluation."""
+        """Σ w(s_n)⟨g_n, Δ_n⟩, an unbiased estimate of F(x_n) − F(x_0) that cost no evaluation of F.
+
+        Its noise adds up over the steps: with minibatches or long steps one run's value can be far off.
+        """
         averages = self._averages("progress", "progress")
         return torch.stack([state["progress"].cpu() for _, _, state in averages]).sum().item()

@@ -10,6 +10,7 @@ takes them into the averages, asks the learner and moves the parameters to x_{t+
 """
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -53,8 +54,8 @@ def check_gradient(g: Tensor) -> None:
 
 
 def check_learner(learner: object) -> None:
-    """Refuse ``learner`` unless it offers lr, init and update."""
-    if isinstance(learner, type) or not isinstance(learner, Learner):
+    """Refuse ``learner`` unless it is a dataclass instance that offers lr, init and update."""
+    if isinstance(learner, type) or not (isinstance(learner, Learner) and is_dataclass(learner)):
         raise TypeError(f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}")
 
 
@@ -73,15 +74,37 @@ def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active:
         state = optimizer.state[p]
         if "delta" not in state:
             delta = torch.zeros_like(x, dtype=wide(x.dtype))
-            state.update(delta=delta, **learner.init(delta))
-            if averaged:
-                state.update(start(x, g))
+            own = {"delta": delta} | (start(x, g) if averaged else {})
+            state.update(_initial(learner, delta), **own)
         found.params.append(p)
         found.xs.append(x)
         found.gs.append(g)
         found.states.append(state)
         found.lrs.append(float(group["lr"]))
     return found
+
+
+# what torch's other optimizers read from a parameter group and these do not
+FOREIGN = frozenset(("weight_decay", "momentum", "dampening", "nesterov", "maximize", "betas"))
+_RESERVED = ("delta", "average", "gradient", "spread", "progress", "rate", "output")
+
+
+def _initial(learner: Learner, delta: Tensor) -> dict[str, Any]:
+    """Return the learner's own state of one parameter, refused where it would collide with ours."""
+    state = learner.init(delta)
+    name = type(learner).__name__
+    if not isinstance(state, dict):
+        raise TypeError(f"{name}.init must return a dict of tensors and numbers, got {state!r}")
+    taken = [key for key in state if key in _RESERVED or key.startswith("block_")]
+    if taken:
+        raise ValueError(f"{name}.init must not use the names {taken}: the optimizer keeps its own state under them")
+    return state
+
+
+def play(learner: Learner, found: Active, grads: list[Tensor], beta: float) -> None:
+    """Have the learner replace Δ_t by Δ_{t+1}."""
+    if learner.update(found.deltas, grads, found.states, found.lrs, beta) is not None:  # type: ignore[func-returns-value]
+        raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
 
 
 def evaluate(closure: Callable[[], Any] | None) -> Any:
@@ -96,7 +119,7 @@ class ExponentiatedO2NC(Certified, Persistent):
     """Algorithm 2: learner × scaling × averaging.
 
     Args:
-        params: parameters or parameter groups; a group may have an ``lr`` of its own.
+        params: parameters or parameter groups; a group may have an ``lr`` of its own, and no weight decay.
         learner: the online learner that plays the updates; ``param_groups[i]["lr"]`` starts at its ``lr``.
         beta: β in (0, 1), the discount of the losses and of the averages.
         scaling: the law of s, or None for no scaling (then no guarantee holds).
@@ -115,6 +138,7 @@ class ExponentiatedO2NC(Certified, Persistent):
         True
     """
 
+    foreign: ClassVar[frozenset[str]] = FOREIGN
     shared: ClassVar[tuple[str, ...]] = (
         "learner",
         "beta",
@@ -181,7 +205,7 @@ class ExponentiatedO2NC(Certified, Persistent):
             for state in found.states:
                 state["rate"] = 1.0  # from here on Δ is what moves the parameters
         gs = found.gs if weight == 1 else list(torch._foreach_mul(found.gs, weight))
-        learner.update(found.deltas, gs, found.states, found.lrs, beta)
+        play(learner, found, gs, beta)
         s = 1.0 if law is None else law.sample(seed, t + 1)
         torch._foreach_add_(found.xs, found.deltas, alpha=s)
         for group in self.param_groups:

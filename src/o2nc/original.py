@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 from o2nc import checks
 from o2nc.certified import Certified
 from o2nc.learners import Learner
-from o2nc.optimizer import active, check_learner, evaluate
+from o2nc.optimizer import FOREIGN, active, check_learner, evaluate, play
 from o2nc.persistence import Persistent
 from o2nc.scaling import Uniform
 
@@ -50,6 +50,7 @@ class OriginalO2NC(Certified, Persistent):
         True
     """
 
+    foreign: ClassVar[frozenset[str]] = FOREIGN
     shared: ClassVar[tuple[str, ...]] = ("learner", "period", "seed", "restart", "step")
     _average_key = "block_average"
     _nothing_yet = "no block is complete before step() was called `period` times"
@@ -107,7 +108,7 @@ class OriginalO2NC(Certified, Persistent):
             for state in found.states:
                 state.update(learner.init(state["delta"]))
         else:
-            learner.update(deltas, found.gs, found.states, found.lrs, 1.0)
+            play(learner, found, found.gs, 1.0)
         torch._foreach_add_(found.xs, deltas, alpha=_LAW.sample(seed, n + 1))
         for group in self.param_groups:
             group["step"] = n

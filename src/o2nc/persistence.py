@@ -9,6 +9,7 @@ the seed and the step counter live in the parameter groups, the same in each. `P
 * state keeps its dtype on loading, where torch would cast a float64 V to the parameter's dtype.
 """
 
+import warnings
 from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar
 
@@ -52,6 +53,8 @@ def decode(key: str, value: Any, live: Any) -> Any:
             f"the checkpoint has {key}={value['name']}(…), which o2nc does not know: "
             f"construct the optimizer with that {key} first, then load"
         )
+    if live is not None and cls is not type(live):
+        warnings.warn(f"the checkpoint's {key} {cls.__name__} replaces {type(live).__name__}", stacklevel=4)
     return cls(**fields)
 
 
@@ -59,6 +62,8 @@ class Persistent(Optimizer):
     """The part of an optimizer that keeps its shared entries together and survives a checkpoint."""
 
     shared: ClassVar[tuple[str, ...]]  # the keys that all parameter groups have in common
+    foreign: ClassVar[frozenset[str]] = frozenset()  # the keys that a group must not hope to have obeyed
+    needed: ClassVar[tuple[str, ...]] = ("lr",)  # the keys that a checkpoint's groups must have
 
     def _keeps_dtype(self, key: str) -> bool:
         """Say whether a state entry is ours to keep as saved, rather than torch's to cast."""
@@ -73,6 +78,9 @@ class Persistent(Optimizer):
                 tensors = [p[1] if isinstance(p, tuple) else p for p in params]
                 if len({id(p) for p in tensors}) != len(tensors):
                     raise ValueError("params must not repeat: a parameter appears twice in one group")
+            for key in self.foreign & param_group.keys():
+                if param_group[key]:
+                    raise ValueError(f"{type(self).__name__} has no {key}, got {param_group[key]!r} in a group")
             if "lr" in param_group and not isinstance(param_group["lr"], torch.Tensor):
                 checks.non_negative("lr", param_group["lr"])
             self._adopt(param_group, self.param_groups[0] if self.param_groups else self.defaults)
@@ -100,6 +108,9 @@ class Persistent(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned; as in torch, the checkpoint's hyperparameters win."""
         own = {key: self.param_groups[0][key] for key in self.shared}
+        missing = [key for key in self.needed if any(key not in group for group in state_dict["param_groups"])]
+        if missing:
+            raise ValueError(f"the checkpoint is not one of {type(self).__name__}: its groups lack {missing}")
         groups = [
             own | {k: decode(k, v, own.get(k)) for k, v in group.items()} for group in state_dict["param_groups"]
         ]

@@ -17,7 +17,7 @@ global generator is touched.
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -31,7 +31,23 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, SplitMix64's increment
 
 @runtime_checkable
 class Law(Protocol):
-    """What a law of s must offer. A law of your own is a frozen dataclass with these three members."""
+    """What a law of s must offer. A law of your own is a frozen dataclass with these three members.
+
+    Its support must start at 0; with mean 1 a learning rate keeps its meaning. `uniform` gives it its random numbers.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Lomax:
+        ...     reweights: ClassVar[bool] = True
+        ...
+        ...     def sample(self, seed: int, step: int) -> float:
+        ...         return 2 * (uniform(seed, step) ** (-1 / 3) - 1)
+        ...
+        ...     def weight(self, s: float) -> float:
+        ...         return (2 + s) / 3
+        >>> isinstance(Lomax(), Law)
+        True
+    """
 
     reweights: ClassVar[bool]  # whether weight varies with s: losses and averages then carry it
 
@@ -238,8 +254,12 @@ def _check_shape_scale(law: Weibull | Gamma) -> None:
 
 def check_law(law: object) -> None:
     """Refuse ``law`` unless it is a law of s or None."""
-    if law is not None and (isinstance(law, type) or not isinstance(law, Law)):
-        raise TypeError(f"scaling must be a law such as o2nc.Exponential(), or None, got {law!r}")
+    if law is None:
+        return
+    missing = [name for name in ("sample", "weight", "reweights") if not hasattr(law, name)]
+    if missing or isinstance(law, type) or not is_dataclass(law):
+        reason = f" (it lacks {', '.join(missing)})" if missing else " (a law is an instance of a dataclass)"
+        raise TypeError(f"scaling must be a law such as o2nc.Exponential(), or None, got {law!r}{reason}")
 
 
 def relative_weight(law: Law | None, seed: int, step: int) -> float:

@@ -58,6 +58,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
         ...     loss = model(torch.ones(4, 3)).abs().mean()
     """
 
+    needed: ClassVar[tuple[str, ...]] = ("lr", "momentum", "dampening", "weight_decay")
     shared: ClassVar[tuple[str, ...]] = (
         "scaling",
         "seed",

@@ -82,6 +82,7 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
 class RandomlyScaled(Persistent):
     """What `random_scaling` adds to an optimizer's class: two step hooks, and surviving copies."""
 
+    needed: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ("scaling", "scaling_seed", "scaling_step")
 
     def _keeps_dtype(self, key: str) -> bool:

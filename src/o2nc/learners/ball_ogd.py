@@ -27,7 +27,7 @@ class BallOGD:
 
     Args:
         lr: η >= 0.
-        radius: D > 0, or inf for no ball.
+        radius: D > 0, the longest Δ in the joint norm of all parameters, or inf for no ball.
         decay: μ >= 0.
     """
 

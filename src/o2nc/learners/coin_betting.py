@@ -38,6 +38,8 @@ from o2nc.vector import States, Vector, add_shares_, combine_, dots, scale_, squ
 class CoinBetting:
     """Parameter-free betting on the joint norm.
 
+    ``param_groups[i]["lr"]`` is a multiplier of the bet that starts at 1, so that schedules have something to act on.
+
     Args:
         wealth: ε > 0, the initial wealth and its endowment: what may be lost in all.
         lipschitz: G > 0, a bound on the gradient's joint norm. A longer gradient is shortened to it.

@@ -25,7 +25,7 @@ class FTRL:
     """Dual averaging with quadratic regularisers.
 
     Args:
-        lr: η >= 0.
+        lr: η >= 0, as in `OGD`.
         decay: μ >= 0.
         radius: D > 0, or inf for no ball.
     """

@@ -8,8 +8,9 @@ The paper's Theorem OGD, with ψ_t = ‖·‖²/(2η_t) and the two composite te
 
     Δ_{t+1} = (Δ_t − h_t g_t) / (1 + h_t μ/β + κ(h_t/(β h_{t+1}) − 1)),
 
-for a constant h: Δ_{t+1} = β(Δ_t − h g_t)/(β + hμ + κ(1 − β)). This is SGD with momentum
-β̃ = β/(1 + hμ) and learning rate βh/(1 − β + hμ) for κ = 1.
+for a constant h: Δ_{t+1} = β(Δ_t − h g_t)/(β + hμ + κ(1 − β)). This is SGD with momentum: for κ = 1,
+β̃ = β/(1 + hμ) and learning rate βh/(1 − β + hμ) on a momentum that is a mean (dampening β̃), or β̃h on torch's
+default, a sum (dampening 0).
 
 Regret, for nonincreasing η_t (h may grow by 1/β a step):
 
@@ -31,7 +32,8 @@ class OGD:
     """Composite online mirror descent on R^d; inside `ExponentiatedO2NC` it is SGD with momentum.
 
     Args:
-        lr: η >= 0. A schedule acts on it; an lr of 0 plays Δ = 0 and so forgets the momentum.
+        lr: η >= 0, in the units of torch.optim.SGD's lr (with decay 0: SGD's lr divided by β). A schedule acts on
+            it; an lr of 0 plays Δ = 0 and so forgets the momentum.
         decay: μ >= 0, the strength of the variance regulariser (μ/2)‖Δ‖².
         kappa: 1 (default, the better constant) or 2.
     """

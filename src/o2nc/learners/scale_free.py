@@ -29,7 +29,7 @@ class ScaleFree:
     """Scale-free FTRL; by coordinate it is Adam.
 
     Args:
-        lr: D >= 0, the scale of Δ.
+        lr: D >= 0, the scale of Δ: Adam's lr divided by sqrt((1 + β)/(1 − β)), which is 14 at β = 0.99.
         diagonal: by coordinate (default) or by the joint norm.
         radius: R > 0, or inf for no clip.
     """
