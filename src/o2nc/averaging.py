@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch._utils import _flatten_dense_tensors
 
 from o2nc.vector import real, wide
@@ -88,9 +89,9 @@ class Ledger:
         self.states = states
         kinds: dict[Any, list[int]] = {}
         for i, (p, state, g) in enumerate(zip(params, states, grads, strict=True)):
-            kinds.setdefault((p.dtype, g.dtype, p.device, state["rate"], "gradient" in state), []).append(i)
+            kinds.setdefault((p.dtype, g.dtype, p.device, "gradient" in state), []).append(i)
         self._bunches = [_Bunch(indices, [states[i] for i in indices]) for indices in kinds.values()]
-        self._views = [state["average"] for state in states]
+        self._views = _laid_out(states)
         self.has_complex = any(p.is_complex() for p in params)
         self.own_gradients = all("gradient" in state for state in states)
 
@@ -99,10 +100,11 @@ class Ledger:
         return (
             len(params) == len(self.params)
             and all(map(is_, params, self.params))
-            and owner.get(params[0]) is self.states[0]
-            and all(map(is_, self._views, [state["average"] for state in self.states]))
+            and all(map(is_, map(owner.get, params), self.states))
+            and all(map(is_, self._views, _laid_out(self.states)))
         )
 
+    @_disable_dynamo  # a compiled γ would be last step's
     @torch.no_grad()
     def add_(
         self,
@@ -133,7 +135,7 @@ class Ledger:
 
 
 class _Bunch:
-    """The parameters of one ledger that share dtype, device and rate: first the small ones, then the large."""
+    """The parameters of one ledger that share dtype and device: first the small ones, then the large."""
 
     def __init__(self, indices: list[int], states: list[dict[str, Any]]) -> None:
         sizes = [state["average"].numel() for state in states]
@@ -167,7 +169,6 @@ class _Bunch:
         then: Then | None,
     ) -> None:
         """Take this iterate in: the pack of small parameters, the blocks of large ones, then the sums."""
-        rate = self.states[0]["rate"] * weight
         squares, slopes = [], []
         if self.n_small:
             at = self.indices[: self.n_small]
@@ -200,9 +201,17 @@ class _Bunch:
             squares.append(self._by_parameter([b[0] for b in blocks], counts))
             slopes.append(self._by_parameter([b[1] for b in blocks], counts))
         # V ← (1 − γ)(V + γ‖e‖²), and the progress grows by rate·⟨g, u⟩
-        self.spread.add_(torch.cat(squares), alpha=gamma).mul_(1 - gamma)
+        if gamma == 1:  # a first iterate wipes whatever was before, be it infinite
+            self.spread.zero_()
+        else:
+            self.spread.add_(torch.cat(squares), alpha=gamma).mul_(1 - gamma)
         if us is not None:
-            self.progress.add_(torch.cat(slopes), alpha=rate)
+            rates = [state["rate"] * weight for state in self.states]
+            if all(rate == rates[0] for rate in rates):
+                self.progress.add_(torch.cat(slopes), alpha=rates[0])
+            else:
+                moved = torch.tensor(rates, dtype=torch.float64).to(self.progress.device)
+                self.progress.add_(torch.where(moved == 0, 0.0, moved * torch.cat(slopes)))
 
     def _segments(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the inner products of packed small parameters."""
@@ -249,9 +258,9 @@ def _move_(
     e = torch.sub(x, row.x_mean, out=for_e)
     square = inner(e, e)
     slope = square if row.u is None else inner(g, row.u.to(dtype))
-    row.x_mean.lerp_(x, gamma)
-    if row.g_mean is not None:
-        row.g_mean.lerp_(g, gamma)
+    for mean, new in ((row.x_mean, x), (row.g_mean, g)):
+        if mean is not None:
+            mean.copy_(new) if gamma == 1 else mean.lerp_(new, gamma)
     return square, slope
 
 
@@ -263,6 +272,10 @@ def _flat(tensors: list[Tensor]) -> Tensor:
     if all(t.dim() == 1 for t in tensors):
         return torch.cat(tensors)
     return _flatten_dense_tensors(tensors)
+
+
+def _laid_out(states: list[dict[str, Any]]) -> list[Any]:
+    return [state.get(key) for key in ("average", "gradient", "spread", "progress") for state in states]
 
 
 def _as_views(states: list[dict[str, Any]], key: str) -> Tensor:

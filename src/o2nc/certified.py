@@ -1,7 +1,7 @@
 """The part of an optimizer that speaks of its averages: certificate, swap, output, progress."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,8 +39,8 @@ class Certified(Optimizer):
         return self.__dict__.setdefault("_ledger_cache", {})
 
     @torch.no_grad()
-    def _rest_absent(self, gamma: float) -> list[dict[str, Any]]:
-        """Count parameters that have averages but no gradient now with the gradient zero; return their states."""
+    def _rest_absent(self, gamma: float) -> None:
+        """Count parameters that have averages but no gradient now with the gradient zero."""
         params = [
             p
             for group in self.param_groups
@@ -54,7 +54,6 @@ class Certified(Optimizer):
         if params:
             zeros = [torch.zeros_like(p) for p in params]
             Ledger(params, states, zeros).add_(zeros, None, gamma)
-        return states
 
     def _keep_own_gradient(self, state: dict[str, Any]) -> None:
         """Give a parameter a ḡ of its own where so far the momentum buffer told it."""
@@ -93,15 +92,17 @@ class Certified(Optimizer):
                 f"{asked} needs averages, and this optimizer was made with average=None: "
                 "pass average=0.999, say, when you construct it"
             )
-        found = []
+        found: list[tuple[str | int, Tensor, dict[str, Any]]] = []
+        taken: set[str | int] = set()
         i = 0
         for group in self.param_groups:
             names = group.get("param_names", range(i, i + len(group["params"])))
             for name, p in zip(names, group["params"], strict=True):
-                i += 1
                 if key in self.state.get(p, {}):
-                    found.append((name, p, self.state[p]))
-        if not found:
+                    found.append((i if name in taken else name, p, self.state[p]))
+                    taken.add(name)
+                i += 1
+        if not found or self.param_groups[0]["step"] == 0:
             raise RuntimeError(f"{asked}: {self._nothing_yet}")
         return found
 
@@ -145,9 +146,10 @@ class Certified(Optimizer):
                 real(p.detach()).copy_(state[self._average_key])
             yield
         finally:
-            for (_, p, _), saved in zip(averages, backup, strict=True):
-                p.detach().copy_(saved)
             self._inside_averaged = was_inside
+            with ExitStack() as restore:  # all of them, even if one cannot be
+                for (_, p, _), saved in zip(averages, backup, strict=True):
+                    restore.callback(p.detach().copy_, saved)
 
     def _refuse_inside_averaged(self) -> None:
         if self._inside_averaged:

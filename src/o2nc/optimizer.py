@@ -28,13 +28,27 @@ from o2nc.vector import real, wide
 
 
 class Active(NamedTuple):
-    """The parameters that have a gradient, as parallel lists: together one vector of R^d."""
+    """The parameters that have or had a gradient, as parallel lists: together one vector of R^d.
+
+    One that has none now counts with the gradient zero, in the learner and in the averages, and is not moved.
+    """
 
     params: list[Tensor]
     xs: list[Tensor]
     gs: list[Tensor]
     states: list[dict[str, Any]]
     lrs: list[float]
+    present: list[bool]
+
+    def mark_moved(self) -> None:
+        """Note whose next Δ is added to the parameter, so that the progress counts it, and whose is not."""
+        for state, here in zip(self.states, self.present, strict=True):
+            state["rate"] = 1.0 if here else 0.0
+
+    def move_(self, s: float) -> None:
+        """Add s·Δ to the parameters that have a gradient."""
+        xs, deltas = ([v for v, here in zip(vs, self.present, strict=True) if here] for vs in (self.xs, self.deltas))
+        torch._foreach_add_(xs, deltas, alpha=s)
 
     @property
     def deltas(self) -> list[Tensor]:
@@ -59,28 +73,36 @@ def check_learner(learner: object) -> None:
         raise TypeError(f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}")
 
 
-def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active:
-    """Gather the parameters that have a gradient, with state made where it is new.
+def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active | None:
+    """Gather the parameters that have or had a gradient, with state made where it is new; None when none has one now.
 
     All gradients are checked before anything is touched. Gradients and state are at least float32.
     """
-    with_gradient = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    for p, _ in with_gradient:
-        check_gradient(p.grad)
-    found = Active([], [], [], [], [])
-    for p, group in with_gradient:
+    everyone = [(p, group) for group in optimizer.param_groups for p in group["params"]]
+    for p, _ in everyone:
+        if p.grad is not None:
+            check_gradient(p.grad)
+    if all(p.grad is None for p, _ in everyone):
+        return None
+    found = Active([], [], [], [], [], [])
+    for p, group in everyone:
+        if p.grad is None and "delta" not in optimizer.state.get(p, ()):
+            continue
         x = real(p.detach())
-        g = real(p.grad.detach()).to(wide(x.dtype))
+        dtype = wide(x.dtype)
+        g = torch.zeros_like(x, dtype=dtype) if p.grad is None else real(p.grad.detach()).to(dtype)
         state = optimizer.state[p]
         if "delta" not in state:
-            delta = torch.zeros_like(x, dtype=wide(x.dtype))
-            own = {"delta": delta} | (start(x, g) if averaged else {})
-            state.update(_initial(learner, delta), **own)
+            delta = torch.zeros_like(x, dtype=dtype)
+            state.update(_initial(learner, delta), delta=delta)
+        if averaged and "average" not in state:
+            state.update(start(x, g))
         found.params.append(p)
         found.xs.append(x)
         found.gs.append(g)
         found.states.append(state)
         found.lrs.append(float(group["lr"]))
+        found.present.append(p.grad is not None)
     return found
 
 
@@ -170,7 +192,7 @@ class ExponentiatedO2NC(Certified, Persistent):
             "learner": learner,
             "beta": beta,
             "scaling": scaling,
-            "seed": seed,
+            "seed": int(seed),
             "average": beta if average else None,
             "step": 0,
             "weight_sum": 0.0,
@@ -192,7 +214,7 @@ class ExponentiatedO2NC(Certified, Persistent):
         loss = evaluate(closure)
         learner, beta, law, seed, average, step, *sums = (self.param_groups[0][key] for key in self.shared)
         found = active(self, learner, averaged=average is not None)
-        if not found.xs:
+        if found is None:
             return loss
         t = step + 1
         weight = relative_weight(law, seed, t)
@@ -200,14 +222,12 @@ class ExponentiatedO2NC(Certified, Persistent):
             (*sums,), gamma = Weights(*sums).add(weight, average)
             ledger = self._ledger("active", found.params, found.gs)
             ledger.add_(found.gs, found.deltas, gamma, weight=progress_weight(law, seed, t))
-            self._rest_absent(gamma)
             self._keep_output(seed, t)
-            for state in found.states:
-                state["rate"] = 1.0  # from here on Δ is what moves the parameters
+            found.mark_moved()
         gs = found.gs if weight == 1 else list(torch._foreach_mul(found.gs, weight))
         play(learner, found, gs, beta)
         s = 1.0 if law is None else law.sample(seed, t + 1)
-        torch._foreach_add_(found.xs, found.deltas, alpha=s)
+        found.move_(s)
         for group in self.param_groups:
             group.update(step=t, weight_sum=sums[0], weight_square_sum=sums[1])
         return loss

@@ -66,7 +66,7 @@ class OriginalO2NC(Certified, Persistent):
             "lr": learner.lr,
             "learner": learner,
             "period": period,
-            "seed": seed,
+            "seed": int(seed),
             "restart": restart,
             "step": 0,
         }
@@ -89,27 +89,26 @@ class OriginalO2NC(Certified, Persistent):
         loss = evaluate(closure)
         learner, period, seed, restart, step = (self.param_groups[0][key] for key in self.shared)
         found = active(self, learner, averaged=True)
-        if not found.xs:
+        if found is None:
             return loss
         n = step + 1
-        gamma = 1 / (step % period + 1)  # uniform weights within a block; the first iterate of one wipes the last
+        gamma = 1 / (step % period + 1)  # uniform weights within a block
         self._ledger("active", found.params, found.gs).add_(found.gs, found.deltas, gamma)
-        for state in self._rest_absent(gamma):
-            state["delta"].zero_()
-        for state in found.states:
-            state["rate"] = 1.0
-        deltas = found.deltas
-        torch._foreach_add_(found.xs, deltas, alpha=1 - _LAW.sample(seed, n))
+        found.mark_moved()
+        found.move_(1 - _LAW.sample(seed, n))
         block_ends = n % period == 0
         if block_ends:
             self._complete_block(seed, n // period)
         if block_ends and restart:
-            torch._foreach_zero_(deltas)
             for state in found.states:
+                state["delta"].zero_()
                 state.update(learner.init(state["delta"]))
         else:
             play(learner, found, found.gs, 1.0)
-        torch._foreach_add_(found.xs, deltas, alpha=_LAW.sample(seed, n + 1))
+        for state, here in zip(found.states, found.present, strict=True):
+            if not here:
+                state["delta"].zero_()  # it stays at w_n, which so becomes its x_n
+        found.move_(_LAW.sample(seed, n + 1))
         for group in self.param_groups:
             group["step"] = n
         return loss

@@ -10,13 +10,15 @@ the seed and the step counter live in the parameter groups, the same in each. `P
 """
 
 import warnings
-from dataclasses import asdict, is_dataclass
+from collections import OrderedDict
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
 
 from o2nc import checks, learners, scaling
+from o2nc.vector import real
 
 _KNOWN = {
     cls.__name__: cls
@@ -35,27 +37,32 @@ _KNOWN = {
 }
 
 
+_NAME = "__name__"  # no field can be called so
+_SHAPED = ("delta", "average", "gradient", "output", "update", "block_average")  # state of the parameter's own shape
+
+
 def encode(value: Any) -> Any:
     """Return a law or learner as a plain dictionary, anything else as it is."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {"name": type(value).__name__, **asdict(value)}
+        members = {f.name: encode(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {_NAME: type(value).__name__, **members}
     return value
 
 
 def decode(key: str, value: Any, live: Any) -> Any:
     """Undo `encode`; ``live`` is the optimizer's own entry, whose class may be one of the user's."""
-    if not isinstance(value, dict) or "name" not in value:
+    if not isinstance(value, dict) or _NAME not in value:
         return value
-    fields = {k: v for k, v in value.items() if k != "name"}
-    cls = type(live) if type(live).__name__ == value["name"] else _KNOWN.get(value["name"])
+    members = {k: decode(k, v, getattr(live, k, None)) for k, v in value.items() if k != _NAME}
+    cls = type(live) if type(live).__name__ == value[_NAME] else _KNOWN.get(value[_NAME])
     if cls is None:
         raise ValueError(
-            f"the checkpoint has {key}={value['name']}(…), which o2nc does not know: "
+            f"the checkpoint has {key}={value[_NAME]}(…), which o2nc does not know: "
             f"construct the optimizer with that {key} first, then load"
         )
     if live is not None and cls is not type(live):
         warnings.warn(f"the checkpoint's {key} {cls.__name__} replaces {type(live).__name__}", stacklevel=4)
-    return cls(**fields)
+    return cls(**members)
 
 
 class Persistent(Optimizer):
@@ -107,17 +114,46 @@ class Persistent(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned; as in torch, the checkpoint's hyperparameters win."""
+        # torch calls hooks before and after what it does; here that includes decoding and keeping dtypes
+        before, after = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
+        state_dict = state_dict.copy()
+        for hook in before.values():
+            state_dict = hook(self, state_dict) or state_dict
         own = {key: self.param_groups[0][key] for key in self.shared}
         missing = [key for key in self.needed if any(key not in group for group in state_dict["param_groups"])]
         if missing:
             raise ValueError(f"the checkpoint is not one of {type(self).__name__}: its groups lack {missing}")
         groups = [
-            own | {k: decode(k, v, own.get(k)) for k, v in group.items()} for group in state_dict["param_groups"]
+            own | {k: decode(k, v, own[k]) if k in own else v for k, v in group.items()}
+            for group in state_dict["param_groups"]
         ]
-        super().load_state_dict({**state_dict, "param_groups": groups})
+        kept = self._kept(groups, state_dict["state"])
+        try:
+            self._optimizer_load_state_dict_pre_hooks = OrderedDict()
+            self._optimizer_load_state_dict_post_hooks = OrderedDict()
+            super().load_state_dict({**state_dict, "param_groups": groups})
+        finally:
+            self._optimizer_load_state_dict_pre_hooks = before
+            self._optimizer_load_state_dict_post_hooks = after
+        for p, key, value in kept:
+            self.state[p][key] = value.detach().to(p.device, copy=True)
+        for post_hook in after.values():
+            post_hook(self)
+
+    def _kept(
+        self, groups: list[dict[str, Any]], state: dict[Any, Any]
+    ) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+        """Return the saved tensors that are to keep their dtype, with parameter and key; refuse other shapes."""
+        kept = []
         ids = [i for group in groups for i in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
-        for i, p in zip(ids, params, strict=True):
-            for key, value in state_dict["state"].get(i, {}).items():
+        for i, p in zip(ids, params, strict=False):  # torch says itself when there are more of one
+            for key, value in state.get(i, {}).items():
                 if isinstance(value, torch.Tensor) and self._keeps_dtype(key):
-                    self.state[p][key] = value.detach().to(p.device, copy=True)
+                    if key in _SHAPED and value.shape != real(p).shape:
+                        raise ValueError(
+                            f"the checkpoint's {key} of parameter {i} has shape {tuple(value.shape)}, "
+                            f"the parameter has {tuple(real(p).shape)}: are the parameters in another order?"
+                        )
+                    kept.append((p, key, value))
+        return kept

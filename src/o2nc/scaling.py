@@ -93,7 +93,7 @@ def uniform(seed: int, step: int, *, stream: int = 0, draw: int = 0) -> float:
     """
     if step < 1:
         raise ValueError(f"step must be an integer >= 1, got {step!r}")
-    word = _mix((_key(seed, stream) + step * _GOLDEN) & _MASK)
+    word = _mix((_key(int(seed), stream) + int(step) * _GOLDEN) & _MASK)  # int: numpy's would overflow
     bits = _mix((word + (draw + 1) * _GOLDEN) & _MASK) >> 12
     # 52 bits and a half: neither 0 nor 1 can come out, so a logarithm is safe
     return (bits + 0.5) * 2.0**-52
@@ -180,8 +180,9 @@ class Weibull:
     def __post_init__(self) -> None:
         _check_shape_scale(self)
         if self.scale is None:
-            # Γ(1 + 1/k) overflows for k below 0.006: take the logarithm
-            object.__setattr__(self, "scale", math.exp(-math.lgamma(1 + 1 / self.shape)))
+            scale = math.exp(-math.lgamma(1 + 1 / self.shape))
+            checks.number("shape", self.shape, "at least 0.006 when the scale is left open", lambda v: scale > 0)
+            object.__setattr__(self, "scale", scale)
 
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by inversion: λ(−log u)^{1/k}."""
@@ -234,7 +235,8 @@ class Gamma:
     def weight(self, s: float) -> float:
         """Return θ Γ(k, z) e^z z^{1−k} at z = s/θ, with Γ(k, ·) the upper incomplete gamma function."""
         k, z = self.shape, s / self.scale
-        survival = torch.special.gammaincc(*torch.tensor([k, z], dtype=torch.float64)).item()
+        z = max(z, math.ulp(0.0))
+        survival = torch.special.gammaincc(*torch.tensor([k, z], dtype=torch.float64, device="cpu")).item()
         if survival == 0.0:  # beyond e^{−745}: two terms of the asymptotic series
             return self.scale * (1 + (k - 1) / z)
         return self.scale * math.exp(math.log(survival) + math.lgamma(k) + z + (1 - k) * math.log(z))

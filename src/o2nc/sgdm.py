@@ -43,7 +43,8 @@ class ScaledSGDM(Certified, Persistent, SGD):
         fused: torch's fused implementation.
         scaling: the law of s, or None for ``torch.optim.SGD`` itself.
         seed: a non-negative integer; s_n is a pure function of it and n.
-        average: the discount β in (0, 1) of x̄, ḡ and V; None keeps no averages.
+        average: the discount β in (0, 1) of x̄, ḡ and V; None keeps no averages. When it equals ``momentum`` (and
+            dampening is 0) ḡ is read off the momentum buffer, which is then not to be reset by hand.
 
     Example:
         >>> import torch, o2nc
@@ -106,7 +107,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._share(dict(zip(self.shared, (scaling, seed, average, 0, 0.0, 0.0), strict=True)))
+        self._share(dict(zip(self.shared, (scaling, int(seed), average, 0, 0.0, 0.0), strict=True)))
 
     def _keeps_dtype(self, key: str) -> bool:
         return key != "momentum_buffer"  # torch's own, cast as torch casts it
@@ -255,7 +256,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
             directions = self._directions(params, grads, seen) if keeps_update else []
             self._sgd(group, params, grads, buffers, lr)
             for state, direction in zip(states, directions, strict=False):
-                if group["nesterov"]:
+                if group["nesterov"] and group["momentum"] != 0:
                     direction.add_(real(state["momentum_buffer"].detach()), alpha=group["momentum"])
                 state["update"] = direction
         rate = -_number(group["lr"])

@@ -1,8 +1,6 @@
 """A vector of R^d kept as a list of tensors: the few operations that learners and averages need.
 
-Norms are joint over the whole list. They stay on the device, so nothing here waits for the host. The squares of one
-tensor are added up in its own dtype, as in torch's gradient clipping (so float32 overflows beyond 1e19), those of the
-tensors in float64.
+Norms are joint over the whole list. They stay on the device as float64 tensors, so nothing here waits for the host.
 """
 
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ States: TypeAlias = list[dict[str, Any]]  # of the parameters, one for each tens
 
 def real(x: Tensor) -> Tensor:
     """View a complex tensor as a real one with one more axis; return a real tensor as it is."""
-    return torch.view_as_real(x) if x.is_complex() else x
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -28,7 +26,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def squares(x: Vector) -> Tensor:
     """Return ‖x_p‖² for every tensor of the list, as one float64 tensor."""
-    return torch.stack([n.to(x[0].device, torch.float64) for n in torch._foreach_norm(x)]).square()
+    home = x[0].device
+    # in float64 throughout, except that a CPU does it the fast way first and looks whether it overflowed
+    norms = torch._foreach_norm(x) if home.type == "cpu" else torch._foreach_norm(x, 2, torch.float64)
+    result = torch.stack([n.to(home, torch.float64) for n in norms]).square()
+    if home.type == "cpu" and not result.isfinite().all():
+        result = torch.stack([n.to(home) for n in torch._foreach_norm(x, 2, torch.float64)]).square()
+    return result
 
 
 def dots(x: Vector, y: Vector) -> Tensor:
@@ -65,8 +69,7 @@ def clip_(x: Vector, radius: float) -> None:
 def add_shares_(shares: Vector, beta: float, new: Tensor) -> Tensor:
     """Set shares_p ← β·shares_p + new_p, 0-d tensors one per parameter, and return their joint sum.
 
-    Sums over R^d are kept as one share per parameter, so that a late one just adds its own. A parameter without a
-    gradient sits the step out: its share is neither counted nor discounted.
+    Sums over R^d are kept as one share per parameter, so that a late one just adds its own.
     """
     torch._foreach_mul_(shares, beta)
     torch._foreach_add_(shares, [n.to(t.device) for n, t in zip(new, shares, strict=True)])

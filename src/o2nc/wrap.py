@@ -10,7 +10,8 @@ parameters are remembered before the step, and the displacement is scaled after 
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, optim
+from torch import optim
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from o2nc import checks
@@ -72,9 +73,14 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
         raise ValueError("optimizer must not be differentiable=True: autograd cannot follow the step hooks")
     check_law(scaling)
     checks.integer("seed", seed, 0)
+    if any(key in group for group in optimizer.param_groups for key in RandomlyScaled.shared):
+        raise ValueError(
+            "optimizer's parameter groups have entries of a scaled one, from a checkpoint perhaps: "
+            "apply random_scaling first, then load"
+        )
     optimizer.__class__ = _scaled(type(optimizer))
     assert isinstance(optimizer, RandomlyScaled)
-    optimizer._share({"scaling": scaling, "scaling_seed": seed, "scaling_step": 0})
+    optimizer._share({"scaling": scaling, "scaling_seed": int(seed), "scaling_step": 0})
     optimizer._hook()
     return optimizer
 
@@ -98,6 +104,8 @@ class RandomlyScaled(Persistent):
             self._hook()
 
     _hooked = False
+    _guarded = False  # inside `step`, which cleans up after an error
+    _depth = 0  # of hooks within hooks: a subclass that calls super().step() runs them twice
     _before: list[Any] | None = None
 
     def _hook(self) -> None:
@@ -106,13 +114,27 @@ class RandomlyScaled(Persistent):
         self.register_step_post_hook(_scale_after)
 
 
+def _guarded_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Step, and put the learning rates back if the step ends in an error."""
+    if self._guarded:
+        return super(type(self), self).step(*args, **kwargs)
+    self._guarded = True
+    try:
+        return super(type(self), self).step(*args, **kwargs)
+    finally:
+        self._guarded, self._depth = False, 0
+        if self._before is not None:
+            _clean_up(self)
+
+
+_guarded_step.hooked = True  # type: ignore[attr-defined]  # the parent's step runs the hooks
 _CLASSES: dict[type[Optimizer], type[Optimizer]] = {}
 
 
 def _scaled(cls: type[Optimizer]) -> type[Optimizer]:
     """Return the class that is ``cls`` with `RandomlyScaled` in front, under the same name."""
     if cls not in _CLASSES:
-        namespace = {"__doc__": cls.__doc__, "__module__": cls.__module__}
+        namespace = {"__doc__": cls.__doc__, "__module__": cls.__module__, "step": _guarded_step}
         _CLASSES[cls] = type(cls.__name__, (RandomlyScaled, cls), namespace)
     return _CLASSES[cls]
 
@@ -126,47 +148,52 @@ def _is_linear(optimizer: Optimizer) -> bool:
     return type(optimizer).__bases__[1] in _LINEAR_IN_LR
 
 
-def _tensors(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+def _scalar(optimizer: Any) -> float:
+    law, seed, step = (optimizer.param_groups[0][key] for key in optimizer.shared)
+    return law.sample(seed, step + 2)
 
 
+@_disable_dynamo
 def _scale_before(optimizer: Any, args: Any, kwargs: Any) -> None:
-    group = optimizer.param_groups[0]
-    law, seed, step = (group[key] for key in optimizer.shared)
-    if law is None:
+    if optimizer.param_groups[0]["scaling"] is None:
         return
-    if not _is_linear(optimizer):
-        optimizer._before = [p.detach().clone() for p in _tensors(optimizer)]
+    if optimizer._before is not None and optimizer._guarded:
+        optimizer._depth += 1
         return
-    if optimizer._before is not None:  # the last step ended in an error, before lr was put back
-        _put_back_lr(optimizer)
-    s = law.sample(seed, step + 2)
-    optimizer._before = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * s
+    if optimizer._before is not None:  # an error in a step that a scheduler had wrapped before we came
+        _clean_up(optimizer)
+    if _is_linear(optimizer):
+        s = _scalar(optimizer)
+        optimizer._before = [(group, group["lr"]) for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * s
+    else:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer._before = [(p, p.detach().clone()) for p in params if p.requires_grad or p.grad is not None]
 
 
-def _put_back_lr(optimizer: Any) -> None:
-    for group, lr in zip(optimizer.param_groups, optimizer._before, strict=False):
-        group["lr"] = lr
+def _clean_up(optimizer: Any) -> None:
+    if _is_linear(optimizer):
+        for group, lr in optimizer._before:
+            group["lr"] = lr
     optimizer._before = None
 
 
+@_disable_dynamo
 @torch.no_grad()
 def _scale_after(optimizer: Any, args: Any, kwargs: Any) -> None:
-    group = optimizer.param_groups[0]
-    law, seed, step = (group[key] for key in optimizer.shared)
-    if law is None:
+    if optimizer._before is None:
         return
-    if _is_linear(optimizer):
-        _put_back_lr(optimizer)
-    else:
-        s = law.sample(seed, step + 2)
-        for p, x in zip(_tensors(optimizer), optimizer._before, strict=True):
-            p.copy_(x.lerp_(p, s))
-        optimizer._before = None
+    if optimizer._depth:
+        optimizer._depth -= 1
+        return
+    if not _is_linear(optimizer):
+        s = _scalar(optimizer)
+        for p, x in optimizer._before:
+            p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))  # infinities that stood still go on standing still
+    _clean_up(optimizer)
     found_inf = getattr(optimizer, "found_inf", None)
     skipped = found_inf is not None and bool(found_inf.item())
-    if not skipped and any(p.grad is not None for p in _tensors(optimizer)):
+    if not skipped and any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
         for group in optimizer.param_groups:
-            group["scaling_step"] = step + 1
+            group["scaling_step"] += 1
