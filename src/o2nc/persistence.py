@@ -35,8 +35,6 @@ _KNOWN = {
         learners.CoinBetting,
     )
 }
-
-
 _NAME = "__name__"  # no field can be called so
 _SHAPED = ("delta", "average", "gradient", "output", "update", "block_average")  # state of the parameter's own shape
 

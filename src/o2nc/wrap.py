@@ -90,6 +90,10 @@ class RandomlyScaled(Persistent):
 
     needed: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ("scaling", "scaling_seed", "scaling_step")
+    _hooked = False
+    _guarded = False  # inside `step`, which cleans up after an error
+    _depth = 0  # of hooks within hooks: a subclass that calls super().step() runs them twice
+    _before: list[Any] | None = None  # what `_scale_after` needs: the learning rates, or the parameters
 
     def _keeps_dtype(self, key: str) -> bool:
         return False  # the state is the wrapped optimizer's, cast as torch casts it
@@ -102,11 +106,6 @@ class RandomlyScaled(Persistent):
         super().__setstate__(state)
         if not self._hooked:
             self._hook()
-
-    _hooked = False
-    _guarded = False  # inside `step`, which cleans up after an error
-    _depth = 0  # of hooks within hooks: a subclass that calls super().step() runs them twice
-    _before: list[Any] | None = None
 
     def _hook(self) -> None:
         self._hooked = True
