@@ -24,7 +24,7 @@ from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
 from o2nc.vector import real, wide
 
-_HALF = (torch.bfloat16, torch.float16)
+_HALF = frozenset((torch.bfloat16, torch.float16))
 
 
 class ScaledSGDM(Certified, Persistent, SGD):
@@ -134,9 +134,13 @@ class ScaledSGDM(Certified, Persistent, SGD):
             grads: list[Tensor] = []
             buffers: list[Tensor | None] = []
             sparse = self._init_group(group, params, grads, buffers)
-            if sparse or not all(map(torch.is_floating_point, grads)):
+            dtypes = {g.dtype for g in grads}
+            if sparse or not all(dtype.is_floating_point for dtype in dtypes):
                 for g in grads:
                     check_gradient(g)
+            if group["fused"] and not _HALF.isdisjoint(dtypes) and any(p.device.type == "cpu" for p in params):
+                # torch's fused kernel for CPUs (2.13) leaves every other vector of a half-precision buffer unwritten
+                group = group | {"foreach": True, "fused": False}
             if params:
                 work.append((k, group, params, grads, buffers))
         if not work:
@@ -169,23 +173,25 @@ class ScaledSGDM(Certified, Persistent, SGD):
     ) -> None:
         """Call torch's function, kept from writing into ``.grad`` and from mixing old and new buffers."""
         scaler = {key: getattr(self, key, None) for key in ("grad_scale", "found_inf")}
+        if scaler["grad_scale"] is not None and not group["fused"]:  # foreach had to stand in, and knows no scale
+            grads, scaler = [g / scaler["grad_scale"] for g in grads], {}
         # torch writes into .grad itself in three cases: Nesterov by foreach, a fused step that unscales, tensor decay
         if (
             (group["nesterov"] and group["foreach"] is not False and not group["fused"])
-            or scaler["grad_scale"] is not None
+            or scaler.get("grad_scale") is not None
             or isinstance(group["weight_decay"], Tensor)
         ):
             grads = [g.clone() for g in grads]
         # torch's fused step takes either all buffers or none: a parameter unfrozen late goes on its own
-        new = [i for i, b in enumerate(buffers) if b is None] if group["fused"] else []
-        parts = [range(len(params))]
-        if 0 < len(new) < len(buffers):
-            parts = [new, [i for i, b in enumerate(buffers) if b is not None]]  # type: ignore[list-item]
-        for part in parts:
-            part_buffers = [buffers[i] for i in part] if buffers else []
-            _call_sgd(group, [params[i] for i in part], [grads[i] for i in part], part_buffers, lr, **scaler)
-            for i, buffer in zip(part, part_buffers, strict=False):
-                self.state[params[i]]["momentum_buffer"] = buffer
+        old = [b is not None for b in buffers] if group["fused"] else []
+        if any(old) and not all(old):
+            for kind in (False, True):
+                at = [i for i, known in enumerate(old) if known == kind]
+                self._sgd(group, [params[i] for i in at], [grads[i] for i in at], [buffers[i] for i in at], lr)
+            return
+        _call_sgd(group, params, grads, buffers, lr, **scaler)
+        for p, buffer in zip(params, buffers, strict=False):  # there are none without momentum
+            self.state[p]["momentum_buffer"] = buffer
 
     def _seen(self, group: dict[str, Any]) -> Seen:
         """Return what torch makes of ``.grad`` before the momentum."""
@@ -283,13 +289,6 @@ def _call_sgd(
     lr: float | Tensor,
     **scaler: Tensor | None,
 ) -> None:
-    foreach, fused = group["foreach"], group["fused"]
-    if fused and any(p.dtype in _HALF and p.device.type == "cpu" for p in params):
-        # torch's fused kernel for CPUs (2.13) leaves every other vector of a half-precision buffer unwritten
-        foreach, fused = True, False
-        scale = scaler.pop("grad_scale", None)
-        scaler.clear()
-        grads = grads if scale is None else [g / scale for g in grads]
     sgd(
         params,
         grads,
@@ -301,7 +300,7 @@ def _call_sgd(
         nesterov=group["nesterov"],
         maximize=group["maximize"],
         has_sparse_grad=False,
-        foreach=foreach,
-        fused=fused,
+        foreach=group["foreach"],
+        fused=group["fused"],
         **scaler,
     )
