@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch._utils import _flatten_dense_tensors
 
-from o2nc.vector import real, wide
+from o2nc.vector import Scalar, real, wide
 
 # Tensors of up to _SMALL elements are packed together, larger ones are worked on in blocks: on a CPU a block and its
 # temporaries then stay in the cache. Elsewhere blocks only bound the temporaries.
@@ -174,23 +174,23 @@ class _Bunch:
             at = self.indices[: self.n_small]
             x, g = [xs[i] for i in at], [gs[i] for i in at]
             u = None if us is None else [us[i] for i in at]
-            row = _Row(_flat(x), _flat(g), None if u is None else _flat(u), self.x_mean, self.g_mean)
-            square, slope = _move_(row, gamma, seen, self._segments, None)
+            row = Row(_flat(x), _flat(g), None if u is None else _flat(u), self.x_mean, self.g_mean)
+            square, slope = move_(row, gamma, seen, self._segments, None)
             squares.append(square)
             slopes.append(slope)
             if then is not None and u is not None:
                 then(x, g, u)
         blocks: list[tuple[Tensor, Tensor]] = []
         counts: list[int] = []
-        waiting: list[_Row] = []
+        waiting: list[Row] = []
         for i, state in zip(self.indices[self.n_small :], self.states[self.n_small :], strict=True):
-            whole = _Row(xs[i], gs[i], None if us is None else us[i], state["average"], state.get("gradient"))
+            whole = Row(xs[i], gs[i], None if us is None else us[i], state["average"], state.get("gradient"))
             flat = all(t is None or t.is_contiguous() for t in whole)
             rows = whole.split(self.block) if flat else [whole]
             counts.append(len(rows))
             for row in rows:
                 scratch = [t[: row.x.numel()] for t in self.scratch] if flat and len(self.scratch[0]) else None
-                blocks.append(_move_(row, gamma, seen, torch.dot if flat else _inner, scratch))
+                blocks.append(move_(row, gamma, seen, torch.dot if flat else _inner, scratch))
                 waiting.append(row)
                 if then is not None and sum(r.x.numel() for r in waiting) >= self.block:
                     then(*([r[c] for r in waiting] for c in range(3)))  # type: ignore[arg-type]
@@ -200,12 +200,8 @@ class _Bunch:
         if blocks:
             squares.append(self._by_parameter([b[0] for b in blocks], counts))
             slopes.append(self._by_parameter([b[1] for b in blocks], counts))
-        # V ← (1 − γ)(V + γ‖e‖²), and the progress grows by rate·⟨g, u⟩
-        if gamma == 1:  # a first iterate wipes whatever was before, be it infinite
-            self.spread.zero_()
-        else:
-            self.spread.add_(torch.cat(squares), alpha=gamma).mul_(1 - gamma)
-        if us is not None:
+        widen_(self.spread, torch.cat(squares), gamma)
+        if us is not None:  # the progress grows by rate·⟨g, u⟩
             rates = [state["rate"] * weight for state in self.states]
             if all(rate == rates[0] for rate in rates):
                 self.progress.add_(torch.cat(slopes), alpha=rates[0])
@@ -224,7 +220,7 @@ class _Bunch:
         return torch.segment_reduce(torch.stack(sums).double(), "sum", lengths=self._counts[1], unsafe=True)
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """What one parameter, block or pack brings along; u is the direction of its last update."""
 
     x: Tensor
@@ -233,24 +229,32 @@ class _Row(NamedTuple):
     x_mean: Tensor
     g_mean: Tensor | None
 
-    def split(self, size: int) -> list["_Row"]:
+    def split(self, size: int) -> list["Row"]:
         """Cut contiguous tensors into flat blocks."""
-        flat = _Row(*(t if t is None or t.dim() == 1 else t.view(-1) for t in self))  # type: ignore[arg-type]
+        flat = Row(*(t if t is None or t.dim() == 1 else t.view(-1) for t in self))  # type: ignore[arg-type]
         n = self.x.numel()
         if n <= size:
             return [flat]
         columns = [None if t is None else t.split(size) for t in flat]
-        return [_Row(*(None if c is None else c[k] for c in columns)) for k in range(-(-n // size))]  # type: ignore[arg-type]
+        return [Row(*(None if c is None else c[k] for c in columns)) for k in range(-(-n // size))]  # type: ignore[arg-type]
 
 
-def _move_(
-    row: _Row,
-    gamma: float,
+def move_(
+    row: Row,
+    gamma: Scalar,
     seen: Seen,
     inner: Callable[[Tensor, Tensor], Tensor],
-    scratch: list[Tensor] | None,
+    scratch: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Move x̄ and ḡ by one iterate, in place; return ‖x − x̄_before‖² and ⟨gradient, u⟩."""
+    """Move x̄ and ḡ by one iterate, in place; return ‖x − x̄_before‖² and ⟨gradient, u⟩.
+
+    Args:
+        row: the iterate and its averages; a stack of independent runs will do, with an ``inner`` by run.
+        gamma: γ_n, a number, or a tensor that broadcasts against x.
+        seen: what makes of g the gradient that the learner sees.
+        inner: the inner product.
+        scratch: room for two temporaries.
+    """
     dtype = row.x_mean.dtype
     for_e, for_g = scratch or (None, None)
     x = row.x.to(dtype)
@@ -260,8 +264,20 @@ def _move_(
     slope = square if row.u is None else inner(g, row.u.to(dtype))
     for mean, new in ((row.x_mean, x), (row.g_mean, g)):
         if mean is not None:
-            mean.copy_(new) if gamma == 1 else mean.lerp_(new, gamma)
+            mean.copy_(new) if _is_first(gamma) else mean.lerp_(new, gamma)
     return square, slope
+
+
+def widen_(spread: Tensor, square: Tensor, gamma: Scalar) -> None:
+    """Set V ← (1 − γ)(V + γ‖e‖²), in place."""
+    if _is_first(gamma):  # a first iterate wipes whatever was before, be it infinite
+        spread.zero_()
+    else:
+        spread.add_(square * gamma).mul_(1 - gamma)
+
+
+def _is_first(gamma: Scalar) -> bool:
+    return not isinstance(gamma, Tensor) and gamma == 1
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

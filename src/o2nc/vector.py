@@ -62,8 +62,12 @@ def scale_(y: Vector, a: Sequence[Scalar]) -> None:
 def clip_(x: Vector, radius: float) -> None:
     """Project x in place on the ball of the joint norm, ‖x‖ <= radius."""
     if radius != float("inf"):
-        factor = (radius / squares(x).sum().sqrt()).clamp(max=1.0)
-        scale_(x, [factor] * len(x))
+        scale_(x, [shrinkage(squares(x).sum(), radius)] * len(x))
+
+
+def shrinkage(square: Tensor, radius: Scalar) -> Tensor:
+    """Return min(1, radius/‖x‖), the factor that projects on a ball, from ‖x‖²."""
+    return (radius / square.sqrt()).clamp(max=1.0)
 
 
 def add_shares_(shares: Vector, beta: float, new: Tensor) -> Tensor:
