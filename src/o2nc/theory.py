@@ -271,8 +271,8 @@ def steps_for(
     high = 1
     while not enough(high):
         high *= 2
-        if high > 1 << 200:
-            raise ValueError(f"eps={eps!r} needs more than 2^200 steps with these constants")
+        if high > 1 << 72:  # α would no longer be told from 0
+            raise ValueError(f"eps={eps!r} needs more than 2^72 steps with these constants")
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
@@ -366,7 +366,7 @@ def _sharp_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: fl
         alpha = math.exp(log_alpha)
         return Plan(steps, c, gap, lipschitz, noise, "sharp", alpha, radius(alpha))
 
-    low, high = math.log(0.1 / steps), math.log(0.5)
+    low, high = math.log(max(0.1 / steps, 1e-15)), math.log(0.5)
     for _ in range(12):
         grid = np.linspace(low, high, 24).tolist()
         best = min(range(len(grid)), key=lambda i: at(grid[i]).bound)

@@ -1,0 +1,247 @@
+"""Hyperparameters and bounds are those of the theorems; the sharp constants are what docs/paper.md proves."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import o2nc
+from o2nc import theory
+
+UNIT = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0, "noise": 1.0}
+POSITIVE = st.floats(1e-3, 1e3)
+KNOWN = st.fixed_dictionaries({"c": POSITIVE, "gap": POSITIVE, "lipschitz": POSITIVE, "noise": st.floats(0, 1e3)})
+STEPS = st.integers(1, 10**9)
+
+
+# ---- the paper's constants, from its text
+
+
+@given(STEPS, KNOWN)
+@settings(deadline=None)
+def test_paper_hyperparameters(n, known):
+    """Theorem SGDM: "μ = 24F*c/((G+σ)α^{5/2}N), η = 2F*/((G+σ)²N),
+    α = max{N^{−2/3}, (F*)^{4/7}c^{2/7}/((G+σ)^{6/7}N^{4/7})}".
+    """
+    c, gap, a = known["c"], known["gap"], known["lipschitz"] + known["noise"]
+    alpha = max(n ** (-2 / 3), gap ** (4 / 7) * c ** (2 / 7) / (a ** (6 / 7) * n ** (4 / 7)))
+    if alpha > 0.5:
+        with pytest.raises(ValueError, match="alpha <= 1/2"):
+            theory.plan(n, **known, constants="paper")
+        return
+    p = theory.plan(n, **known, constants="paper")
+    assert p.alpha == pytest.approx(alpha)
+    assert p.decay == pytest.approx(24 * gap * c / (a * alpha**2.5 * n))
+    assert p.lr == pytest.approx(2 * gap / (a**2 * n))
+    assert p.lr * p.decay <= 48 * alpha * (1 + 1e-12)  # the paper says "ημ ≈ α"
+
+
+@given(STEPS, KNOWN)
+@settings(deadline=None)
+def test_paper_bound(n, known):
+    """Theorem O2NC with the regret of Theorem OGD: the explicit sum, and its cap 37.4(G + σ)√α."""
+    try:
+        p = theory.plan(n, **known, constants="paper")
+    except ValueError:
+        return
+    g, s, d, al, c = p.lipschitz, p.noise, p.radius, p.alpha, p.c
+    regret = 2 * (g + s) / al**0.5 + 12 * c * d**2 / al**2
+    expected = (
+        p.gap / (d * n) + (2 * g + s) / (al * n) + s * al**0.5 + 12 * c * d**2 / al**2 + (1 + 2 * al * n) / n * regret
+    )
+    assert p.bound == pytest.approx(expected)
+    assert p.bound <= 37.4 * (g + s) * math.sqrt(al)
+    assert sum(p.terms.values()) == p.bound
+
+
+def test_smallest_n_that_is_named_is_enough():
+    known = {"c": 50.0, "gap": 3.0, "lipschitz": 0.5, "noise": 0.1}
+    with pytest.raises(ValueError, match=r"steps >= (\d+) is enough") as refusal:
+        theory.plan(10, **known, constants="paper")
+    n = int(str(refusal.value).split("steps >= ")[1].split()[0])
+    assert theory.plan(n, **known, constants="paper").alpha <= 0.5
+    with pytest.raises(ValueError):
+        theory.plan(n - 1, **known, constants="paper")
+
+
+# ---- the sharp ones
+
+
+@given(st.integers(1, 10**7), KNOWN, st.floats(-6, math.log10(0.5)), st.floats(-6, 6))
+@settings(deadline=None)
+def test_no_other_hyperparameters_have_a_smaller_sharp_bound(n, known, log_alpha, log_radius):
+    best = theory.plan(n, **known)
+    other = theory.bound(n, **known, alpha=10**log_alpha, radius=best.radius * 10**log_radius)
+    assert best.bound <= other * (1 + 1e-9)
+
+
+@given(st.integers(3, 10**9), KNOWN)
+@settings(deadline=None)
+def test_sharp_is_below_the_paper_at_the_papers_own_hyperparameters(n, known):
+    try:
+        p = theory.plan(n, **known, constants="paper")
+    except ValueError:
+        return
+    sharp = theory.bound(n, **known, alpha=p.alpha, radius=p.radius)
+    assert theory.plan(n, **known).bound <= sharp * (1 + 1e-12) <= p.bound
+
+
+@given(st.integers(1, 10**6), KNOWN, st.sampled_from(theory.CONSTANTS))
+@settings(deadline=None)
+def test_more_steps_promise_more(n, known, constants):
+    try:
+        now, later = (theory.plan(m, **known, constants=constants).bound for m in (n, n + 1 + n // 10))
+    except ValueError:
+        return
+    assert later <= now * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("eps", "paper", "sharp"), [(1.0, 1.04e5, 196), (0.5, 1.12e6, 1913), (0.1, 2.97e8, 453_385)])
+def test_steps_for(eps, paper, sharp):
+    assert theory.steps_for(eps, **UNIT, constants="paper") == pytest.approx(paper, rel=5e-3)
+    n = theory.steps_for(eps, **UNIT)
+    assert n == sharp
+    assert theory.bound(n, **UNIT) <= eps < theory.bound(n - 1, **UNIT)
+
+
+def slope(eps, **kwargs):
+    """d log N / d log ε of steps_for."""
+    n, m = (theory.steps_for(e, **kwargs) for e in (eps, eps / 4))
+    return math.log(m / n) / math.log(1 / 4)
+
+
+@pytest.mark.parametrize("constants", theory.CONSTANTS)
+def test_rates(constants):
+    """Section 4: N = O(max{(G+σ)³ε^{−3}, F*(G+σ)²c^{1/2}ε^{−7/2}}); O(ε^{−4}) smooth, O(ε^{−7/2}) of second order."""
+    known = {"gap": 1.0, "lipschitz": 1.0, "noise": 1.0, "constants": constants}
+    assert slope(1e-3, c=1.0, **known) == pytest.approx(-3.5, abs=0.03)
+    assert slope(1e-3, c=1e-9, **known) == pytest.approx(-3.0, abs=0.03)
+    assert slope(2e-3, smoothness=1.0, **known) == pytest.approx(-4.0, abs=0.03)
+    assert slope(1e-3, second_order=1.0, **known) == pytest.approx(-3.5, abs=0.03)
+
+
+@pytest.mark.parametrize(("constants", "factor"), [("paper", 2.0), ("sharp", 1.25)])
+def test_smooth_regime(constants, factor):
+    """Lemma criterion-reduction: "c = H²ε^{−1}", with ε the bound itself."""
+    p = theory.plan(10**6, gap=2.0, lipschitz=1.0, noise=0.5, smoothness=3.0, constants=constants)
+    assert p.c == pytest.approx(9 / p.bound)
+    assert p.gradient_bound == pytest.approx(factor * p.bound)
+
+
+@pytest.mark.parametrize(("constants", "factor"), [("paper", 2.0), ("sharp", 1.0)])
+def test_second_order_regime(constants, factor):
+    p = theory.plan(10**6, gap=2.0, lipschitz=1.0, noise=0.5, second_order=3.0, constants=constants)
+    assert p.c == 1.5
+    assert p.gradient_bound == pytest.approx(factor * p.bound)
+    assert theory.plan(10**6, 1.5, gap=2.0, lipschitz=1.0, noise=0.5).gradient_bound is None
+
+
+# ---- the variance lemma
+
+
+@pytest.mark.parametrize("beta", [0.3, 0.9, 0.999])
+@pytest.mark.parametrize("n", [1, 2, 17])
+def test_variance_weights_are_the_double_sum(n, beta):
+    """Proposition: "λ_{n,t} = 4 Σ_{i=t}^n Σ_{i'=1}^{t−1} p_{n,i} p_{n,i'} (i − i')"."""
+    p = beta ** np.arange(n - 1.0, -1, -1)
+    p /= p.sum()
+    direct = [
+        4 * sum(p[i - 1] * p[j - 1] * (i - j) for i in range(t, n + 1) for j in range(1, t)) for t in range(1, n + 1)
+    ]
+    np.testing.assert_allclose(theory.variance_weights(n, beta), direct, rtol=1e-8, atol=1e-15)
+
+
+@given(st.floats(0.01, 0.9999))
+@settings(deadline=None)
+def test_spread_constant_is_at_most_one(beta):
+    """C = 2β(1 + βq)/(1 + β)² = β((β + q)/(1 + β))², q = √(2 − β²), and 1 − C = (1 − β²)²(4β² + 1)/(…) >= 0."""
+    q = math.sqrt(2 - beta**2)
+    c = theory.spread_constant(beta)
+    assert c == pytest.approx(beta * ((beta + q) / (1 + beta)) ** 2, rel=1e-12)
+    assert c <= 1
+    assert theory.spread_constant(beta, "paper") == 12
+
+
+def riccati_is_finite(k, beta, horizon):
+    """Whether sup over adapted Δ of Σ_{n<=N} E V_n − k Σ E‖Δ_n‖² is finite, by dynamic programming from the end."""
+    a = b = 0.0
+    for n in range(horizon - 1, 0, -1):
+        gamma = (1 - beta) / (1 - beta ** (n + 1))
+        m = (1 + a) * (1 - gamma) * gamma + b * (1 - gamma) ** 2
+        a = (1 + a) * (1 - gamma)
+        if k <= 2 * m:
+            return False
+        b = m * (k - m) / (k - 2 * m)
+    return True
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("horizon", [1, 2, 3, 10, 100, 5000])
+def test_spread_constant_is_true_for_every_adapted_sequence(beta, horizon):
+    assert riccati_is_finite(theory.spread_constant(beta) / (1 - beta) ** 2, beta, horizon)
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
+def test_no_smaller_spread_constant_is_true(beta):
+    assert not riccati_is_finite(0.99 * theory.spread_constant(beta) / (1 - beta) ** 2, beta, 2000)
+
+
+# ---- the rest
+
+
+def test_lower_bound():
+    assert theory.lower_bound(0.1, 4.0, gap=2.0, lipschitz=3.0) == pytest.approx(2 * 9 * 2 * 0.1**-3.5)
+    with pytest.raises(ValueError, match=r"lipschitz must be a finite number >= .* = 1\.18921"):
+        theory.lower_bound(2.0, 1.0, gap=1.0, lipschitz=1.0)
+
+
+def test_momentum_form():
+    """Section "Unraveling": "β̃ = β/(1 + ημ)", "η̃ = βη/(ημ + α)": the plan's optimizer is SGDM with them."""
+    p = theory.plan(500, **UNIT)
+    assert p.momentum == p.beta / (1 + p.lr * p.decay)
+    assert p.effective_lr == p.beta * p.lr / (p.lr * p.decay + p.alpha)
+    x = torch.tensor([0.7, -2.0], dtype=torch.float64)
+    y, m = x.clone(), torch.zeros_like(x)
+    optimizer = p.optimizer([x], seed=3)
+    for t in range(1, 200):
+        x.grad = x.sign() + 0.3 * torch.cos(5 * x)
+        m = p.momentum * m + (1 - p.momentum) * (y.sign() + 0.3 * torch.cos(5 * y))
+        optimizer.step()
+        y = y - o2nc.Exponential().sample(3, t + 1) * p.effective_lr * m
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"steps": 0}, ValueError, "steps must be an integer >= 1"),
+        ({"steps": 10.0}, TypeError, "steps"),
+        ({"c": 0.0}, ValueError, "c must be a finite number > 0"),
+        ({"c": None}, ValueError, "exactly one of c, smoothness and second_order, got none"),
+        ({"smoothness": 1.0}, ValueError, "exactly one of c, smoothness and second_order"),
+        ({"gap": -1.0}, ValueError, "gap"),
+        ({"lipschitz": math.nan}, ValueError, "lipschitz"),
+        ({"noise": -1e-9}, ValueError, "noise"),
+        ({"constants": "best"}, ValueError, "constants must be one of"),
+    ],
+)
+def test_bad_arguments(change, error, message):
+    with pytest.raises(error, match=message):
+        theory.plan(**({"steps": 100, **UNIT} | change))
+
+
+def test_alpha_and_radius_go_together():
+    with pytest.raises(ValueError, match="go together"):
+        theory.bound(100, **UNIT, alpha=0.1)
+    with pytest.raises(ValueError, match="alpha must be a number in"):
+        theory.bound(100, **UNIT, alpha=0.9, radius=1.0)
+
+
+def test_eps_out_of_reach():
+    with pytest.raises(ValueError, match="eps"):
+        theory.steps_for(0.0, **UNIT)
+    with pytest.raises(ValueError, match="more than"):
+        theory.steps_for(1e-300, **UNIT)
