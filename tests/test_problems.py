@@ -1,6 +1,9 @@
-"""The traps are what their formulas say, and the climber's trapped orbit is one period per step."""
+"""The traps are what their formulas say and hold momentum; every problem and oracle keeps its constants."""
 
+import copy
+import dataclasses
 import math
+import pickle
 
 import pytest
 import torch
@@ -8,7 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import o2nc
-from o2nc.problems import Climber, Trap
+from o2nc.problems import (
+    Additive,
+    Chain,
+    ChebyshevRosenbrock,
+    Climber,
+    Cosine,
+    DoubleWell,
+    FiniteSum,
+    MaxAffine,
+    MultiKink,
+    Oracle,
+    PhaseRetrieval,
+    Problem,
+    ReluRegression,
+    Resonance,
+    Ripple,
+    SoftChain,
+    Subsampled,
+    Trap,
+)
 
 TRAPS = st.builds(
     Trap,
@@ -168,3 +190,343 @@ def test_the_trapped_orbit_attracts():
         optimizer.step()
     assert (before - x).tolist() == pytest.approx([1.0] * 10, abs=1e-6)
     assert torch.remainder(x, 1.0).tolist() == pytest.approx([0.4] * 10, abs=1e-6)
+
+
+# Every problem keeps the promises of o2nc.problems.Problem ----------------------------------------------------------
+
+SUITE = {
+    # problem: (least share of G that a search must find, a minimiser where the gap is exact)
+    Resonance.buffer(3): (0.999, torch.zeros(3)),
+    Resonance.zero(2): (0.999, torch.zeros(2)),
+    Resonance.zero(2, momentum=0.5): (0.999, torch.ones(2)),
+    Resonance.locked(3): (0.999, torch.zeros(3)),
+    Resonance(2, Trap(0.3, 1.0, ramp=2.0), 0.9, 0.1): (0.99, torch.full((2,), 0.7 / 4)),
+    Climber(4): (0.999, torch.zeros(4)),
+    DoubleWell(4): (0.999, torch.ones(4)),
+    DoubleWell(1, kink=0.1): (0.999, torch.ones(1)),
+    MultiKink(4): (0.999, torch.ones(4)),
+    Cosine(4): (0.98, torch.zeros(4)),
+    Ripple(4): (0.99, torch.zeros(4)),
+    MaxAffine(5, pieces=20): (0.999, None),
+    MaxAffine(3, pieces=1, seed=4): (0.999, None),
+    ChebyshevRosenbrock(2): (0.999, torch.ones(2)),
+    ChebyshevRosenbrock(5): (0.999, torch.ones(5)),
+    PhaseRetrieval(4, samples=60): (0.75, PhaseRetrieval(4, samples=60).solution),
+    ReluRegression(inputs=3, hidden=2, samples=40): (0.4, ReluRegression(3, 2, 40).solution),
+    Chain(3): (0.5, None),
+    Chain(4, height=0.1, width=2.0): (0.5, None),
+    SoftChain(3, dimension=5, height=0.1, width=0.01): (0.5, None),
+}
+FINITE_SUMS = [p for p in SUITE if isinstance(p, FiniteSum)]
+each = pytest.mark.parametrize("problem", SUITE, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The tensors are small: more threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def inside(problem, x):
+    """x, drawn back into the ball on which the constants hold, where a problem has one."""
+    if isinstance(problem, ReluRegression):
+        x = x * (problem.radius / x.norm(dim=-1, keepdim=True)).clamp(max=1)
+    return x
+
+
+def cloud(problem, n=30, seed=1):
+    """Points around the start and around 0, at several scales."""
+    generator = torch.Generator().manual_seed(seed)
+    width = getattr(problem, "width", 1.0)
+    scales = width * torch.tensor([0.1, 1.0, 3.0, 30.0, 300.0], dtype=torch.float64).view(-1, 1, 1)
+    offsets = scales * torch.randn(5, n, problem.dimension, generator=generator, dtype=torch.float64)
+    return inside(problem, torch.cat([offsets, problem.start() + offsets]).flatten(0, 1))
+
+
+def climb(problem, score, x, rounds=80, seed=2):
+    """The highest score found by random steps, of all sizes, from every row of x; a row keeps only better points."""
+    generator = torch.Generator().manual_seed(seed)
+    width = getattr(problem, "width", 1.0)
+    best = score(x)
+    for _ in range(rounds):
+        size = width * 10 ** (3 * torch.rand(*x.shape[:-1], 1, generator=generator, dtype=torch.float64) - 2.5)
+        some = torch.rand(x.shape, generator=generator) < 0.5
+        y = inside(problem, x + size * some * torch.randn(x.shape, generator=generator, dtype=torch.float64))
+        new = score(y)
+        better = new > best
+        x, best = torch.where(better.unsqueeze(-1), y, x), torch.where(better, new, best)
+    return best.max().item()
+
+
+@each
+def test_a_problem_is_one(problem):
+    assert isinstance(problem, Problem)
+    x = problem.start()
+    assert (x.shape, x.dtype) == ((problem.dimension,), torch.float64)
+    assert problem.value(x).shape == ()
+    x += 1  # a copy: the problem is not changed
+    assert not torch.equal(x, problem.start())
+    for constant in (problem.lipschitz, problem.gap, problem.smoothness, problem.second_order):
+        assert isinstance(constant, float)
+        assert constant > 0
+
+
+@each
+def test_gradient_is_autograds_and_outside_of_it(problem):
+    x = cloud(problem).requires_grad_()
+    (expected,) = torch.autograd.grad(problem.value(x).sum(), x)
+    g = problem.gradient(x)
+    assert not g.requires_grad
+    torch.testing.assert_close(g, expected, rtol=1e-9, atol=1e-11 * problem.lipschitz)
+
+
+@each
+def test_a_batch_is_its_rows(problem):
+    x = cloud(problem)[:12].unflatten(0, (3, 4))
+    value, gradient = problem.value(x), problem.gradient(x)
+    assert value.shape == (3, 4)
+    for i in range(3):
+        for j in range(4):
+            torch.testing.assert_close(value[i, j], problem.value(x[i, j]), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(gradient[i, j], problem.gradient(x[i, j]), rtol=1e-12, atol=1e-12)
+    single = x.float()
+    assert problem.value(single).dtype == problem.gradient(single).dtype == torch.float32
+
+
+@each
+def test_lipschitz_is_never_exceeded_and_nearly_reached(problem):
+    steepest = climb(problem, lambda x: problem.gradient(x).norm(dim=-1), cloud(problem))
+    assert steepest <= problem.lipschitz * (1 + 1e-9)
+    assert steepest >= SUITE[problem][0] * problem.lipschitz
+
+
+@each
+def test_the_gap_is_never_exceeded_and_exact_where_a_minimum_is_known(problem):
+    x, width = cloud(problem), getattr(problem, "width", 1.0)
+    low = problem.value(problem.start()).item() - problem.gap
+    allowed = low - 1e-12 * (1 + problem.gap)
+    for t in range(100):  # normalised descent
+        x = inside(problem, x - 0.3 * 0.95**t * width * torch.nn.functional.normalize(problem.gradient(x), dim=-1))
+    found = -climb(problem, lambda x: -problem.value(x), x)
+    assert found >= allowed
+    minimiser = SUITE[problem][1]
+    if minimiser is not None:
+        assert problem.value(minimiser.double()).item() == pytest.approx(low, abs=1e-12)
+    elif isinstance(problem, MaxAffine):
+        assert found <= low + 0.05
+    else:
+        assert found <= low + 0.5 * problem.gap  # 12 per link is loose for a short chain
+
+
+def joined(problem):
+    """Points x and unit vectors u, side by side, for a search over both."""
+    x = cloud(problem, n=10)
+    u = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return torch.cat([x, u], dim=-1)
+
+
+def separated(problem, xu):
+    x, u = xu.chunk(2, dim=-1)
+    return x, torch.nn.functional.normalize(u, dim=-1)
+
+
+@each
+def test_smoothness(problem):
+    if math.isinf(problem.smoothness):  # a kink: along some segment the gradient jumps
+        a, b = cloud(problem, seed=5), cloud(problem, seed=6)
+        for _ in range(45):
+            m = (a + b) / 2
+            ga, gb, gm = (problem.gradient(x) for x in (a, b, m))
+            left = ((ga - gm).norm(dim=-1) > (gm - gb).norm(dim=-1)).unsqueeze(-1)
+            a, b = torch.where(left, a, m), torch.where(left, m, b)
+        jump = (problem.gradient(a) - problem.gradient(b)).norm(dim=-1)
+        assert (jump / (a - b).norm(dim=-1).clamp(min=1e-12)).max().item() > 1e6 * problem.lipschitz
+        return
+    h = 1e-3 * getattr(problem, "width", 1.0)
+
+    def score(xu):  # ‖∇F(x + hu) − ∇F(x)‖ <= H h, for every h
+        x, u = separated(problem, xu)
+        return (problem.gradient(x + h * u) - problem.gradient(x)).norm(dim=-1) / h
+
+    found = climb(problem, score, joined(problem), rounds=150)
+    assert 0.8 * problem.smoothness < found <= problem.smoothness * (1 + 1e-6)
+
+
+@each
+def test_second_order(problem):
+    if math.isinf(problem.second_order):
+        assert math.isinf(problem.smoothness)
+        return
+    h = 3e-3 * getattr(problem, "width", 1.0)
+
+    def score(xu):  # ‖∇F(x + hu) − 2∇F(x) + ∇F(x − hu)‖ <= ρh², for every h
+        x, u = separated(problem, xu)
+        bend = problem.gradient(x + h * u) - 2 * problem.gradient(x) + problem.gradient(x - h * u)
+        return bend.norm(dim=-1) / h**2
+
+    found = climb(problem, score, joined(problem), rounds=200)
+    assert 0.8 * problem.second_order < found <= problem.second_order * (1 + 1e-6)
+
+
+@each
+def test_a_problem_is_a_value(problem):
+    state = torch.get_rng_state()
+    x = problem.start()
+    fields = [getattr(problem, f.name) for f in dataclasses.fields(problem)]
+    fresh = type(problem)(*fields)
+    for twin in (
+        fresh,
+        pickle.loads(pickle.dumps(fresh)),
+        pickle.loads(pickle.dumps(problem)),
+        copy.deepcopy(problem),
+    ):
+        assert twin == problem
+        assert hash(twin) == hash(problem)
+        assert torch.equal(twin.start(), x)
+        torch.testing.assert_close(twin.gradient(x), problem.gradient(x), rtol=1e-12, atol=1e-12)
+        assert twin.gap == pytest.approx(problem.gap, rel=1e-12)
+        assert twin.lipschitz == pytest.approx(problem.lipschitz, rel=1e-12)
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        problem.dimension = 7
+    if "seed" in {f.name for f in dataclasses.fields(problem)}:
+        other = dataclasses.replace(problem, seed=99)
+        assert not torch.equal(other.gradient(x + 1), problem.gradient(x + 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: DoubleWell(0), "dimension"),
+        (lambda: DoubleWell(2, kink=1.0), "kink"),
+        (lambda: MultiKink(-1), "dimension"),
+        (lambda: Cosine(0), "dimension"),
+        (lambda: Ripple(0), "dimension"),
+        (lambda: MaxAffine(2, pieces=0), "pieces"),
+        (lambda: MaxAffine(2, pieces=3, seed=-1), "seed"),
+        (lambda: ChebyshevRosenbrock(1), "dimension"),
+        (lambda: PhaseRetrieval(2, samples=0), "samples"),
+        (lambda: PhaseRetrieval(2, samples=3, cap=0.0), "cap"),
+        (lambda: ReluRegression(2, 0, 5), "hidden"),
+        (lambda: ReluRegression(2, 2, 5, radius=2.8), "radius"),
+        (lambda: Resonance.zero(2, momentum=0.8), "momentum"),
+        (lambda: Resonance(2, Climber.trap, 0.9, math.nan), "position"),
+        (lambda: Additive(Cosine(2), noise=-1.0), "noise"),
+        (lambda: Subsampled(FINITE_SUMS[0], batch=0), "batch"),
+    ],
+)
+def test_bad_values_are_named(make, name):
+    with pytest.raises(ValueError, match=f"^{name} must be .*, got"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Cosine(2.5), "dimension"),
+        (lambda: MaxAffine(2, pieces="3"), "pieces"),
+        (lambda: Resonance(2, trap=0.5, momentum=0.9, position=0.0), "trap"),
+        (lambda: Additive(Cosine, noise=1.0), "problem"),
+        (lambda: Additive(Trap(0.2, 0.25), noise=1.0), "problem"),
+        (lambda: Subsampled(Cosine(2), batch=1), "problem"),
+    ],
+)
+def test_bad_types_are_named(make, name):
+    with pytest.raises(TypeError, match=f"^{name} must be .*, got"):
+        make()
+
+
+# Oracles ------------------------------------------------------------------------------------------------------------
+
+
+def unbiased(oracle, x, n=4000):
+    """The errors of n samples at x, after a test that their mean is 0."""
+    many = x.expand(n, -1)
+    error = oracle.sample(many, torch.Generator().manual_seed(0)) - oracle.gradient(x)
+    z = error.mean(0) / (error.std(0) / math.sqrt(n)).clamp(min=1e-12)
+    assert z.abs().max().item() < 4.5
+    return error
+
+
+@each
+def test_additive_noise(problem):
+    oracle = Additive(problem, noise=0.7)
+    assert isinstance(oracle, Oracle)
+    assert oracle.noise == 0.7
+    square = unbiased(oracle, problem.start()).square().sum(-1)
+    assert abs(square.mean().item() - 0.49) < 5 * square.std().item() / math.sqrt(len(square))
+    x = cloud(problem)
+    torch.testing.assert_close(Additive(problem, 0.0).sample(x), problem.gradient(x), rtol=0, atol=0)
+    one, other = (oracle.sample(x, torch.Generator().manual_seed(5)) for _ in range(2))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("problem", FINITE_SUMS, ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_subsampling(problem, batch):
+    oracle = Subsampled(problem, batch)
+    assert isinstance(oracle, Oracle)
+    error = unbiased(oracle, problem.start() + 0.1)
+    assert error.square().sum(-1).mean().item() <= oracle.noise**2
+    # exactly: the mean over all terms is the gradient, their mean square deviation / batch the variance
+    x = cloud(problem)
+    every = torch.arange(problem.terms)
+    torch.testing.assert_close(problem.term_gradient(x, every.expand(len(x), -1)), problem.gradient(x))
+    g = torch.stack([problem.term_gradient(x, torch.full((len(x), 1), i)) for i in every.tolist()])
+    mean_square = g.square().sum(-1).mean(0)
+    assert mean_square.max().item() <= problem.term_lipschitz**2 * (1 + 1e-12)
+    assert mean_square.max().item() >= 0.1 * problem.term_lipschitz**2
+    variance = mean_square - problem.gradient(x).square().sum(-1)
+    assert variance.max().item() / batch <= oracle.noise**2
+    # a mean over a batch, and rows of their own
+    index = torch.tensor([[0, 1, 1]])
+    torch.testing.assert_close(problem.term_gradient(x[:1], index), (g[0, :1] + 2 * g[1, :1]) / 3)
+    rows = oracle.sample(problem.start().expand(2, 8, -1), torch.Generator().manual_seed(0))
+    assert rows.shape == (2, 8, problem.dimension)
+    assert len({tuple(row.tolist()) for row in rows.flatten(0, 1)}) > 4
+
+
+# What the traps hold, and what frees it -----------------------------------------------------------------------------
+
+HELD_BY_SGDM = [Resonance.buffer(1), Resonance.buffer(5), Resonance.locked(1), Resonance.locked(5)]
+HELD_FROM_ZERO = [Resonance.zero(1), Resonance.zero(5), Resonance.zero(1, momentum=0.5)]
+
+
+def optimizer_for(problem, x, scaling):
+    if problem in HELD_BY_SGDM:
+        b = problem.momentum
+        return o2nc.ScaledSGDM([x], lr=problem.lr, momentum=b, dampening=b, scaling=scaling, average=None)
+    # NOTES 1.5 with μ = 0: β̃ = β, and η = lr(1 − β̃)/β̃
+    beta = problem.momentum
+    learner = o2nc.learners.OGD(lr=problem.lr * (1 - beta) / beta)
+    return o2nc.ExponentiatedO2NC([x], learner, beta=beta, scaling=scaling, average=False)
+
+
+def gradients_seen(problem, scaling, steps):
+    x = problem.start()
+    optimizer = optimizer_for(problem, x, scaling)
+    seen = torch.empty(steps, problem.dimension, dtype=torch.float64)
+    for t in range(steps):
+        x.grad = seen[t] = problem.gradient(x)
+        optimizer.step()
+    return seen
+
+
+@pytest.mark.parametrize("problem", HELD_BY_SGDM + HELD_FROM_ZERO, ids=str)
+def test_momentum_is_trapped_and_random_scaling_frees_it(problem):
+    """NOTES §5: ḡ equals the slope a under s = 1, for ever, and is O(.01) under s ~ Exp(1)."""
+    trapped = gradients_seen(problem, None, 1500)
+    slope = torch.full_like(trapped, problem.trap.slope / math.sqrt(problem.dimension))
+    torch.testing.assert_close(trapped, slope, rtol=0, atol=1e-9)
+    freed = gradients_seen(problem, o2nc.Exponential(), 2500)[500:].mean(0).norm().item()
+    assert freed < 0.2 * problem.trap.slope
+
+
+@given(TRAPS)
+@settings(deadline=None, max_examples=60)
+def test_the_lowest_value_of_a_trap(trap):
+    low = trap.value(phases(trap, 20001)).min().item()
+    assert 0 <= low - trap.lowest <= 1e-3 * trap.lipschitz * trap.period

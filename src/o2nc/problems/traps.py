@@ -81,6 +81,12 @@ class Trap:
         """G, the largest |f'|."""
         return max(self.slope * (1 + self.ramp), self.fall)
 
+    @property
+    def lowest(self) -> float:
+        """The least f: 0 at the kink, or less where r > 1 and the rise begins with a fall, −aL(r − 1)²/(4r)."""
+        excess = max(self.ramp - 1, 0.0)
+        return -self.slope * self.rise * excess**2 / (4 * self.ramp) if excess else 0.0
+
     def value(self, x: Tensor) -> Tensor:
         """Return f of every element; autograd through it agrees with `gradient`."""
         u = torch.remainder(x, self.period)
@@ -92,6 +98,97 @@ class Trap:
         u = torch.remainder(x.detach(), self.period)
         up = self.slope * (1 + self.ramp * (2 * u / self.rise - 1))
         return torch.where(u < self.rise, up, -self.fall)
+
+
+@dataclass(frozen=True)
+class Resonance:
+    """F(x) = Σ_i f(x_i)/√d with the step, the momentum and the start that stay in the trap f for ever.
+
+    With lr = √d·P/a and a buffer that is the mean m ← β̃m + (1 − β̃)g, a coordinate that sees f' = a for long moves
+    by −P per step. Which buffer and which start do so from the first step on is the trap's own:
+
+    * `buffer`: the buffer begins with the first gradient (torch's, with dampening = momentum). Then m = a at once,
+      every step is P long, and every phase of the rise will do.
+    * `zero`: the buffer begins with 0, and the t-th step is only P(1 − β̃^t) long: by then the phase has moved on by
+      P(β̃ + … + β̃^t), in all Pβ̃/(1 − β̃). The fall is so short, and the start so placed, that each landing misses it.
+    * `locked`: as `buffer`, but with the ramp that makes the phase in the middle of the rise attract.
+
+    ‖∇F‖ <= max |f'|, attained, as is the gap: inf F = √d·min f, taken at 0 when r <= 1.
+
+    Args:
+        dimension: d >= 1.
+        trap: f.
+        momentum: β̃ in (0, 1).
+        position: where every coordinate starts.
+
+    Example:
+        >>> problem = Resonance.buffer(dimension=1)
+        >>> x = problem.start()
+        >>> for _ in range(3):
+        ...     print(f"f({x.item():.1f}) = {problem.value(x).item():.1f}, f' = {problem.gradient(x).item():.0f}")
+        ...     x = x - problem.lr * problem.gradient(x)
+        f(0.1) = 0.1, f' = 1
+        f(-0.9) = 0.1, f' = 1
+        f(-1.9) = 0.1, f' = 1
+    """
+
+    dimension: int
+    trap: Trap
+    momentum: float
+    position: float
+    smoothness: ClassVar[float] = math.inf
+    second_order: ClassVar[float] = math.inf
+
+    def __post_init__(self) -> None:
+        checks.integer("dimension", self.dimension, 1)
+        if not isinstance(self.trap, Trap):
+            raise TypeError(f"trap must be a Trap, got {self.trap!r} of type {type(self.trap).__name__}")
+        checks.fraction("momentum", self.momentum)
+        checks.number("position", self.position, "a finite number", lambda _: True)
+
+    @classmethod
+    def buffer(cls, dimension: int = 1) -> "Resonance":
+        """Return the zigzag of slopes ±1, with β̃ = 0.9 and a buffer that begins with the first gradient."""
+        return cls(dimension, Trap(threshold=0.5, slope=1.0), momentum=0.9, position=0.1)
+
+    @classmethod
+    def zero(cls, dimension: int = 1, momentum: float = 0.9) -> "Resonance":
+        """Return a trap for a buffer that begins with 0, for β̃ = 0.9 or 0.5; the fall has slope −1."""
+        checks.choice("momentum", momentum, (0.9, 0.5))
+        threshold, position = (0.072, 0.9089) if momentum == 0.9 else (0.45, 0.525)
+        return cls(dimension, Trap(threshold, slope=threshold / (1 - threshold)), momentum, position)
+
+    @classmethod
+    def locked(cls, dimension: int = 1) -> "Resonance":
+        """Return the climber's trap without its valley, with β̃ = 0.9."""
+        return cls(dimension, Climber.trap, momentum=0.9, position=0.4)
+
+    @property
+    def lr(self) -> float:
+        """√d·P/a, with which a step at slope a moves a coordinate by one period."""
+        return math.sqrt(self.dimension) * self.trap.period / self.trap.slope
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest ‖∇F‖, the same in every dimension."""
+        return self.trap.lipschitz
+
+    @property
+    def gap(self) -> float:
+        """F(start) − inf F."""
+        return self.value(self.start()).item() - math.sqrt(self.dimension) * self.trap.lowest
+
+    def start(self) -> Tensor:
+        """Return x_0, in float64."""
+        return torch.full((self.dimension,), float(self.position), dtype=torch.float64)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis; autograd through it agrees with `gradient`."""
+        return self.trap.value(x).sum(-1) / math.sqrt(self.dimension)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F, outside of autograd."""
+        return self.trap.gradient(x) / math.sqrt(self.dimension)
 
 
 @dataclass(frozen=True)
@@ -115,6 +212,8 @@ class Climber:
     dimension: int
     trap: ClassVar[Trap] = Trap(threshold=0.2, slope=0.25, ramp=0.6, period=1.0)
     valley: ClassVar[float] = 0.1
+    smoothness: ClassVar[float] = math.inf
+    second_order: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
         checks.integer("dimension", self.dimension, 1)
@@ -128,6 +227,11 @@ class Climber:
     def lipschitz(self) -> float:
         """The largest ‖∇F‖, the same in every dimension."""
         return self.trap.lipschitz + self.valley
+
+    @property
+    def gap(self) -> float:
+        """F(start), since F >= 0 = F(0)."""
+        return self.value(self.start()).item()
 
     def start(self) -> Tensor:
         """Return x_0, in float64: −4.6, spread over −4.65 to −4.55 when there are several coordinates."""

@@ -1,0 +1,149 @@
+"""The chain behind the lower bounds: a smooth function whose gradient shows one new coordinate at a time.
+
+The chain of Arjevani, Carmon, Duchi, Foster, Srebro and Woodworth (*Lower bounds for non-convex stochastic
+optimization*, arXiv 1912.02365) has T links, with x_0 := 1:
+
+    F_T(x) = Σ_{i<=T} Ψ(−x_{i−1})Φ(−x_i) − Ψ(x_{i−1})Φ(x_i),
+    Ψ(x) = exp(1 − 1/(2x − 1)²) for x > ½, else 0,      Φ(x) = √e ∫_{−∞}^x exp(−t²/2) dt.
+
+With prog_a(x) the last i such that |x_i| > a (0 if there is none):
+
+* F_T(0) − inf F_T <= 12T. Indeed Ψ < e and Φ < √(2πe) < 4.14, so each link is >= −11.3; and F_T(0) < 0.
+* ‖∇F_T‖_∞ <= 23, as |∂_i| <= Ψ'Φ + ΨΦ' with Ψ' < 4.46 and Φ' <= √e: 18.43 + 4.49.
+* ∇F_T is 152-Lipschitz: ∇²F_T is tridiagonal, with |Ψ''|Φ + Ψ|Φ''| <= 134 + 2.72 on the diagonal (|Ψ''| < 32.4,
+  |Φ''| <= 1) and Ψ'Φ' <= 7.36 beside it, twice.
+* ∇²F_T is 2100-Lipschitz: along a unit vector u the third derivative is at most
+  Σ_i A|u_{i−1}|³ + 3Bu_{i−1}²|u_i| + 3C|u_{i−1}|u_i² + D|u_i|³ <= A + 3B + 3C + D < 2075, where A = max|Ψ'''|Φ,
+  B = max|Ψ''|Φ', C = max Ψ'|Φ''|, D = max Ψ|Φ'''|, with |Ψ'''| < 458 and |Φ'''| <= √e. (The maxima of Ψ', Ψ'' and
+  Ψ''' are computed.)
+* **‖∇F_T(x)‖ > 1 unless prog_1(x) = T**: for i = prog_1(x) + 1 both terms of ∂_i are <= 0, and the first is
+  −Ψ(|x_{i−1}|)Φ'(x_i) <= −Ψ(1)Φ'(1) = −1.
+* ∂_i F_T(x) = 0 for i > prog_{1/4}(x) + 1, as then Ψ(±x_{i−1}) = Ψ'(±x_i) = 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from o2nc import checks
+
+# of F_T: the gap per link, max ‖∇‖_∞, the Lipschitz constants of ∇ and of ∇²
+GAP, SLOPE, CURVATURE, JERK = 12.0, 23.0, 152.0, 2100.0
+
+
+def prog(x: Tensor, level: float) -> Tensor:
+    """Return the last i, counted from 1, with |x_i| > level; 0 if there is none.
+
+    Example:
+        >>> prog(torch.tensor([[2.0, 0.3, 0.0], [0.0, 0.0, 0.0]]), 0.25)
+        tensor([2, 0])
+    """
+    return ((x.abs() > level) * torch.arange(1, x.shape[-1] + 1, device=x.device)).amax(-1)
+
+
+def _psi(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Ψ and Ψ'; below t = 0.03 the exponential is 0 in float64, and so it need not be told apart."""
+    t = (2 * x - 1).clamp(min=0.03)
+    psi = torch.exp(1 - 1 / (t * t))
+    return psi, 4 * psi / t**3
+
+
+def _phi(x: Tensor) -> Tensor:
+    return math.sqrt(math.pi * math.e / 2) * torch.special.erfc(-x / math.sqrt(2))
+
+
+def _previous(y: Tensor) -> Tensor:
+    return torch.cat([torch.ones_like(y[..., :1]), y[..., :-1]], dim=-1)
+
+
+def chain_value(y: Tensor) -> Tensor:
+    """Return F_T of the last axis. Only one of Ψ(x) and Ψ(−x) is not 0: a link is −sgn(a)Ψ(|a|)Φ(sgn(a)b)."""
+    a = _previous(y)
+    return -(a.sign() * _psi(a.abs())[0] * _phi(a.sign() * y)).sum(-1)
+
+
+def chain_gradient(y: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Return ∇F_T, with the coordinates after prog_{1/4}(y) times ``factor``, one number for every row of y."""
+    g = -_psi(_previous(y).abs())[0] * torch.exp((1 - y * y) / 2)
+    head = y[..., :-1]
+    g[..., :-1] -= _psi(head.abs())[1] * _phi(head.sign() * y[..., 1:])
+    if factor is None:
+        return g
+    new = torch.arange(1, y.shape[-1] + 1, device=y.device) > prog(y, 0.25).unsqueeze(-1)
+    return torch.where(new, g * factor.unsqueeze(-1), g)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """F(x) = h·F_T(x/w): G = 23√T·h/w, F* = 12Th, H = 152h/w², ρ = 2100h/w³; ‖∇F(x)‖ > h/w unless prog_1(x/w) = T.
+
+    The start is 0. Searches find ‖∇F‖ up to 0.68G, a gap of 0.9F* for long chains, curvature up to 0.87H
+    and 0.89ρ.
+
+    Args:
+        length: T >= 1, the number of links and the dimension.
+        height: h > 0.
+        width: w > 0.
+
+    Example:
+        >>> chain = Chain(length=5)
+        >>> chain.gradient(chain.start())  # the first link only
+        tensor([-1.6487, -0.0000, -0.0000, -0.0000, -0.0000], dtype=torch.float64)
+    """
+
+    length: int
+    height: float = 1.0
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.integer("length", self.length, 1)
+        checks.positive("height", self.height)
+        checks.positive("width", self.width)
+
+    @property
+    def dimension(self) -> int:
+        """d = T."""
+        return self.length
+
+    @property
+    def steepness(self) -> float:
+        """h/w."""
+        return self.height / self.width
+
+    @property
+    def lipschitz(self) -> float:
+        """G = 23√T·h/w."""
+        return SLOPE * math.sqrt(self.length) * self.steepness
+
+    @property
+    def gap(self) -> float:
+        """F* = 12Th."""
+        return GAP * self.length * self.height
+
+    @property
+    def smoothness(self) -> float:
+        """H = 152h/w²."""
+        return CURVATURE * self.height / self.width**2
+
+    @property
+    def second_order(self) -> float:
+        """ρ = 2100h/w³."""
+        return JERK * self.height / self.width**3
+
+    def start(self) -> Tensor:
+        """Return 0."""
+        return torch.zeros(self.dimension, dtype=torch.float64)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis."""
+        return self.height * chain_value(x / self.width)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F."""
+        return self.steepness * chain_gradient(x.detach() / self.width)
+
+    def reveal(self, x: Tensor, factor: Tensor) -> Tensor:
+        """Return ∇F with the coordinates after prog_{1/4}(x/w) times ``factor``."""
+        return self.steepness * chain_gradient(x.detach() / self.width, factor)

@@ -1,0 +1,244 @@
+"""Non-smooth regression, F = (1/m) Σ_i f_i, with a gradient oracle that subsamples the terms.
+
+Both problems are fitted to data that some x* explains exactly, so inf F = 0 and the gap is F(start). Neither is
+Lipschitz as it is usually written; what is done about it is said in each. In both, with A the m × n matrix of the
+data's rows a_i, a gradient is a weighted sum (1/m) Σ_i w_i a_i, and
+
+    ‖(1/m) Aᵀw‖ <= ‖A‖‖w‖/m <= max_i |w_i| ‖A‖/√m        (operator norm),        (1)
+    (1/m) Σ_i w_i²‖a_i‖² <= max_i w_i² ‖A‖_F²/m           (Frobenius norm).        (2)
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from o2nc import checks
+
+
+@dataclass(frozen=True)
+class PhaseRetrieval:
+    """Robust phase retrieval F(x) = (1/m) Σ_i |h(⟨a_i, x⟩) − h(⟨a_i, x*⟩)|, where h(u) = u² for |u| <= K.
+
+    With h(u) = u² everywhere F would not be Lipschitz. Beyond K, h goes on in a straight line, h(u) = 2K|u| − K²,
+    which leaves F as it was where it matters and makes it Lipschitz on all of R^d: |h'| <= 2K, so by (1)
+    G = 2K‖A‖/√m. Far out in direction u, ‖∇F‖ >= 2K(1/m)Σ_i|⟨a_i, u⟩|, about 4/5 of 2K as the a_i are normal: for
+    m much larger than d, G is no more than a quarter above the truth. inf F = 0 = F(±x*).
+
+    Args:
+        dimension: d >= 1.
+        samples: m >= 1.
+        seed: of a_i, x* and the start; a_i is standard normal, x* and the start are random unit vectors.
+        cap: K > 0; typical |⟨a_i, x*⟩| are of order 1.
+
+    Example:
+        >>> problem = PhaseRetrieval(dimension=5, samples=50)
+        >>> bool(problem.value(torch.stack([problem.solution, -problem.solution])).max() < 1e-15)
+        True
+    """
+
+    dimension: int
+    samples: int
+    seed: int = 0
+    cap: float = 2.0
+    smoothness: ClassVar[float] = math.inf
+    second_order: ClassVar[float] = math.inf
+
+    def __post_init__(self) -> None:
+        checks.integer("dimension", self.dimension, 1)
+        checks.integer("samples", self.samples, 1)
+        checks.integer("seed", self.seed, 0)
+        checks.positive("cap", self.cap)
+
+    @cached_property
+    def _data(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rows a_i, targets h(⟨a_i, x*⟩), x*, start."""
+        generator = torch.Generator().manual_seed(self.seed)
+        draws = torch.randn(self.samples + 2, self.dimension, generator=generator, dtype=torch.float64)
+        a, ends = draws[:-2], draws[-2:]
+        solution, start = ends / ends.norm(dim=-1, keepdim=True)
+        return a, self._h(a @ solution), solution, start
+
+    def _h(self, u: Tensor) -> Tensor:
+        size = u.abs()
+        short = size.clamp(max=self.cap)
+        return short * (2 * size - short)
+
+    @property
+    def terms(self) -> int:
+        """The number m of terms."""
+        return self.samples
+
+    @cached_property
+    def lipschitz(self) -> float:
+        """G = 2K‖A‖/√m."""
+        return 2 * self.cap * torch.linalg.matrix_norm(self._data[0], 2).item() / math.sqrt(self.samples)
+
+    @cached_property
+    def term_lipschitz(self) -> float:
+        """2K‖A‖_F/√m, by (2); attained far out."""
+        return 2 * self.cap * torch.linalg.matrix_norm(self._data[0]).item() / math.sqrt(self.samples)
+
+    @property
+    def gap(self) -> float:
+        """F(start), since inf F = 0."""
+        return self.value(self.start()).item()
+
+    @property
+    def solution(self) -> Tensor:
+        """x*, one of the two minima."""
+        return self._data[2].clone()
+
+    def start(self) -> Tensor:
+        """Return a random unit vector."""
+        return self._data[3].clone()
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis."""
+        a, b = (t.to(x) for t in self._data[:2])
+        return (self._h(x @ a.T) - b).abs().mean(-1)
+
+    def _weight(self, u: Tensor, b: Tensor) -> Tensor:
+        return torch.sign(self._h(u) - b).mul_(u.clamp(-self.cap, self.cap)).mul_(2)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F; at a kink, the middle of its two limits."""
+        x = x.detach()
+        a, b = (t.to(x) for t in self._data[:2])
+        return self._weight(x @ a.T, b) @ a / self.samples
+
+    def term_gradient(self, x: Tensor, index: Tensor) -> Tensor:
+        """Return the mean of ∇f_i(x) over the last axis of ``index``."""
+        x = x.detach()
+        a, b = (t.to(x)[index] for t in self._data[:2])
+        w = self._weight((a @ x.unsqueeze(-1)).squeeze(-1), b)
+        return (w.unsqueeze(-2) @ a).squeeze(-2) / index.shape[-1]
+
+
+@dataclass(frozen=True)
+class ReluRegression:
+    """F(x) = (1/m) Σ_i |Σ_j v_j max(⟨w_j, a_i⟩, 0) − y_i|, x = (w_1, …, w_h, v): a two-layer network, absolute loss.
+
+    A product of weights is not Lipschitz on all of R^d: G and the oracle's σ hold on the ball ‖x‖ <= R = ``radius``,
+    outside of which both grow as ‖x‖/R. By (1), applied to every hidden unit (the signs s_i of the residuals and the
+    0s and 1s of the units are weights <= 1),
+
+        ‖∇_{v_j}F‖ <= ‖w_j‖‖A‖/√m,   ‖∇_{w_j}F‖ <= |v_j|‖A‖/√m,   hence   G = R‖A‖/√m,
+
+    about twice the truth, as a unit sees half of the data. A single term has ‖∇f_i‖ <= ‖x‖‖a_i‖ in the same
+    way, so (2) gives R‖A‖_F/√m. The y_i are those of a network x* with ‖x*‖ = √8: inf F = 0.
+
+    Args:
+        inputs: n >= 1, the length of a_i.
+        hidden: h >= 1, the number of hidden units; d = h(n + 1).
+        samples: m >= 1.
+        seed: of a_i (standard normal), x* and the start, which has the norm of x*.
+        radius: R >= √8 = 2.83, so that the start and x* are in the ball.
+
+    Example:
+        >>> problem = ReluRegression(inputs=3, hidden=4, samples=30)
+        >>> problem.dimension
+        16
+        >>> problem.value(problem.solution).item()
+        0.0
+    """
+
+    inputs: int
+    hidden: int
+    samples: int
+    seed: int = 0
+    radius: float = 5.0
+    smoothness: ClassVar[float] = math.inf
+    second_order: ClassVar[float] = math.inf
+
+    def __post_init__(self) -> None:
+        checks.integer("inputs", self.inputs, 1)
+        checks.integer("hidden", self.hidden, 1)
+        checks.integer("samples", self.samples, 1)
+        checks.integer("seed", self.seed, 0)
+        checks.number("radius", self.radius, "a finite number >= √8", lambda v: v >= math.sqrt(8))
+
+    @cached_property
+    def _data(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rows a_i, targets y_i, x*, start."""
+        generator = torch.Generator().manual_seed(self.seed)
+        a = torch.randn(self.samples, self.inputs, generator=generator, dtype=torch.float64)
+        solution, start = (self._network(generator) for _ in range(2))
+        return a, self._predict(solution, a), solution, start
+
+    def _network(self, generator: torch.Generator) -> Tensor:
+        """Return random weights: ‖w_j‖ = |v_j| = 2/√h, together of norm √8."""
+        w = torch.randn(self.hidden, self.inputs, generator=generator, dtype=torch.float64)
+        v = torch.randn(self.hidden, generator=generator, dtype=torch.float64).sign()
+        w = w / w.norm(dim=-1, keepdim=True)
+        return torch.cat([w.flatten(), v]) * (2 / math.sqrt(self.hidden))
+
+    def _unpack(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        split = self.hidden * self.inputs
+        return x[..., :split].unflatten(-1, (self.hidden, self.inputs)), x[..., split:]
+
+    def _predict(self, x: Tensor, a: Tensor) -> Tensor:
+        w, v = self._unpack(x)
+        return ((a @ w.mT).relu() @ v.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def dimension(self) -> int:
+        """The dimension d = h(n + 1)."""
+        return self.hidden * (self.inputs + 1)
+
+    @property
+    def terms(self) -> int:
+        """The number m of terms."""
+        return self.samples
+
+    @cached_property
+    def lipschitz(self) -> float:
+        """G = R‖A‖/√m, for ‖x‖ <= R."""
+        return self.radius * torch.linalg.matrix_norm(self._data[0], 2).item() / math.sqrt(self.samples)
+
+    @cached_property
+    def term_lipschitz(self) -> float:
+        """R‖A‖_F/√m, for ‖x‖ <= R."""
+        return self.radius * torch.linalg.matrix_norm(self._data[0]).item() / math.sqrt(self.samples)
+
+    @property
+    def gap(self) -> float:
+        """F(start), since inf F = 0."""
+        return self.value(self.start()).item()
+
+    @property
+    def solution(self) -> Tensor:
+        """x*, one of the minima."""
+        return self._data[2].clone()
+
+    def start(self) -> Tensor:
+        """Return a random network of the norm of x*."""
+        return self._data[3].clone()
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis."""
+        a, y = (t.to(x) for t in self._data[:2])
+        return (self._predict(x, a) - y).abs().mean(-1)
+
+    def _mean_gradient(self, x: Tensor, a: Tensor, y: Tensor) -> Tensor:
+        w, v = self._unpack(x)
+        unit = (a @ w.mT).relu()
+        s = torch.sign(unit @ v.unsqueeze(-1) - y.unsqueeze(-1))  # (..., m, 1)
+        grad_v = (s * unit).mean(-2)
+        grad_w = (s * (unit > 0) * v.unsqueeze(-2)).mT @ a / a.shape[-2]
+        return torch.cat([grad_w.flatten(-2), grad_v], dim=-1)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F; at a kink, one of its limits or their middle."""
+        x = x.detach()
+        a, y = (t.to(x) for t in self._data[:2])
+        return self._mean_gradient(x, a, y)
+
+    def term_gradient(self, x: Tensor, index: Tensor) -> Tensor:
+        """Return the mean of ∇f_i(x) over the last axis of ``index``."""
+        x = x.detach()
+        a, y = (t.to(x)[index] for t in self._data[:2])
+        return self._mean_gradient(x, a, y)

@@ -1,0 +1,227 @@
+"""Separable problems F(x) = Σ_i f(x_i)/√d, whose constants are those of one f: R → R, known exactly.
+
+With |f'| <= G, |f''| <= H and |f'''| <= ρ, and since ∇F = (f'(x_i))/√d and ∇²F = diag(f''(x_i))/√d,
+
+    ‖∇F‖ <= √(Σ G²/d) = G,   ‖∇²F‖ <= H/√d,   ‖∇²F(x) − ∇²F(y)‖ <= max_i ρ|x_i − y_i|/√d <= (ρ/√d)‖x − y‖,
+
+all three with equality where every coordinate is at the extreme of f (for the last two: where one is). Each f here
+is >= 0 and has the least value 0, so the gap is F(start), exactly. The coordinates start at different places,
+evenly spaced, lest the problem be one-dimensional.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from o2nc import checks
+
+
+def _spaced(low: float, high: float, dimension: int) -> Tensor:
+    """Return d evenly spaced numbers from low to high; low alone when d = 1."""
+    return torch.linspace(low, high, dimension, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class DoubleWell:
+    """f(x) = ||x| − 1| + k|x − 1|: two wells with kinks at ±1, of depths 0 and 2k, and a ridge with a kink between.
+
+    The slopes are −1−k, 1−k, −1−k, 1+k on the four pieces between −1, 0 and 1: G = 1 + k, on most of the line.
+    f >= 0 = f(1), and −1 is a local minimum since k < 1.
+
+    Args:
+        dimension: d >= 1.
+        kink: k in (0, 1), by which the wells differ.
+
+    Example:
+        >>> problem = DoubleWell(3, kink=0.5)
+        >>> problem.lipschitz
+        1.5
+        >>> problem.value(torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]])) * 3**0.5
+        tensor([0., 3.])
+    """
+
+    dimension: int
+    kink: float = 0.5
+    smoothness: ClassVar[float] = math.inf
+    second_order: ClassVar[float] = math.inf
+
+    def __post_init__(self) -> None:
+        checks.integer("dimension", self.dimension, 1)
+        checks.fraction("kink", self.kink)
+
+    @property
+    def lipschitz(self) -> float:
+        """G = 1 + k, attained."""
+        return 1 + self.kink
+
+    @property
+    def gap(self) -> float:
+        """F(start), since inf F = 0."""
+        return self.value(self.start()).item()
+
+    def start(self) -> Tensor:
+        """Return coordinates from −2 to 0.5: outside of the wrong well, inside of it, and on the ridge's far side."""
+        return _spaced(-2.0, 0.5, self.dimension)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis."""
+        return ((x.abs() - 1).abs() + self.kink * (x - 1).abs()).sum(-1) / math.sqrt(self.dimension)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F; at a kink, the middle of its two limits."""
+        x = x.detach()
+        g = torch.sign(x.abs() - 1).mul_(torch.sign(x)).add_(torch.sign(x - 1), alpha=self.kink)
+        return g.mul_(1 / math.sqrt(self.dimension))
+
+
+@dataclass(frozen=True)
+class MultiKink:
+    """f piecewise linear with slopes −1, ½, −¼, −¾, ¼, 1 between its kinks at −2, −1, 0, 1, 2, and f(1) = 0.
+
+    In turn the kinks are a local minimum with f(−2) = ½, a maximum, a bend on the way down, the minimum, and a bend
+    on the way up. G = 1, on both ends. As a sum of kinks, f(x) = Σ_j (J_j/2)|x − t_j| − 13/8 with the jumps of slope
+    J = (3/2, −3/4, −1/2, 1, 3/4).
+
+    Args:
+        dimension: d >= 1.
+
+    Example:
+        >>> MultiKink(1).value(torch.tensor([[-2.0], [-1.0], [0.0], [1.0], [2.0]]))
+        tensor([0.5000, 1.0000, 0.7500, 0.0000, 0.2500])
+    """
+
+    dimension: int
+    kinks: ClassVar[tuple[float, ...]] = (-2.0, -1.0, 0.0, 1.0, 2.0)
+    slopes: ClassVar[tuple[float, ...]] = (-1.0, 0.5, -0.25, -0.75, 0.25, 1.0)
+    lipschitz: ClassVar[float] = 1.0
+    smoothness: ClassVar[float] = math.inf
+    second_order: ClassVar[float] = math.inf
+
+    def __post_init__(self) -> None:
+        checks.integer("dimension", self.dimension, 1)
+
+    @property
+    def gap(self) -> float:
+        """F(start), since inf F = 0."""
+        return self.value(self.start()).item()
+
+    def start(self) -> Tensor:
+        """Return coordinates from −3 to 3."""
+        return _spaced(-3.0, 3.0, self.dimension)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis."""
+        slopes = x.new_tensor(self.slopes)
+        f = ((x.unsqueeze(-1) - x.new_tensor(self.kinks)).abs() * slopes.diff() / 2).sum(-1) - 13 / 8
+        return f.sum(-1) / math.sqrt(self.dimension)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F; at a kink, the limit from the left."""
+        piece = torch.bucketize(x.detach().contiguous(), x.new_tensor(self.kinks))
+        return (x.new_tensor(self.slopes) / math.sqrt(self.dimension))[piece]
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """f(x) = 1 − cos x: smooth, with G = H = ρ = 1 for f, each attained.
+
+    F is (1/√d)-smooth with a (1/√d)-Lipschitz Hessian; every f has minima at the multiples of 2π.
+
+    Args:
+        dimension: d >= 1.
+
+    Example:
+        >>> problem = Cosine(4)
+        >>> problem.lipschitz, problem.smoothness, problem.second_order
+        (1.0, 0.5, 0.5)
+    """
+
+    dimension: int
+    lipschitz: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        checks.integer("dimension", self.dimension, 1)
+
+    @property
+    def smoothness(self) -> float:
+        """H = 1/√d, as |f''| = |cos x| <= 1."""
+        return 1 / math.sqrt(self.dimension)
+
+    @property
+    def second_order(self) -> float:
+        """ρ = 1/√d, as |f'''| = |sin x| <= 1."""
+        return 1 / math.sqrt(self.dimension)
+
+    @property
+    def gap(self) -> float:
+        """F(start), since inf F = 0."""
+        return self.value(self.start()).item()
+
+    def start(self) -> Tensor:
+        """Return coordinates from 2 to 3, near the maxima at π."""
+        return _spaced(2.0, 3.0, self.dimension)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis."""
+        return (1 - torch.cos(x)).sum(-1) / math.sqrt(self.dimension)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F."""
+        return torch.sin(x.detach()).mul_(1 / math.sqrt(self.dimension))
+
+
+@dataclass(frozen=True)
+class Ripple:
+    """f(x) = √(1 + x²) − 1 + ½(1 − cos 2x): a rippled bowl with many wells, Lipschitz and smooth to all orders.
+
+        f' = x/√(1+x²) + sin 2x           |f'| < 1 + 1 = 2, approached as |x| → ∞,
+        f'' = (1+x²)^(−3/2) + 2 cos 2x    f''(0) = 3 is the largest, and f'' > −2,
+        f''' = −3x(1+x²)^(−5/2) − 4 sin 2x   |f'''| <= (3/2)(4/5)^(5/2) + 4 < 4.86, the first term being largest at ½.
+
+    Args:
+        dimension: d >= 1.
+
+    Example:
+        >>> problem = Ripple(1)
+        >>> problem.value(torch.tensor([[0.0], [1.5], [2.7]]))  # a minimum, a maximum, a local minimum
+        tensor([0.0000, 1.7978, 2.0619])
+    """
+
+    dimension: int
+    lipschitz: ClassVar[float] = 2.0
+
+    def __post_init__(self) -> None:
+        checks.integer("dimension", self.dimension, 1)
+
+    @property
+    def smoothness(self) -> float:
+        """H = 3/√d, attained at 0."""
+        return 3 / math.sqrt(self.dimension)
+
+    @property
+    def second_order(self) -> float:
+        """ρ = 4.86/√d, within 3 % of the truth."""
+        return 4.86 / math.sqrt(self.dimension)
+
+    @property
+    def gap(self) -> float:
+        """F(start), since inf F = 0."""
+        return self.value(self.start()).item()
+
+    def start(self) -> Tensor:
+        """Return coordinates from 1 to 4, across the first wells."""
+        return _spaced(1.0, 4.0, self.dimension)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis."""
+        f = torch.sqrt(1 + x * x) - 1 + torch.sin(x).square()  # ½(1 − cos 2x) = sin² x
+        return f.sum(-1) / math.sqrt(self.dimension)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F."""
+        x = x.detach()
+        g = torch.sin(2 * x).add_(x * torch.rsqrt(1 + x * x))
+        return g.mul_(1 / math.sqrt(self.dimension))

@@ -1,0 +1,330 @@
+"""The chain has the properties that the lower bound rests on, its oracle reveals one coordinate at a time, and the
+rescaled instances have the constants asked for."""
+
+import itertools
+import math
+import pickle
+
+import mpmath
+import pytest
+import torch
+from scipy.stats import binom
+
+from o2nc.problems import (
+    Additive,
+    Chain,
+    Cosine,
+    Oracle,
+    SoftChain,
+    ZeroChain,
+    ZeroChainOracle,
+    hard_instance,
+    lipschitz_instance,
+    prog,
+)
+from o2nc.problems.chain import chain_gradient, chain_value
+
+CHAINS = [Chain(2), Chain(7), Chain(5, height=0.3, width=0.02), SoftChain(4, 9), SoftChain(3, 3, 0.3, 0.02, seed=5)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The tensors are small: more threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def ascend(score, x, steps=150, lr=0.03):
+    """The highest score on the way of Adam, from every row of x, and where it was."""
+    x = x.clone().requires_grad_()
+    best, where = torch.full(x.shape[:-1], -math.inf, dtype=x.dtype), x.detach().clone()
+    optimizer = torch.optim.Adam([x], lr=lr, maximize=True)
+    for _ in range(steps):
+        value = score(x)
+        better = value.detach() > best
+        best = torch.where(better, value.detach(), best)
+        where = torch.where(better.unsqueeze(-1), x.detach(), where)
+        (x.grad,) = torch.autograd.grad(value.sum(), x)
+        optimizer.step()
+    return best.max().item(), where
+
+
+def slopes(value):
+    """∇ of a function by autograd, differentiable once more."""
+    return lambda x: torch.autograd.grad(value(x).sum(), x, create_graph=True)[0]
+
+
+# F_T ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_chain_is_what_the_paper_defines():
+    """F_T = −Ψ(1)Φ(x_1) + Σ_{i=2}^T [Ψ(−x_{i−1})Φ(−x_i) − Ψ(x_{i−1})Φ(x_i)], term by term."""
+
+    def psi(x):
+        return mpmath.exp(1 - 1 / (2 * mpmath.mpf(x) - 1) ** 2) if x > 0.5 else mpmath.mpf(0)
+
+    def phi(x):
+        return mpmath.sqrt(mpmath.e) * mpmath.quad(lambda t: mpmath.exp(-t * t / 2), [-mpmath.inf, x])
+
+    for row in [*(1.5 * normal(6, 4)).tolist(), [0.0, 0.5, -0.5, 1.0]]:
+        expected = -psi(1) * phi(row[0])
+        for a, b in itertools.pairwise(row):
+            expected += psi(-a) * phi(-b) - psi(a) * phi(b)
+        assert chain_value(torch.tensor(row, dtype=torch.float64)).item() == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_prog():
+    x = torch.tensor([[0.0, 0.0, 0.0], [0.3, 0.0, 0.0], [0.0, -2.0, 0.25], [1.0, 0.0, 1.1]])
+    assert prog(x, 0.25).tolist() == [0, 1, 2, 3]
+    assert prog(x, 1).tolist() == [0, 0, 2, 3]
+    assert prog(x, 0).tolist() == [0, 1, 3, 3]
+
+
+@pytest.mark.parametrize("length", [2, 6, 20])
+@pytest.mark.parametrize("scale", [0.7, 3.0])
+def test_constants_of_the_chain_against_an_adversary(length, scale):
+    """F_T(0) − inf F_T <= 12T, ‖∇F_T‖_∞ <= 23, ∇F_T is 152-Lipschitz, ∇²F_T 2100-Lipschitz."""
+    x, g = scale * normal(60, length), slopes(chain_value)
+    u = torch.nn.functional.normalize(normal(60, length, seed=1), dim=-1)
+    u[::2] = torch.eye(length, dtype=torch.float64)[torch.arange(30) % length]
+
+    def bend(x):
+        return torch.autograd.grad((g(x) * u).sum(), x, create_graph=True)[0]
+
+    def twist(x):
+        return torch.autograd.grad((bend(x) * u).sum(), x, create_graph=True)[0]
+
+    lowest, _ = ascend(lambda x: -chain_value(x), x)
+    steepest, _ = ascend(lambda x: g(x).abs().amax(-1), x)
+    curvature, _ = ascend(lambda x: bend(x).norm(dim=-1), x, steps=60)
+    jerk, _ = ascend(lambda x: twist(x).norm(dim=-1), x, steps=60)
+    gap = chain_value(torch.zeros(length)).item() + lowest
+    assert gap <= 12 * length
+    assert steepest <= 23
+    assert curvature <= 152
+    assert jerk <= 2100
+    if scale < 1:  # where the links are, the adversary comes close
+        assert gap > 5 * length
+        assert steepest > 19
+        assert curvature > 120
+        assert jerk > 1600
+
+
+@pytest.mark.parametrize("length", [1, 2, 6])
+def test_the_gradient_is_large_until_the_last_link(length):
+    """‖∇F_T(x)‖ > 1 whenever prog_1(x) < T: the last coordinates are kept in [−1, 1] and the norm is driven down."""
+    g = slopes(chain_value)
+    hidden = torch.arange(1, length + 1) > torch.arange(length).repeat(40).unsqueeze(-1)  # every prog < T
+
+    def keep(x):
+        return torch.where(hidden, torch.tanh(x), x)
+
+    def score(x):
+        y = keep(x)
+        return -g(y).norm(dim=-1)
+
+    worst, where = ascend(score, 2 * normal(40 * length, length))
+    assert (prog(keep(where), 1) < length).all()
+    assert 1 < -worst < 1.4
+    # once all are large the gradient can be as small as one likes
+    assert chain_gradient(torch.full((length,), 12.0, dtype=torch.float64)).norm().item() < 0.02
+
+
+# The oracle ---------------------------------------------------------------------------------------------------------
+
+
+def seen_links(problem, x):
+    """The chain's own coordinates of points, or of gradients: x itself, or those along the hidden directions."""
+    return x @ problem.directions if isinstance(problem, SoftChain) else x
+
+
+def partial_points(problem, n=50):
+    """Points whose coordinates along the chain stop at every length, and whose sizes vary."""
+    y = problem.width * 2 * normal(n, problem.length) * (torch.rand(n, 1, generator=torch.Generator().manual_seed(2)))
+    y = y * (torch.arange(problem.length) < torch.arange(n).unsqueeze(-1) % (problem.length + 1))
+    return y @ problem.directions.T if isinstance(problem, SoftChain) else y
+
+
+@pytest.mark.parametrize("problem", CHAINS, ids=str)
+def test_the_oracle_is_unbiased_with_variance_below_its_noise(problem):
+    """Exactly, not by sampling: z has two values."""
+    assert isinstance(problem, ZeroChain)
+    x = torch.cat(
+        [partial_points(problem), problem.width * normal(300, problem.dimension), problem.start().unsqueeze(0)]
+    )
+    g = problem.gradient(x)
+    assert torch.equal(problem.reveal(x, torch.ones(len(x))), g)
+    for p in (0.01, 0.3, 1.0):
+        oracle = ZeroChainOracle(problem, p)
+        assert isinstance(oracle, Oracle)
+        shown, not_shown = (problem.reveal(x, torch.full((len(x),), f, dtype=torch.float64)) for f in (1 / p, 0.0))
+        torch.testing.assert_close(p * shown + (1 - p) * not_shown, g, rtol=1e-12, atol=1e-12 * problem.lipschitz)
+        square = p * (shown - g).square().sum(-1) + (1 - p) * (not_shown - g).square().sum(-1)
+        assert square.max().item() <= oracle.noise**2 * (1 + 1e-12)
+        assert oracle.noise == pytest.approx(23 * problem.height / problem.width * math.sqrt((1 - p) / p))
+    assert square.max().item() == 0  # p = 1: no noise
+
+
+@pytest.mark.parametrize("problem", CHAINS, ids=str)
+def test_samples_are_one_of_the_two_and_every_row_has_its_own(problem):
+    oracle = ZeroChainOracle(problem, 0.3)
+    x = problem.start().expand(4000, -1)
+    g = oracle.sample(x, torch.Generator().manual_seed(0))
+    shown = g.norm(dim=-1) > 0
+    assert abs(shown.double().mean().item() - 0.3) < 5 * math.sqrt(0.21 / 4000)
+    expected = (problem.gradient(problem.start()) / 0.3).expand(int(shown.sum()), -1)
+    torch.testing.assert_close(g[shown], expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(oracle.sample(x, torch.Generator().manual_seed(0)), g)
+    torch.testing.assert_close(oracle.gradient(x), problem.gradient(x))
+
+
+@pytest.mark.parametrize("problem", CHAINS, ids=str)
+def test_a_query_reveals_at_most_one_new_link(problem):
+    """prog_0(g) <= prog_{1/4}(x) + 1, and not more than prog_0(x) when z = 0."""
+    x = partial_points(problem)
+    y = seen_links(problem, x / problem.width)
+    if isinstance(problem, SoftChain):
+        y = seen_links(problem, problem.project(x))
+    tiny = 1e-9 * problem.lipschitz
+    quarter = prog(y, 0.25)
+    for factor, new in ((0.0, 0), (1.0, 1), (10.0, 1)):
+        g = seen_links(problem, problem.reveal(x, torch.full((len(x),), factor, dtype=torch.float64)))
+        assert (prog(g, tiny) <= torch.maximum(quarter + new, prog(y, 1e-9))).all()
+    if isinstance(problem, Chain):  # to the last bit
+        assert (prog(problem.gradient(x), 0.0) <= quarter + 1).all()
+
+
+@pytest.mark.parametrize("delta", [0.5, 0.1, 1e-3])
+def test_steps_is_a_true_tail_bound(delta):
+    """P(Binomial(k, p) >= T) <= δ for k = (T − log(1/δ))/(2p)."""
+    for length in (2, 5, 13, 100, 1000):
+        for p in (1e-3, 0.05, 0.5, 1.0):
+            k = ZeroChainOracle(Chain(length), p).steps(delta)
+            assert binom.sf(length - 1, k, p) <= delta
+            assert k >= 0
+    assert ZeroChainOracle(Chain(1000), 0.1).steps(0.5) == math.floor((1000 - math.log(2)) / 0.2)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_zero_respecting_algorithm_is_as_slow_as_promised(soft):
+    """400 runs of SGD with momentum, in steps() queries: none too fast, and ‖∇F‖ > 2ε all along for 1 − δ of them."""
+    eps = 0.05
+    make = lipschitz_instance if soft else hard_instance
+    oracle = make(eps, gap=400.0 if soft else 100.0, smoothness=1.0, noise=20.0 if soft else 6.0)
+    problem, steps = oracle.problem, oracle.steps(0.1)
+    assert 2 <= problem.length < steps < 1000
+    x = problem.start().repeat(400, 1)
+    m = torch.zeros_like(x)
+    generator = torch.Generator().manual_seed(0)
+    least = torch.full((400,), math.inf, dtype=torch.float64)
+    for t in range(steps + 1):
+        least = torch.minimum(least, problem.gradient(x).norm(dim=-1))
+        reached = prog(seen_links(problem, x) / problem.width, 1e-9)
+        assert (reached <= t).all()
+        m = 0.5 * m + oracle.sample(x, generator)
+        x = x - 0.5 / problem.smoothness * m
+    assert (reached < problem.length).double().mean().item() >= 0.9
+    assert (least > 2 * eps).double().mean().item() >= 0.9
+
+
+# Instances ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [hard_instance, lipschitz_instance])
+@pytest.mark.parametrize("eps", [0.004, 0.01])
+@pytest.mark.parametrize(("gap", "smoothness", "noise"), [(10.0, 5.0, 1.0), (3.0, 40.0, 0.1), (100.0, 1.0, 0.0)])
+def test_an_instance_has_the_constants_asked_for(make, eps, gap, smoothness, noise):
+    oracle = make(eps, gap=gap, smoothness=smoothness, noise=noise)
+    problem, length = oracle.problem, oracle.problem.length
+    assert problem.smoothness == pytest.approx(smoothness, rel=1e-12)
+    assert gap * length / (length + 1) <= problem.gap * (1 + 1e-12) <= gap * (1 + 2e-12)
+    assert oracle.noise == pytest.approx(noise, rel=1e-9, abs=1e-12)
+    if make is hard_instance:
+        assert length == math.floor(gap * smoothness / (12 * 152 * (2 * eps) ** 2))
+        assert problem.steepness == pytest.approx(2 * eps)
+    else:
+        assert problem.lipschitz <= 1.52 * math.sqrt(gap * smoothness)
+        assert problem.steepness / 2 == pytest.approx(2 * eps)
+    # ‖∇F‖ > 2ε at points that lack the last link
+    x = partial_points(problem, 20)
+    x = x[prog(seen_links(problem, x) / problem.width, 0.9) < length]
+    assert problem.gradient(x).norm(dim=-1).min().item() > 2 * eps
+    assert pickle.loads(pickle.dumps(oracle)) == oracle
+
+
+@pytest.mark.parametrize("make", [hard_instance, lipschitz_instance])
+def test_too_large_an_eps_is_refused_with_the_largest_that_is_not(make):
+    with pytest.raises(ValueError, match=r"^eps must be at most .* decrease eps, or increase gap .* or smoothness"):
+        make(1.0, gap=1.0, smoothness=1.0, noise=1.0)
+    largest = math.sqrt(1 / (24 * (152 * 4 if make is hard_instance else 153 * 16)))
+    assert make(0.999 * largest, gap=1.0, smoothness=1.0, noise=1.0).problem.length == 2
+    with pytest.raises(ValueError, match="eps must be at most"):
+        make(1.001 * largest, gap=1.0, smoothness=1.0, noise=1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Chain(0), "length"),
+        (lambda: Chain(3, height=0.0), "height"),
+        (lambda: Chain(3, width=-1.0), "width"),
+        (lambda: SoftChain(3, dimension=2), "dimension"),
+        (lambda: ZeroChainOracle(Chain(3), probability=0.0), "probability"),
+        (lambda: ZeroChainOracle(Chain(3), probability=0.5).steps(0.0), "delta"),
+        (lambda: hard_instance(0.0, gap=1.0, smoothness=1.0, noise=1.0), "eps"),
+        (lambda: hard_instance(0.01, gap=math.inf, smoothness=1.0, noise=1.0), "gap"),
+        (lambda: hard_instance(0.01, gap=10.0, smoothness=-1.0, noise=1.0), "smoothness"),
+        (lambda: hard_instance(0.01, gap=10.0, smoothness=1.0, noise=-1.0), "noise"),
+    ],
+)
+def test_bad_values_are_named(make, name):
+    with pytest.raises(ValueError, match=f"^{name} must be .*, got"):
+        make()
+
+
+def test_only_chains_have_this_oracle():
+    with pytest.raises(TypeError, match=r"^problem must be a ZeroChain, got Cosine"):
+        ZeroChainOracle(Cosine(3), 0.5)
+    assert Additive(Chain(3), 0.5).sample(torch.zeros(3)).shape == (3,)  # a chain is a problem like any other
+
+
+# The soft chain -----------------------------------------------------------------------------------------------------
+
+
+def test_hidden_directions_are_orthonormal():
+    u = SoftChain(5, 12, seed=3).directions
+    torch.testing.assert_close(u.T @ u, torch.eye(5, dtype=torch.float64))
+
+
+def test_soft_bounds_hold_at_every_radius():
+    """The one-dimensional inequalities of the module's docstring, with s = ‖ρ‖/R."""
+    s = torch.linspace(0, 1, 200001, dtype=torch.float64)
+    root = (1 - s * s).sqrt()
+    assert (23 * (root + 2 * s * (2 - s * s))).max().item() <= 65.1
+    far = s >= 0.26
+    assert (23 * (2 * s * (2 - s * s) - root))[far].min().item() > 0.8
+    assert (root * (1 - s / 10) - 0.4)[~far].min().item() > 0.54
+    assert (152 * (1 - s * s) + 0.3 * s + 0.4).max().item() <= 152.5
+
+
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("scale", [0.5, 50.0, 2000.0])
+def test_the_soft_gradient_is_large_until_the_last_link(length, scale):
+    """‖∇F̂(x)‖ > ½ unless prog_1(Uᵀρ(x)) = T, near and far, with the norm driven down."""
+    problem = SoftChain(length, length + 3)
+    u, g = problem.directions, slopes(problem.value)
+    hidden = torch.arange(1, length + 1) > (torch.arange(100) % length).unsqueeze(-1)  # every prog < T
+
+    def keep(x):  # |⟨u_i, x⟩| <= 1 for the hidden i, hence |⟨u_i, ρ(x)⟩| <= 1
+        y = x @ u
+        return x + (torch.where(hidden, torch.tanh(y), y) - y) @ u.T
+
+    worst, x = ascend(lambda x: -g(keep(x)).norm(dim=-1), scale * normal(100, length + 3), lr=0.02 * scale)
+    assert (prog(problem.project(keep(x)) @ u, 1) < length).all()
+    assert -worst > 0.5
