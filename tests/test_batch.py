@@ -43,14 +43,14 @@ def assert_same(outcome, expected):
 
 def test_rows_are_runs_of_algorithm_2():
     trials = [
-        Trial(p, seed, law) for p in plans(1100, 64, 200) for seed in (0, 5) for law in (o2nc.Exponential(), None)
+        Trial.of(p, seed, law) for p in plans(1100, 64, 200) for seed in (0, 5) for law in (o2nc.Exponential(), None)
     ]
     outcomes = exponentiated(EXACT, trials)
     for trial, outcome in zip(trials, outcomes, strict=True):
         x = WELL.start()
-        learner = o2nc.learners.OGD(lr=trial.plan.lr, decay=trial.plan.decay)
-        optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=trial.plan.beta, scaling=trial.scaling, seed=trial.seed)
-        assert_same(outcome, alone(optimizer, x, trial.steps, trial.plan.c))
+        learner = o2nc.learners.OGD(lr=trial.lr, decay=trial.decay)
+        optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=trial.beta, scaling=trial.scaling, seed=trial.seed)
+        assert_same(outcome, alone(optimizer, x, trial.steps, trial.c))
 
 
 def test_rows_are_runs_of_algorithm_1():
@@ -63,16 +63,32 @@ def test_rows_are_runs_of_algorithm_1():
         assert_same(outcome, alone(optimizer, x, trial.steps, trial.c, every=trial.period))
 
 
+def test_first_good_average():
+    (trial,) = [Trial(200, 0.05, 0.0, 0.9, 1.0, 0, None)]
+    goal = WELL.value(WELL.start()).item() / 2
+    (outcome,) = exponentiated(EXACT, [trial], good=lambda x: WELL.value(x) < goal)
+    x = WELL.start()
+    optimizer = o2nc.ExponentiatedO2NC([x], o2nc.learners.OGD(lr=0.05), beta=0.9, scaling=None)
+    for t in range(1, 201):
+        x.grad = WELL.gradient(x)
+        optimizer.step()
+        with optimizer.averaged():
+            if WELL.value(x).item() < goal:
+                break
+    assert outcome.first == t < 200
+    assert exponentiated(EXACT, [trial], good=lambda x: WELL.value(x) < -1)[0].first == math.inf
+
+
 def test_noise_reaches_the_learner_and_not_the_measure():
     """The certificate is of full gradients: at a point that does not move it has no noise in it."""
     (p,) = [theory.plan(50, 1.0, gap=1e-12, lipschitz=WELL.lipschitz, noise=100.0)]
-    (outcome,) = exponentiated(problems.Additive(WELL, noise=100.0), [Trial(p, 0)])
+    (outcome,) = exponentiated(problems.Additive(WELL, noise=100.0), [Trial.of(p, 0)])
     assert outcome.certificate == pytest.approx(WELL.gradient(WELL.start()).norm().item(), rel=1e-3)
-    quiet = exponentiated(EXACT, [Trial(p, 0)])[0]
+    quiet = exponentiated(EXACT, [Trial.of(p, 0)])[0]
     assert quiet.value != outcome.value
 
 
 def test_progress_adds_up():
     seen = []
-    exponentiated(EXACT, [Trial(p, 0) for p in plans(2500, 10)], progress=seen.append)
+    exponentiated(EXACT, [Trial.of(p, 0) for p in plans(2500, 10)], progress=seen.append)
     assert sum(seen) == 2500

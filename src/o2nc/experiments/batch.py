@@ -9,6 +9,7 @@ What is measured is what the theorems bound: the mean over n = 1, …, N (over t
 ‖Σ p_{n,t} ∇F(x_t)‖ + cV_n, with full gradients, while the learner sees stochastic ones.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -33,19 +34,27 @@ class Trial(NamedTuple):
     """A run of Algorithm 2 with `OGD`.
 
     Attributes:
-        plan: its hyperparameters and number of steps.
+        steps: N.
+        lr: η.
+        decay: μ.
+        beta: β.
+        c: the price of spread.
         seed: of the scalars.
         scaling: Exp(1), or None for s = 1.
     """
 
-    plan: Plan
+    steps: int
+    lr: float
+    decay: float
+    beta: float
+    c: float
     seed: int
     scaling: Exponential | None = Exponential()
 
-    @property
-    def steps(self) -> int:
-        """N."""
-        return self.plan.steps
+    @classmethod
+    def of(cls, plan: Plan, seed: int, scaling: Exponential | None = Exponential()) -> "Trial":
+        """Return the run that a plan asks for."""
+        return cls(plan.steps, plan.lr, plan.decay, plan.beta, plan.c, seed, scaling)
 
 
 class BlockTrial(NamedTuple):
@@ -78,6 +87,7 @@ class Outcome:
         certificate: of ‖Σ p ∇F(x_t)‖ + cV, the quantity that the theorems bound.
         at_average: of ‖∇F(x̄_n)‖ over every 8th n (not kept by Algorithm 1: nan).
         value: F at the last iterate.
+        first: the first n at which x̄_n was good enough, inf if none was or nothing was asked.
     """
 
     gradient: float
@@ -85,13 +95,14 @@ class Outcome:
     certificate: float
     at_average: float
     value: float
+    first: float = math.inf
 
 
 def exponentiated(
     oracle: Oracle,
     trials: Sequence[Trial],
     *,
-    start: Tensor | None = None,
+    good: Callable[[Tensor], Tensor] | None = None,
     noise_seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Outcome]:
@@ -100,7 +111,7 @@ def exponentiated(
     Args:
         oracle: the stochastic gradients, and the problem.
         trials: one per row, with any numbers of steps.
-        start: x_0 of every row, by default the problem's start.
+        good: says of points x̄_n, row by row, whether they are good enough; for ``Outcome.first``.
         noise_seed: of the oracle.
         progress: called now and then with the number of steps made since.
 
@@ -108,15 +119,14 @@ def exponentiated(
         >>> from o2nc import problems, theory
         >>> well = problems.DoubleWell(dimension=2)
         >>> p = theory.plan(steps=100, c=1.0, gap=well.gap, lipschitz=well.lipschitz)
-        >>> scaled, plain = exponentiated(problems.Additive(well, noise=0.0), [Trial(p, 0), Trial(p, 0, None)])
+        >>> scaled, plain = exponentiated(problems.Additive(well, noise=0.0), [Trial.of(p, 0), Trial.of(p, 0, None)])
         >>> scaled.certificate < p.bound
         True
     """
-    plans = [t.plan for t in trials]
-    beta = _column([p.beta for p in plans])
-    keep, gain = coefficients(_column([p.lr for p in plans]), _column([p.decay for p in plans]), beta, 1 / beta - 1)
-    c = _column([p.c for p in plans])
-    x = _starts(oracle, len(trials), start)
+    beta, c = _column([t.beta for t in trials]), _column([t.c for t in trials])
+    lr, decay = _column([t.lr for t in trials]), _column([t.decay for t in trials])
+    keep, gain = coefficients(lr, decay, beta, 1 / beta - 1)
+    x = _starts(oracle, len(trials))
     run = {
         "x": x,
         "delta": torch.zeros_like(x),
@@ -129,6 +139,7 @@ def exponentiated(
         "gain": gain,
         "sums": x.new_zeros(len(trials), 2),
         "looks": torch.zeros_like(c),
+        "first": torch.full_like(c, math.inf),
     }
     scalars = _Scalars([(t.scaling, t.seed) for t in trials])
     generator = torch.Generator().manual_seed(noise_seed)
@@ -143,6 +154,8 @@ def exponentiated(
         r["sums"][:, 1:2] += r["spread"]
         if t % _LOOK == 0:
             r["looks"] += _norm(oracle.gradient(r["average"]))
+        if good is not None:
+            r["first"].masked_fill_(good(r["average"]).unsqueeze(1) & r["first"].isinf(), t)
         g = oracle.sample(r["x"], generator) if oracle.noise else full
         r["delta"].mul_(r["keep"]).addcmul_(g, r["gain"])
         r["x"].addcmul_(r["delta"], scalars.at(t + 1, order.live))
@@ -152,7 +165,7 @@ def exponentiated(
     certificates = means[:, 0:1] + c * means[:, 1:2]
     looks = final["looks"] / (steps // _LOOK)
     values = oracle.problem.value(final["x"]).unsqueeze(-1)
-    rows = torch.cat([means, certificates, looks, values], dim=1)
+    rows = torch.cat([means, certificates, looks, values, final["first"]], dim=1)
     return [Outcome(*row) for row in rows.tolist()]
 
 
@@ -167,7 +180,7 @@ def original(
         noise_seed: of the oracle.
         progress: called now and then with the number of steps made since.
     """
-    x = _starts(oracle, len(trials), None)
+    x = _starts(oracle, len(trials))
     c = _column([t.c for t in trials])
     run = {
         "x": x,  # w_n, where the gradient is taken
@@ -263,9 +276,8 @@ class _Scalars:
         return self._chunks[k][row].index_select(0, self._live[1]).unsqueeze(1)
 
 
-def _starts(oracle: Oracle, rows: int, start: Tensor | None) -> Tensor:
-    x = oracle.problem.start() if start is None else start
-    return x.to(torch.float64).expand(rows, -1).clone()
+def _starts(oracle: Oracle, rows: int) -> Tensor:
+    return oracle.problem.start().to(torch.float64).expand(rows, -1).clone()
 
 
 def _column(values: Sequence[float]) -> Tensor:

@@ -4,23 +4,20 @@ Both are `ScaledSGDM` with the same arguments on the same objective (`o2nc.probl
 the one difference is ``scaling``. Without it nothing is random, so one run stands for all seeds.
 """
 
-import json
 import math
-import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
 import o2nc
+from o2nc.experiments.record import circumstances, write
 from o2nc.problems import Climber
 
 DIMENSIONS = (1, 10)
@@ -231,29 +228,13 @@ def _draw(axes: Axes, runs: Sequence[Run], curves: Sequence[list[float]]) -> Non
     axes.margins(x=0)
 
 
-def circumstances(seeds: Sequence[int], steps: int) -> dict[str, Any]:
-    """Return what is needed to make the results again."""
-    return {
-        "command": f"o2nc demo --seed {seeds[0]} --steps {steps}",
-        "seeds": list(seeds),
-        "steps": steps,
-        "c": C,
-        "momentum": MOMENTUM,
-        "average": AVERAGE,
-        "o2nc": o2nc.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "processors": os.cpu_count(),
-    }
-
-
 def save(results: Sequence[Run], seeds: Sequence[int], steps: int, path: Path) -> None:
     """Write the runs and their circumstances as JSON."""
+    command = f"o2nc demo --seed {seeds[0]} --steps {steps}"
+    settings = {"seeds": list(seeds), "steps": steps, "c": C, "momentum": MOMENTUM, "average": AVERAGE}
     record = {
-        "circumstances": circumstances(seeds, steps),
+        "circumstances": circumstances(command, **settings),
         "complete": len(results) == len(trials(seeds)),
         "runs": [asdict(r) | {"certificates": r.certificates} for r in results],
     }
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write(path, record)

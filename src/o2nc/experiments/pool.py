@@ -1,0 +1,68 @@
+"""Jobs side by side, one thread each: small tensors gain nothing from more, and two jobs then do not fight."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+import torch
+
+Progress = Callable[[int], object]
+T = TypeVar("T")
+
+_made: Any = None  # in a worker: the number of steps that all have made
+
+
+def run(
+    jobs: Sequence[Callable[[Progress], T]], *, workers: int = 2, progress: Progress | None = None
+) -> Iterator[T]:
+    """Run the jobs in processes of their own and yield what they return, as they end.
+
+    Args:
+        jobs: picklable functions of a callback, which they call with the number of steps made since the last call.
+        workers: how many processes; 1 runs the jobs here.
+        progress: called with the number of steps that all jobs have made since its last call.
+    """
+    if workers == 1:
+        for job in jobs:
+            yield job(progress or _ignore)
+        return
+    context = get_context("spawn")  # torch's threads do not survive a fork
+    counter = context.Value("q", 0)
+    reported = 0
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(counter,))
+    try:
+        waiting: set[Future[T]] = {pool.submit(_work, job) for job in jobs}
+        while waiting:
+            done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+            now = counter.value
+            if progress is not None:
+                progress(now - reported)
+            reported = now
+            for future in done:
+                yield future.result()
+        pool.shutdown()
+    except BaseException:
+        for process in (pool._processes or {}).values():
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def _begin(counter: Any) -> None:
+    global _made
+    _made = counter
+    torch.set_num_threads(1)
+
+
+def _work(job: Callable[[Progress], T]) -> T:
+    return job(_count)
+
+
+def _count(steps: int) -> None:
+    with _made.get_lock():
+        _made.value += steps
+
+
+def _ignore(steps: int) -> None:
+    pass

@@ -1,0 +1,37 @@
+"""Results carry their circumstances: what was run, with which versions, on what."""
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import o2nc
+
+
+def circumstances(command: str, **settings: Any) -> dict[str, Any]:
+    """Return what is needed to make results again.
+
+    Args:
+        command: the command line.
+        settings: seeds, steps and the like.
+    """
+    return {
+        "command": command,
+        **settings,
+        "o2nc": o2nc.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "processors": os.cpu_count(),
+    }
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Write a record as JSON, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
