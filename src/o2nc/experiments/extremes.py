@@ -8,8 +8,9 @@ settings is reported, by its median over the seeds.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import cast
 
@@ -19,12 +20,13 @@ from torch import Tensor
 import o2nc
 from o2nc import theory
 from o2nc.experiments.batch import Progress, Trial, exponentiated
-from o2nc.problems import Chain, Climber, Resonance, hard_instance
+from o2nc.problems import Chain, Climber, Resonance, ZeroChainOracle, hard_instance
 from o2nc.scaling import Exponential
 
 BETA = 0.999  # of the certificate
 STEPS = 5000  # of a trapped run; the second half is looked at
 C = 1e-5
+TRAP_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,13 @@ REACHES = (0.03, 0.1, 0.3, 1.0, 3.0)  # how far a shown link moves its coordinat
 PATIENCE = 6  # a run is given up after so many times the necessary steps
 
 
-def search(eps: float, seeds: Sequence[int], progress: Progress | None = None) -> Search:
+def _oracle(eps: float) -> ZeroChainOracle:
+    return hard_instance(eps, gap=CHAIN["gap"], smoothness=math.sqrt(CHAIN["c"] * eps), noise=CHAIN["lipschitz"])
+
+
+def search(eps: float, seeds: Sequence[int], progress: Progress | None = None) -> list[Search]:
     """Run Algorithm 2 with many settings on the hard instance."""
-    smoothness = math.sqrt(CHAIN["c"] * eps)
-    oracle = hard_instance(eps, gap=CHAIN["gap"], smoothness=smoothness, noise=CHAIN["lipschitz"])
+    oracle = _oracle(eps)
     chain, p = cast(Chain, oracle.problem), oracle.probability
     needed = oracle.steps(0.5)
     # a shown link has a derivative of about steepness/p and moves its coordinate by lr/(1 − β) times that
@@ -152,4 +157,16 @@ def search(eps: float, seeds: Sequence[int], progress: Progress | None = None) -
     outcomes = exponentiated(oracle, trials, good=good, noise_seed=seeds[0], progress=progress)
     medians = [median(o.first for o in outcomes[i :: len(settings)]) for i in range(len(settings))]
     formula = theory.lower_bound(eps, **CHAIN)
-    return Search(eps, chain.length, p, needed, formula, min(medians), len(settings), len(seeds))
+    return [Search(eps, chain.length, p, needed, formula, min(medians), len(settings), len(seeds))]
+
+
+def jobs(seeds: Sequence[int]) -> list[Callable[[Progress], list[Escape] | list[Search]]]:
+    """Return the pieces of work for `o2nc.experiments.pool`: the chain with all seeds, the traps with up to three."""
+    searches = [partial(search, eps, list(seeds)) for eps in reversed(EPSILONS)]
+    return [*searches, *(partial(escapes, name, list(seeds[:TRAP_SEEDS])) for name in traps())]
+
+
+def steps(seeds: Sequence[int]) -> int:
+    """Return the number of steps of all `jobs`."""
+    runs = len(traps()) * (1 + len(seeds[:TRAP_SEEDS]))
+    return runs * STEPS + sum(PATIENCE * _oracle(eps).steps(0.5) for eps in EPSILONS)

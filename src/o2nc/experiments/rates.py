@@ -2,8 +2,8 @@
 
 For every study (a problem with its noise and its way to choose c), every N and every seed, Algorithm 2 is run with
 the sharp and with the printed hyperparameters, each with s ~ Exp(1) and with s = 1, and Algorithm 1 with those below.
-The runs are rows of `o2nc.experiments.batch`. Slopes are fitted to log ‖∇F(x̄)‖_c over log N, seed by seed; their interval
-is Student's over the seeds.
+The runs are rows of `o2nc.experiments.batch`. Slopes are fitted to log ‖∇F(x̄)‖_c over log N, seed by seed; their
+interval is Student's over the seeds.
 
 Algorithm 1, with `BallOGD` restarted in every block of T steps, D the radius and A² = G² + σ²: the regret of a block
 is at most D²/(2η) + ηTA²/2 = DA√T at η = D/(A√T), the telescoped decrease gives F* in all, noise costs Dσ√T a block,
@@ -245,6 +245,11 @@ def jobs(lengths: Sequence[int], seeds: Sequence[int]) -> list[Callable[[Progres
     """Return the pieces of work for `o2nc.experiments.pool`, each of max(lengths) batched steps."""
     indices = range(len(studies()))
     return [partial(work, i, list(lengths), list(seeds)) for work in (measure, measure_original) for i in indices]
+
+
+def steps(lengths: Sequence[int]) -> int:
+    """Return the number of batched steps of all `jobs`, nearly."""
+    return 2 * len(studies()) * max(lengths)
 
 
 def in_order(curves: Sequence[Curve]) -> list[Curve]:

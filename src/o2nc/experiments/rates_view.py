@@ -1,0 +1,189 @@
+"""Rates, traps and the hard chain as tables and as a picture."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from rich import box
+from rich.table import Table
+
+from o2nc.experiments.extremes import BETA, CHAIN, STEPS, C, Escape, Search
+from o2nc.experiments.rates import ARMS, ORIGINAL, Curve, least_error, studies
+
+BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+STYLES: dict[str, tuple[str, Any, str | None]] = {
+    "sharp": (BLUE, "-", "o"),
+    "sharp, s = 1": (BLUE, ":", None),
+    "paper": (VERMILION, "-", "s"),
+    "paper, s = 1": (VERMILION, ":", None),
+    ORIGINAL: (GREEN, "-", "^"),
+}
+
+
+def _grid(*columns: str, left: Sequence[str] = (), caption: str) -> Table:
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=caption, caption_justify="left")
+    for name in columns:
+        grid.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    return grid
+
+
+def rates_table(curves: Sequence[Curve]) -> Table:
+    """Return one row per arm, study by study."""
+    caption = (
+        "first, last: mean certificate at the fewest and the most steps; slope: over all N, tail: over the larger\n"
+        "half, with 95 % intervals over the seeds; bound/value: the least over N, below 1 would refute the theorem"
+    )
+    grid = _grid(
+        "arm", "first", "last", "slope", "tail", "theorem", "bound/value", "", left=("arm",), caption=caption
+    )
+    title = None
+    for curve in curves:
+        if curve.study != title:
+            title = curve.study
+            grid.add_row(f"[bold]{title}[/bold]")
+        means = curve.means
+        theorem = f"{curve.exponent:.3f}" if curve.bounds else "–"
+        slack = f"{curve.slack:.2f}" if curve.bounds else "–"
+        verdict = "" if not curve.bounds else "ok" if curve.agrees else "[bold red]WRONG[/bold red]"
+        grid.add_row(
+            f"  {curve.arm}",
+            f"{means[0]:.4f}",
+            f"{means[-1]:.4f}",
+            _interval(*curve.slope),
+            _interval(*curve.tail),
+            theorem,
+            slack,
+            verdict,
+        )
+    return grid
+
+
+def _interval(middle: float, half: float) -> str:
+    return f"{middle:.3f} ± {half:.3f}" if math.isfinite(half) else f"{middle:.3f}"
+
+
+def traps_table(found: Sequence[Escape]) -> Table:
+    """Return one row per trap, with and without scaling side by side."""
+    caption = (
+        f"means over the second half of {STEPS} steps, averages with β = {BETA:g}, certificate ‖ḡ‖ + cV, c = {C:g};\n"
+        "Exp: range over the seeds; F change: F(last) − F(start)"
+    )
+    columns = (
+        "trap",
+        "‖ḡ‖ s = 1",
+        "‖ḡ‖ Exp",
+        "certificate s = 1",
+        "certificate Exp",
+        "F change s = 1",
+        "F change Exp",
+    )
+    grid = _grid(*columns, left=("trap",), caption=caption)
+    for name in dict.fromkeys(e.trap for e in found):
+        plain = [e for e in found if e.trap == name and not e.scaled]
+        scaled = [e for e in found if e.trap == name and e.scaled]
+        cells = [name]
+        for read in (lambda e: e.gradient, lambda e: e.certificate, lambda e: e.change):
+            cells += [_range([read(e) for e in group]) for group in (plain, scaled)]
+        grid.add_row(*cells)
+    return grid
+
+
+def _range(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    low, high = (f"{v:.2g}" if abs(v) < 10 else f"{v:.0f}" for v in (min(values), max(values)))
+    low, high = ("0" if abs(float(v)) < 1e-9 else v for v in (low, high))
+    return low if low == high else f"{low} to {high}"
+
+
+def chain_table(found: Sequence[Search]) -> Table:
+    """Return one row per ε."""
+    caption = (
+        f"F* = {CHAIN['gap']:g}, G = σ = {CHAIN['lipschitz']:g}, c = {CHAIN['c']:g}; needed: half of the runs of any "
+        "zero-respecting algorithm take longer;\ntaken: median over the seeds of the fastest setting; formula: "
+        "F*G²c^½ε^{−7/2}, whose constant is not known to be 1"
+    )
+    grid = _grid(
+        "ε", "links", "p", "needed", "taken", "taken/needed", "formula", "settings × seeds", "", caption=caption
+    )
+    for s in sorted(found, key=lambda s: -s.eps):
+        verdict = "ok" if s.agrees else "[bold red]WRONG[/bold red]"
+        runs = f"{s.settings} × {s.seeds}"
+        ratio = f"{s.taken / s.needed:.2f}"
+        cells = (f"{s.eps:g}", s.links, f"{s.probability:.4f}", s.needed, f"{s.taken:.0f}", ratio, f"{s.formula:.2g}")
+        grid.add_row(*map(str, cells), runs, verdict)
+    return grid
+
+
+def figure(curves: Sequence[Curve]) -> Figure:
+    """Draw one panel per study: certificates against N, bounds dashed, the lower bound at the foot."""
+    titles = [study.title for study in studies() if any(c.study == study.title for c in curves)]
+    columns = min(4, len(titles) + 1)
+    rows = -(-(len(titles) + 1) // columns)
+    picture = Figure(figsize=(3.6 * columns, 3.2 * rows + 0.5), dpi=150, layout="constrained")
+    panels = list(picture.subplots(rows, columns, squeeze=False, sharex=True).flat)
+    for i, (axes, title) in enumerate(zip(panels, titles, strict=False)):
+        _panel(axes, title, [c for c in curves if c.study == title])
+        if i % columns == 0:
+            axes.set_ylabel("mean of ‖ḡ‖ + cV")
+        if i + columns >= len(titles):
+            axes.set_xlabel("steps N")
+            axes.tick_params(labelbottom=True)
+    for axes in panels[len(titles) :]:
+        axes.axis("off")
+    panels[len(titles)].legend(handles=_legend(), loc="center", frameon=False, fontsize=10)
+    picture.suptitle("Measured certificates against the theorems' bounds", fontsize=14, fontweight="bold")
+    return picture
+
+
+def _panel(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
+    study = next(s for s in studies() if s.title == title)
+    for curve in curves:
+        colour, line, marker = STYLES[curve.arm]
+        values = np.array(curve.values)
+        axes.plot(curve.steps, curve.means, color=colour, linestyle=line, marker=marker, markersize=4, linewidth=1.6)
+        if line == "-":
+            axes.fill_between(curve.steps, values.min(1), values.max(1), color=colour, alpha=0.18, linewidth=0)
+        if curve.bounds:
+            axes.plot(curve.steps, curve.bounds, color=colour, linestyle="--", linewidth=1.0, alpha=0.8)
+    problem, first = study.oracle.problem, curves[0]
+    floor = [
+        least_error(n, c, gap=problem.gap, lipschitz=problem.lipschitz)
+        for n, c in zip(first.steps, first.c, strict=True)
+    ]
+    axes.plot(first.steps, floor, color=GREY, linestyle="-.", linewidth=1.0)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_title(title, fontsize=10.5)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend() -> list[Line2D]:
+    names = {
+        "sharp": "sharp constants, s ~ Exp(1)",
+        "sharp, s = 1": "the same, s = 1",
+        "paper": "paper's constants, s ~ Exp(1)",
+        "paper, s = 1": "the same, s = 1",
+        ORIGINAL: "Algorithm 1",
+    }
+    lines = []
+    for arm in (*ARMS, ORIGINAL):
+        colour, line, marker = STYLES[arm]
+        lines.append(Line2D([], [], color=colour, linestyle=line, marker=marker, markersize=4, label=names[arm]))
+    lines.append(Line2D([], [], color="black", linestyle="--", linewidth=1.0, label="its theorem's bound"))
+    lines.append(Line2D([], [], color=GREY, linestyle="-.", linewidth=1.0, label="lower bound, worst problem"))
+    return lines
+
+
+def save(picture: Figure, folder: Path) -> list[Path]:
+    """Write the picture as PNG and SVG."""
+    paths = [folder / "rates.png", folder / "rates.svg"]
+    for path in paths:
+        picture.savefig(path)
+    return paths
