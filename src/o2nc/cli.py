@@ -246,11 +246,10 @@ def run_plan(steps: int | None, eps: float | None, constants: str, **known: floa
 def run_verify(only: list[str], out: Path | None, seed: int, workers: int, quiet: bool) -> bool:
     """Make the checks, show and write them; return whether all verdicts are right."""
     import typer
-    from rich.console import Console
 
     from o2nc.experiments import pool, record, verify
 
-    console = Console(quiet=quiet, highlight=False)
+    console = _console(quiet)
     try:
         selected = verify.select(only)
     except ValueError as error:
@@ -278,11 +277,9 @@ def run_verify(only: list[str], out: Path | None, seed: int, workers: int, quiet
 
 def run_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool) -> bool:
     """Run the studies, the traps and the chain, show and write them; return whether the theorems are respected."""
-    from rich.console import Console
-
     from o2nc.experiments import extremes, pool, rates, rates_view, record
 
-    console = Console(quiet=quiet, highlight=False)
+    console = _console(quiet)
     lengths = [2**k for k in range(10, largest + 1)]
     curves: list[rates.Curve] = []
     escapes: list[extremes.Escape] = []
@@ -302,9 +299,9 @@ def run_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool) 
         files = [out / "rates.json"]
         if curves:
             files += rates_view.save(rates_view.figure(curves), out)
-            console.print(rates_view.rates_table(curves))
+            console.print(rates_view.rates_table(curves, console.width))
         if escapes:
-            console.print(rates_view.traps_table(escapes))
+            console.print(rates_view.traps_table(escapes, console.width))
         if searches:
             console.print(rates_view.chain_table(searches))
         command = f"o2nc rates --seed {seeds[0]} --seeds {len(seeds)} --largest {largest}"
@@ -320,6 +317,13 @@ def run_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool) 
         )
     console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
     return all(item.agrees for item in (*curves, *searches))
+
+
+def _console(quiet: bool) -> "Console":
+    """Return a console as wide as the terminal, or wide enough for the tables where there is none."""
+    from rich.console import Console
+
+    return Console(quiet=quiet, highlight=False, width=None if sys.stdout.isatty() else 118)
 
 
 def _bar(console: "Console", quiet: bool) -> "RichProgress":

@@ -59,12 +59,12 @@ def traps() -> dict[str, tuple[Resonance | Climber, bool]]:
     """Return the traps by name, and whether the momentum buffer begins with 0 (and not with the first gradient)."""
     return {
         "T0, zigzag": (Resonance.buffer(), False),
-        "Z0, buffer from zero, momentum 0.9": (Resonance.zero(), True),
-        "Z0, buffer from zero, momentum 0.5": (Resonance.zero(momentum=0.5), True),
+        "Z0, momentum 0.9": (Resonance.zero(), True),
+        "Z0, momentum 0.5": (Resonance.zero(momentum=0.5), True),
         "L1, phase-locked": (Resonance.locked(), False),
-        "L1 in 10 dimensions": (Resonance.locked(10), False),
+        "L1, d = 10": (Resonance.locked(10), False),
         "climber": (Climber(1), False),
-        "climber in 10 dimensions": (Climber(10), False),
+        "climber, d = 10": (Climber(10), False),
     }
 
 

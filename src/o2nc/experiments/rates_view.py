@@ -1,7 +1,7 @@
 """Rates, traps and the hard chain as tables and as a picture."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,34 +32,35 @@ def _grid(*columns: str, left: Sequence[str] = (), caption: str) -> Table:
     return grid
 
 
-def rates_table(curves: Sequence[Curve]) -> Table:
-    """Return one row per arm, study by study."""
+WIDE = 112  # columns of a terminal from which on nothing is left out
+
+
+def rates_table(curves: Sequence[Curve], width: int = WIDE) -> Table:
+    """Return one row per arm, study by study; a narrow terminal gets fewer columns."""
     caption = (
         "first, last: mean certificate at the fewest and the most steps; slope: over all N, tail: over the larger\n"
         "half, with 95 % intervals over the seeds; bound/value: the least over N, below 1 would refute the theorem"
     )
-    grid = _grid(
-        "arm", "first", "last", "slope", "tail", "theorem", "bound/value", "", left=("arm",), caption=caption
-    )
+    narrow = width < WIDE
+    columns = ("arm", "first", "last", "slope", "tail", "theorem", "bound/value", "")
+    kept = [i for i, name in enumerate(columns) if not (narrow and name in ("first", "slope", "theorem"))]
+    grid = _grid(*(columns[i] for i in kept), left=("arm",), caption="" if narrow else caption)
     title = None
     for curve in curves:
         if curve.study != title:
             title = curve.study
             grid.add_row(f"[bold]{title}[/bold]")
-        means = curve.means
-        theorem = f"{curve.exponent:.3f}" if curve.bounds else "–"
-        slack = f"{curve.slack:.2f}" if curve.bounds else "–"
-        verdict = "" if not curve.bounds else "ok" if curve.agrees else "[bold red]WRONG[/bold red]"
-        grid.add_row(
+        cells = (
             f"  {curve.arm}",
-            f"{means[0]:.4f}",
-            f"{means[-1]:.4f}",
+            f"{curve.means[0]:.4f}",
+            f"{curve.means[-1]:.4f}",
             _interval(*curve.slope),
             _interval(*curve.tail),
-            theorem,
-            slack,
-            verdict,
+            f"{curve.exponent:.3f}" if curve.bounds else "–",
+            f"{curve.slack:.2f}" if curve.bounds else "–",
+            "" if not curve.bounds else "ok" if curve.agrees else "[bold red]WRONG[/bold red]",
         )
+        grid.add_row(*(cells[i] for i in kept))
     return grid
 
 
@@ -67,29 +68,24 @@ def _interval(middle: float, half: float) -> str:
     return f"{middle:.3f} ± {half:.3f}" if math.isfinite(half) else f"{middle:.3f}"
 
 
-def traps_table(found: Sequence[Escape]) -> Table:
-    """Return one row per trap, with and without scaling side by side."""
+def traps_table(found: Sequence[Escape], width: int = WIDE) -> Table:
+    """Return one row per trap, without scaling (1) and with it (Exp) side by side; fewer columns if it is narrow."""
     caption = (
-        f"means over the second half of {STEPS} steps, averages with β = {BETA:g}, certificate ‖ḡ‖ + cV, c = {C:g};\n"
-        "Exp: range over the seeds; F change: F(last) − F(start)"
+        f"‖ḡ‖, certificate ‖ḡ‖ + cV (c = {C:g}, β = {BETA:g}): means over the second half of {STEPS} steps;\n"
+        "change: F(last) − F(start); (1): s = 1; (Exp): s ~ Exp(1), range over the seeds"
     )
-    columns = (
-        "trap",
-        "‖ḡ‖ s = 1",
-        "‖ḡ‖ Exp",
-        "certificate s = 1",
-        "certificate Exp",
-        "F change s = 1",
-        "F change Exp",
-    )
-    grid = _grid(*columns, left=("trap",), caption=caption)
+    reads: dict[str, Callable[[Escape], float]] = {
+        "‖ḡ‖": lambda e: e.gradient,
+        "certificate": lambda e: e.certificate,
+        "change": lambda e: e.change,
+    }
+    if width < WIDE:
+        del reads["certificate"]
+    columns = [f"{name} ({law})" for name in reads for law in ("1", "Exp")]
+    grid = _grid("trap", *columns, left=("trap",), caption=caption if width >= WIDE else "")
     for name in dict.fromkeys(e.trap for e in found):
-        plain = [e for e in found if e.trap == name and not e.scaled]
-        scaled = [e for e in found if e.trap == name and e.scaled]
-        cells = [name]
-        for read in (lambda e: e.gradient, lambda e: e.certificate, lambda e: e.change):
-            cells += [_range([read(e) for e in group]) for group in (plain, scaled)]
-        grid.add_row(*cells)
+        groups = [[e for e in found if e.trap == name and e.scaled == scaled] for scaled in (False, True)]
+        grid.add_row(name, *(_range([read(e) for e in group]) for read in reads.values() for group in groups))
     return grid
 
 
@@ -104,13 +100,10 @@ def _range(values: Sequence[float]) -> str:
 def chain_table(found: Sequence[Search]) -> Table:
     """Return one row per ε."""
     caption = (
-        f"F* = {CHAIN['gap']:g}, G = σ = {CHAIN['lipschitz']:g}, c = {CHAIN['c']:g}; needed: half of the runs of any "
-        "zero-respecting algorithm take longer;\ntaken: median over the seeds of the fastest setting; formula: "
-        "F*G²c^½ε^{−7/2}, whose constant is not known to be 1"
+        f"F* = {CHAIN['gap']:g}, G = σ = {CHAIN['lipschitz']:g}, c = {CHAIN['c']:g}; needed: half of all runs take longer;\n"
+        "taken: median of the fastest setting; formula: F*G²c^½ε^{−7/2}"
     )
-    grid = _grid(
-        "ε", "links", "p", "needed", "taken", "taken/needed", "formula", "settings × seeds", "", caption=caption
-    )
+    grid = _grid("ε", "links", "p", "needed", "taken", "taken/needed", "formula", "runs", "", caption=caption)
     for s in sorted(found, key=lambda s: -s.eps):
         verdict = "ok" if s.agrees else "[bold red]WRONG[/bold red]"
         runs = f"{s.settings} × {s.seeds}"
