@@ -15,9 +15,13 @@ def test_readme(capsys):
     namespace = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
-    value, loss = (float(v) for v in capsys.readouterr().out.split())
-    assert 0 < value < 1
-    assert 0 < loss < 1
+    value, loss, exponential, optimal, plan, steps = capsys.readouterr().out.splitlines()
+    assert 0 < float(value) < 1
+    assert 0 < float(loss) < 1
+    values = [float(line.split(" = ")[2].split()[0]) for line in (exponential, optimal)]
+    assert 0 < values[1] < values[0]
+    assert float(plan.split()[0]) < 0.2
+    assert int(steps) == 453_385
     opt, model, data = namespace["opt"], namespace["model"], namespace["data"]
     model(data).abs().mean().backward()
     opt.step()  # the learner that the README writes

@@ -7,11 +7,13 @@
 * `averaging` keeps x̄, ḡ and V, from which ``certificate(c)`` bounds ‖∇F(x̄)‖_c.
 
 `ExponentiatedO2NC` (Algorithm 2 of the paper) multiplies any three; `ScaledSGDM` is the instance that replaces
-``torch.optim.SGD``; `OriginalO2NC` is Algorithm 1; `random_scaling` scales any torch optimizer.
+``torch.optim.SGD``; `OriginalO2NC` is Algorithm 1; `random_scaling` scales any torch optimizer. `certify` certifies
+iterates afterwards, `theory` has the theorems as functions, `problems` objectives with known constants.
 """
 
-from o2nc import learners
-from o2nc.certificate import Certificate
+from o2nc import learners, problems, theory
+from o2nc.certificate import Certificate, Goldstein
+from o2nc.offline import certify
 from o2nc.optimizer import ExponentiatedO2NC
 from o2nc.original import OriginalO2NC
 from o2nc.scaling import Exponential, Gamma, Law, Uniform, Weibull
@@ -25,11 +27,15 @@ __all__ = [
     "Exponential",
     "ExponentiatedO2NC",
     "Gamma",
+    "Goldstein",
     "Law",
     "OriginalO2NC",
     "ScaledSGDM",
     "Uniform",
     "Weibull",
+    "certify",
     "learners",
+    "problems",
     "random_scaling",
+    "theory",
 ]

@@ -316,7 +316,7 @@ def run_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool) 
             },
         )
     console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
-    return all(item.agrees for item in (*curves, *searches))
+    return all(c.agrees for c in curves) and all(s.agrees for s in searches)
 
 
 def _console(quiet: bool) -> "Console":

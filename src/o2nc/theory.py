@@ -105,11 +105,9 @@ class Plan:
 
         Lemma criterion-reduction: with c = H²/B it is 2B as printed and 1.25B sharp, with c = ρ/2 it is 2B and B.
         """
-        if self.smoothness is not None:
-            return (2.0 if self.constants == "paper" else 1.25) * self.bound
-        if self.second_order is not None:
-            return (2.0 if self.constants == "paper" else 1.0) * self.bound
-        return None
+        if self.smoothness is None and self.second_order is None:
+            return None
+        return _reduction(self.constants, self.smoothness, self.second_order) * self.bound
 
     def optimizer(self, params: ParamsT, *, seed: int = 0) -> ExponentiatedO2NC:
         """Return Algorithm 2 with these hyperparameters, ready for ``steps`` calls of ``step``.
@@ -250,23 +248,20 @@ def steps_for(
         (453385, 296639413)
     """
     checks.positive("eps", eps)
-    make = partial(
-        plan,
-        c=c,
-        gap=gap,
-        lipschitz=lipschitz,
-        noise=noise,
-        constants=constants,
-        smoothness=smoothness,
-        second_order=second_order,
-    )
+    _check(gap, lipschitz, noise, constants)
+    _check_regime(c, smoothness, second_order)
+    target = eps / _reduction(constants, smoothness, second_order)
+    if smoothness is not None:  # c·B(c) grows with c: the plan's own c = H²/B has B <= target as soon as this c has
+        c = smoothness**2 / target
+    elif second_order is not None:
+        c = second_order / 2
+    make = partial(plan, c=c, gap=gap, lipschitz=lipschitz, noise=noise, constants=constants)
 
     def enough(steps: int) -> bool:
         try:
-            p = make(steps)
+            return make(steps).bound <= target
         except _TooFewSteps:
             return False
-        return (p.gradient_bound or p.bound) <= eps
 
     high = 1
     while not enough(high):
@@ -342,6 +337,13 @@ def spread_constant(beta: float, constants: str = "sharp") -> float:
     checks.fraction("beta", beta)
     checks.choice("constants", constants, CONSTANTS)
     return 12.0 if constants == "paper" else 2 * beta * (1 + beta * math.sqrt(2 - beta**2)) / (1 + beta) ** 2
+
+
+def _reduction(constants: str, smoothness: float | None, second_order: float | None) -> float:
+    """Return ‖∇F(x)‖/ε of Lemma criterion-reduction, or 1 where ‖∇F(x)‖_c itself is meant."""
+    if smoothness is not None:
+        return 2.0 if constants == "paper" else 1.25
+    return 2.0 if second_order is not None and constants == "paper" else 1.0
 
 
 class _TooFewSteps(ValueError):

@@ -100,8 +100,8 @@ def _range(values: Sequence[float]) -> str:
 def chain_table(found: Sequence[Search]) -> Table:
     """Return one row per ε."""
     caption = (
-        f"F* = {CHAIN['gap']:g}, G = σ = {CHAIN['lipschitz']:g}, c = {CHAIN['c']:g}; needed: half of all runs take longer;\n"
-        "taken: median of the fastest setting; formula: F*G²c^½ε^{−7/2}"
+        f"F* = {CHAIN['gap']:g}, G = σ = {CHAIN['lipschitz']:g}, c = {CHAIN['c']:g}; "
+        "needed: half of all runs take longer;\ntaken: median of the fastest setting; formula: F*G²c^½ε^{−7/2}"
     )
     grid = _grid("ε", "links", "p", "needed", "taken", "taken/needed", "formula", "runs", "", caption=caption)
     for s in sorted(found, key=lambda s: -s.eps):

@@ -1,0 +1,108 @@
+"""Rates: how the measured quantity falls with N, and how the number of steps grows with 1/ε."""
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from o2nc import theory
+from o2nc.experiments.batch import Trial, exponentiated
+from o2nc.experiments.verify.rows import Finding, enough, statement
+from o2nc.experiments.verify.runs import Array
+from o2nc.problems import Additive, Cosine, DoubleWell, MultiKink, Problem, Ripple
+
+NOISE = 1.0
+
+
+def slope(values: Array, steps: Array) -> float:
+    """Return the slope of log mean against log N; values has one row for every N."""
+    return float(np.polyfit(np.log(steps), np.log(values.mean(1)), 1)[0])
+
+
+def fitted(problem: Problem, seed: int, scale: float, **regime: Any) -> tuple[float, float]:
+    """Return the slope over N of the mean certificate, and the upper end of its 95 % bootstrap interval."""
+    steps, seeds = [2**k for k in range(8, 14 if scale >= 1 else 12)], enough(16, scale, 8)
+    make = partial(theory.plan, gap=problem.gap, lipschitz=problem.lipschitz, noise=NOISE)
+    plans = [make(n, **regime) for n in steps]
+    trials = [Trial.of(p, seed + i) for p in plans for i in range(seeds)]
+    outcomes = exponentiated(Additive(problem, NOISE), trials, noise_seed=seed)
+    values = np.array([o.certificate for o in outcomes]).reshape(len(steps), seeds)
+    rng = np.random.default_rng(seed)
+    again = [
+        slope(rng.permuted(values[:, rng.integers(seeds, size=seeds)], axis=1), np.array(steps)) for _ in range(400)
+    ]
+    return slope(values, np.array(steps)), float(np.quantile(again, 0.975))
+
+
+def exponent(**regime: Any) -> float:
+    """Return d log steps_for / d log ε at small ε."""
+    few, many = (theory.steps_for(eps, gap=1.0, lipschitz=1.0, noise=1.0, **regime) for eps in (1e-2, 1e-3))
+    return math.log(few / many) / math.log(10)
+
+
+def _rate(found: dict[str, tuple[float, float]], right: float, exponents: dict[float, float]) -> Finding:
+    """Make the finding: fitted slopes at most ``right``, and exponents of steps_for as they should be, within 2 %."""
+    worst = max(found, key=lambda name: found[name][1])
+    fits = ", ".join(f"{name} {fit:.3f}" for name, (fit, _) in found.items())
+    powers = ", ".join(f"ε^{got:.2f}" for got in exponents.values())
+    measured = f"slope in N from 256 on ({fits}), upper end of its 95 % interval; steps_for grows as {powers}"
+    also = all(abs(got / want - 1) < 0.02 for want, got in exponents.items())
+    # both sides are negative; a slope as an order of decay reads the other way round
+    return Finding(measured, -found[worst][1], -right, ">=", also=also)
+
+
+@statement("rate-nonsmooth", "decay of E‖∇F(x̄)‖_c: N^{−2/7}, N^{−1/3}")
+def nonsmooth(seed: int, scale: float) -> Finding:
+    """Theorem SGDM: N^{−2/7} at fixed c, and N^{−1/3} while c is small."""
+    found = {
+        "double well": fitted(DoubleWell(10), seed, scale, c=1.0),
+        "multi-kink": fitted(MultiKink(10), seed, scale, c=1.0),
+    }
+    small = fitted(DoubleWell(10), seed, scale, c=1e-3, constants="paper")
+    exponents = {-3.5: exponent(c=1.0), -3.0: exponent(c=1e-12)}
+    finding = _rate(found, -2 / 7, exponents)
+    return Finding(
+        f"{finding.measured}; c = 0.001: {small[0]:.3f}",
+        finding.left,
+        finding.right,
+        ">=",
+        also=finding.also and small[1] <= -1 / 3,
+    )
+
+
+@statement("rate-smooth", "decay for smooth F, c = H²/ε: N^{−1/4}")
+def smooth(seed: int, scale: float) -> Finding:
+    """Section 4.3, smooth case."""
+    found = {
+        name: fitted(problem, seed, scale, smoothness=problem.smoothness)
+        for name, problem in (("cosine", Cosine(10)), ("ripple", Ripple(4)))
+    }
+    return _rate(found, -1 / 4, {-4.0: exponent(smoothness=1.0, constants="paper")})
+
+
+@statement("rate-second-order", "decay for ρ-smooth ∇²F, c = ρ/2: N^{−2/7}")
+def second_order(seed: int, scale: float) -> Finding:
+    """Section 4.3, second-order smooth case."""
+    found = {
+        name: fitted(problem, seed, scale, second_order=problem.second_order)
+        for name, problem in (("cosine", Cosine(10)), ("ripple", Ripple(4)))
+    }
+    return _rate(found, -2 / 7, {-3.5: exponent(second_order=1.0)})
+
+
+@statement("steps-for", "least N with B ≤ ε, to the last step")
+def steps_for(seed: int, scale: float) -> Finding:
+    """The numbers of steps that the bounds ask for, against values computed once; and that N is the least."""
+    known = {"paper": (1.04e5, 1.12e6, 2.97e8), "sharp": (196, 1913, 453385)}
+    unit = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0, "noise": 1.0}
+    worst, least, exact = (0.0, 0.0, 0.0), True, True
+    for constants, values in known.items():
+        for eps, value in zip((1.0, 0.5, 0.1), values, strict=True):
+            n = theory.steps_for(eps, constants=constants, **unit)
+            exact = exact and (constants == "paper" or n == value)
+            worst = max(worst, (abs(n / value - 1), float(n), float(value)))
+            below, at = (theory.bound(k, constants=constants, **unit) for k in (n - 1, n))
+            least = least and at <= eps < below
+    measured = "the value furthest from the one known, ε = 1, .5, .1, printed (known to 3 digits) and sharp (exactly)"
+    return Finding(measured, worst[1], worst[2], "==", also=least and exact, tolerance=0.005 * worst[2])

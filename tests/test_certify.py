@@ -1,0 +1,268 @@
+"""`o2nc.certify`: the sums, the weights, the duality gap."""
+
+import sys
+
+import clarabel
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from torch import Tensor
+
+import o2nc
+from o2nc import simplex, trajectory
+
+BETA = 0.9
+
+
+def run(k: int, d: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Gradients and iterates of a walk across kinks."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 0.2 * torch.randn(k, d, generator=generator, dtype=torch.float64).cumsum(0)
+    return ((x.sign() + 0.1 * x) / d**0.5).to(dtype), x.to(dtype)
+
+
+def exponential(k: int, beta: float = BETA) -> Tensor:
+    p = torch.tensor([beta ** (k - t) for t in range(1, k + 1)], dtype=torch.float64)
+    return p / p.sum()
+
+
+def direct(g: Tensor, x: Tensor, p: Tensor) -> tuple[float, float, Tensor]:
+    """The obvious twin: ‖Σp g‖, Σp‖y − x̄‖² and x̄, in float64."""
+    g, x = g.double(), x.double()
+    mean = (p[:, None] * x).sum(0)
+    return (p[:, None] * g).sum(0).norm().item(), (p * (x - mean).square().sum(1)).sum().item(), mean
+
+
+def by_clarabel(g: Tensor, q: Tensor) -> float:
+    """min ‖Σp g‖ + qᵀp over the simplex, by a generic solver."""
+    k, d = g.shape
+    matrix = np.zeros((1 + k + 1 + d, k + 1))
+    matrix[0, :k] = 1
+    matrix[1 : 1 + k, :k] = -np.eye(k)
+    matrix[1 + k, k] = -1
+    matrix[2 + k :, :k] = -g.T.numpy()
+    cones = [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(k), clarabel.SecondOrderConeT(d + 1)]
+    options = clarabel.DefaultSettings()
+    options.verbose = False
+    nothing = sparse.csc_matrix((k + 1, k + 1))
+    right = np.eye(1, len(matrix))[0]
+    objective = np.append(q.numpy(), 1.0)
+    return (
+        clarabel.DefaultSolver(nothing, objective, sparse.csc_matrix(matrix), right, cones, options).solve().obj_val
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_exponential_weights_are_the_direct_sums(dtype):
+    g, x = run(30, 7, 0, dtype)
+    certificate = o2nc.certify(g, x, c=0.5, beta=BETA)
+    gradient, spread, mean = direct(g, x, exponential(30))
+    assert certificate.gradient == pytest.approx(gradient, rel=1e-12)
+    assert certificate.spread == pytest.approx(spread, rel=1e-12)
+    assert certificate.ess == pytest.approx(1 / exponential(30).square().sum().item())
+    assert certificate.gap is None
+    torch.testing.assert_close(certificate.weights, exponential(30))
+    torch.testing.assert_close(certificate.point, mean.to(certificate.point.dtype))
+
+
+def test_agrees_with_the_streaming_certificate():
+    x = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = o2nc.ScaledSGDM([x], lr=0.1, momentum=0.5, average=BETA)
+    seen = []
+    for _ in range(20):
+        seen.append(x.detach().clone())
+        x.grad = x.detach().sign()
+        optimizer.step()
+    offline, streamed = o2nc.certify(torch.sign, seen, beta=BETA), optimizer.certificate()
+    assert offline.value == pytest.approx(streamed.value, rel=1e-12)
+    assert offline.ess == pytest.approx(streamed.ess, rel=1e-12)
+
+
+def test_spread_far_from_the_origin():
+    g, x = run(30, 5, 1)
+    far = o2nc.certify(g, x + 1e6, beta=BETA).spread
+    assert far == pytest.approx(direct(g, x, exponential(30))[1], rel=1e-8)
+
+
+@pytest.mark.parametrize(("k", "d", "price"), [(1, 3, 1.0), (6, 2, 0.1), (25, 40, 0.3), (40, 3, 1e-3), (30, 5, 1e4)])
+def test_solver_against_a_generic_one(k, d, price):
+    g, x = run(k, d, k)
+    q = price * (x - x.mean(0)).square().sum(1)
+    p, u = simplex.minimise(g.T, q)
+    value = (p @ g).norm().item() + (q @ p).item()
+    bound = (g @ u + q).min().item()
+    truth = by_clarabel(g, q)
+    size = max(value, 1e-3)
+    assert value == pytest.approx(truth, abs=1e-6 * size)
+    assert bound - 1e-7 <= truth <= value + 1e-7  # the generic one is good to 1e-8 or so
+    assert value - bound <= 1e-6 * size
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    k=st.integers(1, 12),
+    d=st.integers(1, 15),
+    seed=st.integers(0, 10**6),
+    c=st.sampled_from([1e-8, 1e-2, 1.0, 30.0, 1e8]),
+    scale=st.sampled_from([1e-12, 1.0, 1e12]),
+)
+def test_weak_duality_and_never_worse(k, d, seed, c, scale):
+    g, x = run(k, d, seed)
+    g = g * scale
+    best = o2nc.certify(g, x, c, weights="optimal", beta=BETA)
+    p = best.weights
+    assert (p >= 0).all()
+    assert p.sum().item() == pytest.approx(1)
+    gradient, spread, mean = direct(g, x, p)
+    assert best.value == pytest.approx(gradient + c * spread, rel=1e-9, abs=1e-13 * scale)
+    assert best.value <= o2nc.certify(g, x, c, beta=BETA).value * (1 + 1e-12)
+    assert best.value <= g.norm(dim=1).min().item() * (1 + 1e-12)
+    squares = (x - mean).square().sum(1)
+    others = torch.distributions.Dirichlet(torch.full((k,), 0.3, dtype=torch.float64)).sample((50,))
+    others = torch.cat([others, torch.eye(k, dtype=torch.float64), p[None]])
+    values = (others @ g).norm(dim=1) + c * others @ squares
+    assert best.value - best.gap <= values.min().item() * (1 + 1e-9) + 1e-13 * scale
+    assert best.gap >= 0
+
+
+@pytest.mark.parametrize("d", [3, 100])
+def test_gap_is_small_and_covers_the_truth(d):
+    g, x = run(40, d, 5)
+    best = o2nc.certify(g, x, 0.3, weights="optimal", beta=BETA)
+    truth = by_clarabel(g, 0.3 * (x - best.point).square().sum(1))
+    assert best.value - best.gap <= truth + 1e-7
+    assert best.gap < 0.02 * best.value
+
+
+def test_invariances():
+    g, x = run(15, 8, 3)
+    value = o2nc.certify(g, x, weights="optimal").value
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    rotation = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))[0]
+    split = [[row[:3].reshape(3, 1), row[3:]] for row in x]
+    as_list = o2nc.certify([[r[:3].reshape(3, 1), r[3:]] for r in g], split, weights="optimal")
+    assert as_list.value == pytest.approx(value, rel=1e-6)
+    assert [y.shape for y in as_list.point] == [(3, 1), (5,)]
+    assert o2nc.certify(g[:, order], x[:, order], weights="optimal").value == pytest.approx(value, rel=1e-6)
+    assert o2nc.certify(g @ rotation, x @ rotation, weights="optimal").value == pytest.approx(value, rel=1e-6)
+    for scale in (1e-8, 1e8):
+        scaled = o2nc.certify(g * scale, x, c=scale, weights="optimal").value
+        assert scaled == pytest.approx(scale * value, rel=1e-6)
+
+
+def test_large_data_in_float32_is_refined(monkeypatch):
+    """Products in float32, many blocks: the value and the gap are exact all the same."""
+    g, x = run(20, 500, 4, torch.float32)
+    wide = o2nc.certify(g, x, weights="optimal")
+    monkeypatch.setattr(trajectory, "EXACT", 0.0)
+    monkeypatch.setattr(trajectory, "BLOCK", 20 * 64)
+    narrow = o2nc.certify(g, x, weights="optimal")
+    gradient, spread, _ = direct(g, x, narrow.weights)
+    assert narrow.value == pytest.approx(gradient + spread, rel=1e-12)
+    assert narrow.value == pytest.approx(wide.value, rel=1e-4)
+
+
+@pytest.mark.parametrize("d", [2, 6])
+def test_fixed_centre(d):
+    g, x = run(40, d, 2)
+    plain = o2nc.certify(g, x, beta=BETA)
+    best = o2nc.certify(g, x, weights="optimal", centre="fixed", beta=BETA)
+    torch.testing.assert_close(best.point, plain.point, atol=1e-7, rtol=1e-7)
+    assert best.value < plain.value
+    assert best.gap <= 1e-5 * best.value
+    free = o2nc.certify(g, x, weights="optimal", beta=BETA)
+    assert free.value <= best.value * (1 + 1e-6)
+
+
+def test_fixed_centre_has_one_answer_in_general_position():
+    g, x = run(10, 30, 2)
+    plain, best = o2nc.certify(g, x), o2nc.certify(g, x, weights="optimal", centre="fixed")
+    assert best.value == plain.value
+    assert best.gap == 0
+    twice = o2nc.certify(torch.cat([g, -g]), torch.cat([x, x]), weights="optimal", centre="fixed", beta=BETA)
+    assert twice.value < o2nc.certify(torch.cat([g, -g]), torch.cat([x, x]), beta=BETA).value
+
+
+def test_fixed_centre_without_clarabel(monkeypatch):
+    monkeypatch.setitem(sys.modules, "clarabel", None)
+    g, x = run(10, 2, 0)
+    with pytest.raises(ImportError, match=r"o2nc\[certify\]"):
+        o2nc.certify(g, x, weights="optimal", centre="fixed")
+
+
+@pytest.mark.parametrize("centre", ["free", "fixed"])
+def test_degenerate_runs(centre):
+    x = torch.tensor([[1.0], [2.0], [2.0], [4.0]])
+    zero = o2nc.certify(torch.zeros_like(x), x, weights="optimal", centre=centre)
+    assert zero.gradient == 0
+    same = o2nc.certify(torch.tensor([[1.0], [-1.0], [3.0]]), torch.ones(3, 1), weights="optimal", centre=centre)
+    assert same.value == pytest.approx(0, abs=1e-6)
+    alone = o2nc.certify(torch.tensor([[3.0, 4.0]]), torch.ones(1, 2), weights="optimal", centre=centre)
+    assert (alone.value, alone.gap) == (5.0, 0.0)
+    wild = torch.logspace(-12, 12, 9, dtype=torch.float64)[:, None] * torch.randn(9, 3, dtype=torch.float64)
+    assert o2nc.certify(wild, torch.ones(9, 3), weights="optimal", centre=centre).gap >= 0
+
+
+def test_gradient_function_is_called_once_each_and_may_reuse_memory():
+    calls, memory = [], torch.zeros(2)
+
+    def gradient(y):
+        calls.append(y.clone())
+        y = y.requires_grad_()
+        y.square().sum().backward()
+        return memory.copy_(y.grad)
+
+    x = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0], requires_grad=True)]
+    certificate = o2nc.certify(gradient, x, beta=0.5)
+    assert [y.tolist() for y in calls] == [[1, 2], [3, 4]]
+    assert certificate.gradient == pytest.approx(torch.tensor([14 / 3, 20 / 3]).norm().item())
+    assert x[0].grad is None
+    assert not x[0].requires_grad
+    assert not certificate.point.requires_grad
+
+
+def test_complex_numbers_are_pairs():
+    g, x = run(6, 4, 0)
+    pairs = [torch.view_as_complex(y.reshape(2, 2)) for y in x]
+    certificate = o2nc.certify([torch.view_as_complex(y.reshape(2, 2)) for y in g], pairs)
+    assert certificate.value == pytest.approx(o2nc.certify(g, x).value, rel=1e-12)
+    assert certificate.point.is_complex()
+
+
+def test_noise_floor_stands_beside_the_value():
+    g, x = run(4, 2, 0)
+    certificate = o2nc.certify(g, x, noise=3.0, beta=0.5)
+    assert certificate.noise_floor == pytest.approx(3 / certificate.ess**0.5)
+    assert f"noise floor σ/√ess = {certificate.noise_floor:.4g}" in str(certificate)
+    assert o2nc.certify(g, x).noise_floor is None
+
+
+X = torch.ones(3, 2)
+REFUSED = [
+    ((X, []), {}, ValueError, "at least one point"),
+    ((X, torch.ones(())), {}, ValueError, "without axes"),
+    ((X, 3.0), {}, TypeError, "iterates must be a sequence"),
+    ((X[:2], X), {}, ValueError, "3 iterates but 2 gradients"),
+    ((X, [X[0], X[0], torch.ones(3)]), {}, ValueError, r"iterates\[2\] has the shapes"),
+    ((torch.ones(3, 4), X), {}, ValueError, r"gradient\[0\] has the shapes"),
+    ((lambda x: 1.0, X), {}, TypeError, r"gradient\(iterates\[0\]\) must be a tensor"),
+    ((X, X.long()), {}, TypeError, "int64"),
+    ((X, torch.full((3, 2), torch.nan)), {}, ValueError, "iterates 0 has numbers that are not finite"),
+    ((torch.tensor([[1.0, 1.0], [1.0, torch.inf], [0.0, 0.0]]), X), {}, ValueError, "gradient 1 has numbers"),
+    ((torch.full((3, 2), 1e200, dtype=torch.float64), X), {}, ValueError, "too large"),
+    ((X, torch.ones(3, 0)), {}, ValueError, "no numbers"),
+    ((X, X), {"c": 0.0}, ValueError, "c must be"),
+    ((X, X), {"beta": 1.0}, ValueError, "beta must be"),
+    ((X, X), {"weights": "best"}, ValueError, "weights must be one of"),
+    ((X, X), {"centre": "middle"}, ValueError, "centre must be one of"),
+    ((X, X), {"noise": -1.0}, ValueError, "noise must be"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "keywords", "error", "message"), REFUSED)
+def test_refusals_name_the_argument(arguments, keywords, error, message):
+    with pytest.raises(error, match=message):
+        o2nc.certify(*arguments, **keywords)

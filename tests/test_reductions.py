@@ -1,0 +1,177 @@
+"""From ‖∇F(x̄)‖_c to ‖∇F(x̄)‖ and to Goldstein stationarity: Lemmas *criterion reduction* and *goldstein reduction*."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import o2nc
+
+BETA = 0.9999999  # two iterates with equal weights, to seven digits
+
+
+def two(y: tuple[float, float], slopes: tuple[float, float], c: float) -> o2nc.Certificate:
+    g, x = (torch.tensor(v, dtype=torch.float64).reshape(2, 1) for v in (slopes, y))
+    return o2nc.certify(g, x, c, beta=BETA)
+
+
+def test_smooth_reduction_is_tight():
+    """F'(x + h) = 1.25ε − H|h| and y = x ± ε/(2H): the certificate is ε at c = H²/ε, the gradient at x is 1.25ε."""
+    eps, h = 0.2, 3.0
+    step = eps / (2 * h)
+    slope = 1.25 * eps - h * step
+    certificate = two((-step, step), (slope, slope), h**2 / eps)
+    assert certificate.value == pytest.approx(eps)
+    assert certificate.gradient_norm(smoothness=h) == pytest.approx(1.25 * eps)
+    assert certificate.gradient_norm(smoothness=h, constants="paper") == pytest.approx(2 * eps)
+    assert certificate.gradient_norm(smoothness=h, constants="measured") == pytest.approx(1.25 * eps)
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0])
+def test_second_order_reduction_is_tight(factor):
+    """F'(x + h) = g_0 − ρh²/2: the certificate at c = ρ/2 is g_0 itself; at a smaller c spread alone loses ρ/(2c)."""
+    rho, h, c = 4.0, 0.3, factor * 2.0
+    g0 = rho * h**2 / 2 if factor < 1 else 1.0
+    slope = g0 - rho * h**2 / 2
+    certificate = two((-h, h), (slope, slope), c)
+    assert certificate.gradient_norm(second_order=rho) == pytest.approx(g0)
+    assert certificate.gradient_norm(second_order=rho, constants="measured") == pytest.approx(g0)
+    if factor == 1:
+        assert certificate.gradient_norm(second_order=rho, constants="paper") == pytest.approx(2 * g0)
+
+
+numbers = st.floats(1e-6, 1e6)
+
+
+@pytest.mark.filterwarnings("ignore:c =:UserWarning")
+@given(c=numbers, gradient=st.floats(0, 1e3), spread=st.floats(0, 1e3), constant=st.floats(0, 1e3))
+def test_measured_is_never_above_sharp(c, gradient, spread, constant):
+    certificate = o2nc.Certificate(c, gradient, spread, 1.0)
+    for name in ("smoothness", "second_order"):
+        measured = certificate.gradient_norm(**{name: constant}, constants="measured")
+        assert measured <= certificate.gradient_norm(**{name: constant}) * (1 + 1e-12)
+
+
+def cosines(seed: int, d: int) -> tuple[Tensor, Tensor, float, float, float]:
+    """F = Σ_j a_j cos(⟨w_j, x⟩ + b_j): rows w, a w (gradient factors), and its G, H and ρ."""
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(5, d, generator=generator, dtype=torch.float64)
+    a = torch.rand(5, generator=generator, dtype=torch.float64)
+    norm = w.norm(dim=1)
+    return w, a, float(a @ norm), float(a @ norm**2), float(a @ norm**3)
+
+
+@pytest.mark.filterwarnings("ignore:c =:UserWarning", "ignore:epsilon =:UserWarning")
+@pytest.mark.parametrize("seed", range(60))
+def test_no_reduction_is_violated(seed):
+    d = 1 + seed % 4
+    w, a, lipschitz, smoothness, second_order = cosines(seed, d)
+    generator = torch.Generator().manual_seed(1000 + seed)
+
+    def gradient(x: Tensor) -> Tensor:
+        return -(a * torch.sin(w @ x)) @ w
+
+    width = 10 ** (-2 + 2.5 * torch.rand((), generator=generator, dtype=torch.float64))
+    x = torch.randn(d, generator=generator, dtype=torch.float64)
+    iterates = x + width * torch.randn(12, d, generator=generator, dtype=torch.float64)
+    for c in (0.1, 3.0, 100.0):
+        for weights in ("exponential", "optimal"):
+            certificate = o2nc.certify(gradient, iterates, c, weights=weights, beta=0.9)
+            truth = gradient(certificate.point).norm().item()
+            for constants in ("sharp", "paper", "measured"):
+                assert truth <= certificate.gradient_norm(smoothness=smoothness, constants=constants) + 1e-9
+                assert truth <= certificate.gradient_norm(second_order=second_order, constants=constants) + 1e-9
+            delta = 0.7 * certificate.spread**0.5 + 1e-3
+            check_goldstein(certificate, gradient, iterates, delta, lipschitz)
+
+
+def check_goldstein(certificate, gradient, iterates, delta, lipschitz):
+    p, mean = certificate.weights, certificate.point
+    offset = iterates - mean
+    r = offset.norm(dim=1)
+    clipped = mean + (delta / r).clamp(max=1.0)[:, None] * offset
+    point = p @ clipped
+    slope = (p @ torch.stack([gradient(y) for y in clipped])).norm().item()
+    radius = (clipped - point)[p > 0].norm(dim=1).max().item()
+    distance = (mean - point).norm().item()
+    for constants in ("sharp", "paper", "measured"):
+        found = certificate.goldstein(delta, lipschitz=lipschitz, constants=constants)
+        torch.testing.assert_close(found.point, point, rtol=1e-9, atol=1e-9)
+        assert slope <= found.epsilon + 1e-9
+        assert radius <= found.radius + 1e-9
+        assert distance <= found.distance + 1e-9
+    assert found.radius == pytest.approx(radius, abs=1e-9)
+    assert found.distance == pytest.approx(distance, abs=1e-9)
+    sharp = certificate.goldstein(delta, lipschitz=lipschitz)
+    assert found.epsilon <= sharp.epsilon + 1e-9
+
+
+def test_goldstein_distance_is_tight():
+    """One far point at r = 2δ of small weight q: the clipped mean moves by qδ, and V/(4δ) is qδ to first order."""
+    delta, beta = 1.0, 1e-5
+    q = beta / (1 + beta)  # the weight of the first of two iterates
+    x = torch.tensor([[2.0 * delta], [0.0]], dtype=torch.float64)
+    certificate = o2nc.certify(torch.zeros_like(x), x, 1.0, beta=beta)
+    measured = certificate.goldstein(delta, lipschitz=0.0, constants="measured")
+    sharp = certificate.goldstein(delta, lipschitz=0.0)
+    assert measured.distance == pytest.approx(q * delta, rel=1e-4)
+    assert 0.9999 * sharp.distance < measured.distance <= sharp.distance
+    assert sharp.radius == delta + sharp.distance
+
+
+def test_goldstein_of_a_streaming_certificate():
+    certificate = o2nc.Certificate(c=50.0, gradient=0.1, spread=0.002, ess=5.0)
+    found = certificate.goldstein(0.2, lipschitz=1.0)
+    assert found.point is None
+    assert found.epsilon == pytest.approx(0.2)
+    paper = certificate.goldstein(0.2, lipschitz=1.0, constants="paper")
+    assert (paper.distance, paper.radius) == (0.2, 0.4)
+    assert paper.epsilon == pytest.approx(0.4)
+    with pytest.raises(ValueError, match=r"o2nc\.certify"):
+        certificate.goldstein(0.2, lipschitz=1.0, constants="measured")
+
+
+def test_vacuous_goldstein_warns_with_the_c_that_helps():
+    """At c = ε/δ² the reduction gives ε' >= 2G, which every point satisfies."""
+    certificate = o2nc.Certificate(c=10.0, gradient=0.05, spread=0.005, ess=5.0)
+    with pytest.warns(UserWarning, match=r"epsilon = 2 .* lipschitz = 1.* c >= 2G/δ² = 200"):
+        certificate.goldstein(0.1, lipschitz=1.0)
+    with pytest.warns(UserWarning, match=r"own value is 0\.1$"):
+        certificate.goldstein(10.0, lipschitz=0.05)
+
+
+def test_small_c_warns_and_the_balanced_one_does_not():
+    certificate = o2nc.Certificate(c=1.0, gradient=0.1, spread=0.0, ess=5.0)
+    with pytest.warns(UserWarning, match=r"c = H²/value = 40"):
+        certificate.gradient_norm(smoothness=2.0)
+    balanced = o2nc.Certificate(c=40.0, gradient=0.1, spread=0.0, ess=5.0)
+    assert balanced.gradient_norm(smoothness=2.0) == pytest.approx(0.125)
+
+
+def test_refusals():
+    certificate = o2nc.Certificate(c=1.0, gradient=0.1, spread=0.0, ess=5.0)
+    for keywords in ({}, {"smoothness": 1.0, "second_order": 1.0}):
+        with pytest.raises(TypeError, match="exactly one of smoothness and second_order"):
+            certificate.gradient_norm(**keywords)
+    with pytest.raises(ValueError, match=r"smoothness must be .* got -1"):
+        certificate.gradient_norm(smoothness=-1.0)
+    with pytest.raises(ValueError, match=r"second_order must be .* got nan"):
+        certificate.gradient_norm(second_order=math.nan)
+    with pytest.raises(ValueError, match="constants must be one of"):
+        certificate.gradient_norm(second_order=1.0, constants="best")
+    with pytest.raises(ValueError, match=r"delta must be .* got 0\.0"):
+        certificate.goldstein(0.0, lipschitz=1.0)
+    with pytest.raises(ValueError, match=r"lipschitz must be .* got inf"):
+        certificate.goldstein(1.0, lipschitz=math.inf)
+
+
+def test_certificate_keeps_its_shape():
+    """The fields of before, in their order; weights and points take no part in equality or repr."""
+    plain = o2nc.Certificate(1.0, 0.5, 0.25, 4.0, {})
+    x = torch.ones(2, 1)
+    assert plain == o2nc.Certificate(1.0, 0.5, 0.25, 4.0, weights=torch.ones(4), point=x)
+    assert str(plain) == "‖ḡ‖ + c·V = 0.5 + 1·0.25 = 0.75 over 4 iterates"
+    assert "tensor" not in repr(o2nc.certify(x, x))
