@@ -5,11 +5,13 @@ import math
 import pickle
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from o2nc import certificate, optimizer, original, scaling, theory
+from o2nc import certificate, cli, optimizer, original, scaling, theory
 from o2nc.experiments import verify
 from o2nc.experiments.verify.rows import Check, Finding
 from o2nc.learners import ogd
@@ -226,5 +228,41 @@ def test_markdown_and_record():
     assert len(lines) == len(rows) + 2
     assert {line.count("|") for line in lines} == {9}
     told = json.loads(json.dumps(verify.record(rows, seed=5), allow_nan=False))
-    assert (told["seed"], told["right"], told["wrong"]) == (5, 2, [rows[1].key])
+    assert (told["circumstances"]["seed"], told["right"], told["wrong"]) == (5, 2, [rows[1].key])
     assert [row["key"] for row in told["rows"]] == [row.key for row in rows]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_row_has_its_place_in_the_document(key):
+    text = (Path(__file__).parent.parent / "docs" / "paper.md").read_text(encoding="utf-8")
+    if key.startswith("erratum-"):
+        assert f"\n| {key[-1]} | " in text
+    else:
+        assert f"`{key}`" in text
+
+
+def command(*arguments):
+    return CliRunner().invoke(cli.build_app(), ["verify", "--workers", "1", *arguments])
+
+
+def test_command(tmp_path):
+    result = command("erratum-c", "criterion-second-order", "--out", str(tmp_path / "results"))
+    assert result.exit_code == 0, result.output
+    assert "2 of 2 right" in result.output
+    told = json.loads((tmp_path / "results" / "verify.json").read_text(encoding="utf-8"))
+    assert [row["key"] for row in told["rows"]] == ["criterion-second-order", "erratum-c"]
+    assert "erratum-c" in (tmp_path / "results" / "verify.md").read_text(encoding="utf-8")
+
+
+def test_command_fails_on_a_wrong_verdict(monkeypatch):
+    monkeypatch.setattr(*BREAKS["erratum-c"])
+    result = command("erratum-c", "erratum-h")
+    assert result.exit_code == 1
+    assert "1 of 2 right: not erratum-c" in result.output
+    assert "WRONG" in result.output
+
+
+def test_command_refuses_an_unknown_name():
+    result = command("theorem-x")
+    assert result.exit_code == 2
+    assert "erratum-q" in " ".join(result.output.split())

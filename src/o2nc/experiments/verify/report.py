@@ -1,18 +1,15 @@
 """The rows of the report, for a terminal, for a document and for a file."""
 
 import math
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-import o2nc
+from o2nc.experiments.record import circumstances
 from o2nc.experiments.verify.rows import Row
 
 SIGNS = {"<=": "≤", "<": "<", ">=": "≥", "==": "="}
@@ -107,16 +104,9 @@ def record(rows: Sequence[Row], seed: int) -> dict[str, Any]:
         for row in rows
     ]
     return {
-        "command": f"o2nc verify --seed {seed}",
-        "seed": seed,
+        "circumstances": circumstances(f"o2nc verify --seed {seed}", seed=seed),
         "right": sum(row.verdict for row in rows),
         "wrong": [row.key for row in rows if not row.verdict],
         "seconds": sum(row.seconds for row in rows),
-        "o2nc": o2nc.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
         "rows": plain,
     }

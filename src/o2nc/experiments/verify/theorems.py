@@ -47,7 +47,7 @@ def theorem_o2nc(seed: int, scale: float) -> Finding:
         (Additive(DoubleWell(3), 0.5), 0.9, 0.05, 1e-3, 0.2),
         (Additive(MultiKink(2), 1.0), 0.95, 0.02, 1e-3, 0.1),
     ]
-    seeds, steps = enough(16, scale, 6), enough(300, scale, 150)
+    seeds, steps = enough(48, scale, 6), enough(300, scale, 150)
     sides = []
     for case in cases:
         runs = [conversion(*case, steps=steps, seed=seed + i) for i in range(seeds)]
