@@ -58,7 +58,8 @@ def property_of_plan(name, function):
 
 
 def plan_with_growing_c(steps, c=None, *, second_order=None, **kwargs):
-    return replace(theory_plan(steps, second_order * steps**0.25, **kwargs), second_order=second_order)
+    price = second_order / 2 if c is None else c
+    return replace(theory_plan(steps, price * steps**0.25, **kwargs), second_order=second_order)
 
 
 def regret_without_root(p):
@@ -67,7 +68,7 @@ def regret_without_root(p):
 
 
 def plan_with_fixed_c(steps, c=None, *, smoothness=None, **kwargs):
-    return replace(theory_plan(steps, smoothness**2, **kwargs), smoothness=smoothness)
+    return replace(theory_plan(steps, 1.0, **kwargs), smoothness=smoothness)
 
 
 theory_plan, theory_paper_terms = theory.plan, theory._paper_terms

@@ -46,7 +46,7 @@ def _rate(found: dict[str, tuple[float, float]], right: float, exponents: dict[f
     worst = max(found, key=lambda name: found[name][1])
     fits = ", ".join(f"{name} {fit:.3f}" for name, (fit, _) in found.items())
     powers = ", ".join(f"ε^{got:.2f}" for got in exponents.values())
-    measured = f"slope in N from 256 on ({fits}), upper end of its 95 % interval; steps_for grows as {powers}"
+    measured = f"slope in N from 256 on, sharp plans ({fits}), upper end of its 95 % interval; steps_for as {powers}"
     also = all(abs(got / want - 1) < 0.02 for want, got in exponents.items())
     # both sides are negative; a slope as an order of decay reads the other way round
     return Finding(measured, -found[worst][1], -right, ">=", also=also)
@@ -78,7 +78,7 @@ def smooth(seed: int, scale: float) -> Finding:
         name: fitted(problem, seed, scale, smoothness=problem.smoothness)
         for name, problem in (("cosine", Cosine(10)), ("ripple", Ripple(4)))
     }
-    return _rate(found, -1 / 4, {-4.0: exponent(smoothness=1.0, constants="paper")})
+    return _rate(found, -1 / 4, {-4.0: exponent(smoothness=1.0)})
 
 
 @statement("rate-second-order", "decay for ρ-smooth ∇²F, c = ρ/2: N^{−2/7}")
