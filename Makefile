@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow check format bench clean
+.PHONY: setup demo verify rates test test-slow check format bench clean
 
 setup: $(STAMP)
 
@@ -15,6 +15,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/o2nc demo
+
+verify: $(STAMP)
+	$(BIN)/o2nc verify
+
+rates: $(STAMP)
+	$(BIN)/o2nc rates
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow"
@@ -33,6 +39,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/step_cpu.py
+	$(BIN)/python benchmarks/certify.py --quick
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
