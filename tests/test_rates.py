@@ -35,11 +35,14 @@ def test_slope_of_a_power_law():
 
 def test_verdict():
     assert curve(-0.3).agrees
-    assert not curve(-0.27).agrees  # shallower than −2/7
-    assert curve(-0.27, noise=0.3).agrees  # not significantly
+    assert not curve(-0.3).shallow
+    assert curve(-0.27).shallow  # than −2/7
+    assert not curve(-0.27, noise=0.3).shallow  # not significantly
+    assert not curve(-0.27, seeds=1).shallow  # nobody knows
     assert not curve(-0.3, bounds=0.9).agrees
     free = Curve("s", "sharp, s = 1", STEPS, [], [[1.0]] * 8, [], [], -0.3)  # no theorem speaks of it
     assert free.agrees
+    assert not free.shallow
     assert math.isnan(free.slack)
 
 
@@ -137,9 +140,18 @@ def test_traps_hold_momentum_and_scaling_frees_it(name, short):
 
 
 def test_chain_takes_the_steps_that_are_needed():
-    (found,) = extremes.search(0.05, range(5))
+    (found,) = extremes.search(0.05, range(24))
     assert found.agrees
     assert found.needed <= found.taken < 10 * found.needed
+    assert found.early < 12
+
+
+def test_chain_notices_a_lower_bound_that_is_too_high(monkeypatch):
+    monkeypatch.setattr(problems.ZeroChainOracle, "steps", lambda self, delta: 200)
+    (found,) = extremes.search(0.05, range(24))
+    assert not found.agrees
+    assert not extremes.Search(0.1, 2, 0.1, 10, 1.0, 5.0, 24, 15, 24).agrees
+    assert extremes.Search(0.1, 2, 0.1, 10, 1.0, 5.0, 1, 15, 1).agrees  # one run proves nothing
 
 
 # ---- the command

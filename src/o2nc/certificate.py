@@ -71,7 +71,7 @@ class Certificate:
     gradient: float
     spread: float
     ess: float
-    by_parameter: Mapping[str | int, "Certificate"] = field(default_factory=dict, repr=False)
+    by_parameter: Mapping[str | int, "Certificate"] = field(default_factory=dict, repr=False, hash=False)
     weights: Tensor | None = field(default=None, repr=False, compare=False, kw_only=True)
     point: Point | None = field(default=None, repr=False, compare=False, kw_only=True)
     gap: float | None = field(default=None, kw_only=True)

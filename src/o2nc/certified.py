@@ -117,6 +117,7 @@ class Certified(Optimizer):
             The certificate of all parameters together; ``.by_parameter`` has every one's own.
         """
         checks.positive("c", c)
+        c = float(c)
         averages = self._averages("certificate()", self._average_key)
         parts = [self._summary(state) for _, _, state in averages]
         squares = torch.stack([part[0].to("cpu", torch.float64) for part in parts])

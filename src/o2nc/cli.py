@@ -5,6 +5,7 @@ The core needs torch and numpy only, so typer, rich and matplotlib are imported 
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 SEEDS = 3
+LARGEST_SEED = 2**62  # torch takes no larger ones than 2^64
 WORKERS = min(os.cpu_count() or 1, 8)
 
 
@@ -34,9 +36,16 @@ def main() -> None:
         print("The command line needs extra packages: pip install 'o2nc[experiments]'", file=sys.stderr)
         sys.exit(1)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a pipe on Windows cannot encode ‖ḡ‖
+        if stream is not None:
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a pipe on Windows cannot encode ‖ḡ‖
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers are told and files are finished
     try:
         code = build_app()(prog_name="o2nc", standalone_mode=False)
+    except KeyboardInterrupt:
+        code = 130
+    except OSError as error:
+        print(f"o2nc: {error}", file=sys.stderr)
+        code = 1
     except Exception as error:
         # typer's refusals of arguments: their class has moved between its versions, this method has not
         if not hasattr(error, "format_message"):
@@ -77,7 +86,7 @@ def build_app() -> "typer.Typer":
                 help="Folder for climber.png and climber.json; made if missing.", file_okay=False, writable=True
             ),
         ] = Path("o2nc-demo"),
-        seed: Annotated[int, typer.Option(help=f"First of {SEEDS} consecutive seeds.", min=0)] = 0,
+        seed: Annotated[int, typer.Option(help=f"First of {SEEDS} consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
         steps: Annotated[int, typer.Option(help="Steps of every run.", min=1)] = 5000,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
     ) -> None:
@@ -96,8 +105,10 @@ def build_app() -> "typer.Typer":
         steps: Annotated[int | None, typer.Option(help="N; or give --eps.")] = None,
         eps: Annotated[float | None, typer.Option(help="Target; the least N for it is found.")] = None,
         c: Annotated[float | None, typer.Option("--c", help="Price of spread.")] = None,
-        smoothness: Annotated[float | None, typer.Option(help="H of a smooth F, chooses c = H²/ε.")] = None,
-        second_order: Annotated[float | None, typer.Option(help="ρ of ∇²F, chooses c = ρ/2.")] = None,
+        smoothness: Annotated[
+            float | None, typer.Option(help="H of a smooth F; chooses c = H²/B, B the bound.")
+        ] = None,
+        second_order: Annotated[float | None, typer.Option(help="ρ of ∇²F; chooses c = ρ/2.")] = None,
         constants: Annotated[str, typer.Option(help="sharp, paper or both.")] = "both",
     ) -> None:
         """Print the theorem's hyperparameters and what they guarantee.
@@ -124,7 +135,7 @@ def build_app() -> "typer.Typer":
         out: Annotated[
             Path | None, typer.Option(help="Folder for verify.md and verify.json.", file_okay=False)
         ] = None,
-        seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0)] = 0,
+        seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
         workers: Annotated[int, typer.Option(help="Processes.", min=1)] = WORKERS,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     ) -> None:
@@ -143,7 +154,7 @@ def build_app() -> "typer.Typer":
         out: Annotated[
             Path, typer.Option(help="Folder for rates.json, rates.png and rates.svg.", file_okay=False)
         ] = Path("o2nc-rates"),
-        seed: Annotated[int, typer.Option(help="First of the consecutive seeds.", min=0)] = 0,
+        seed: Annotated[int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
         seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 8,
         largest: Annotated[int, typer.Option(help="The longest runs have 2^LARGEST steps.", min=12, max=24)] = 17,
         full: Annotated[bool, typer.Option("--full", help="Go to 2^20 steps, over a million.")] = False,
@@ -225,6 +236,8 @@ def run_plan(steps: int | None, eps: float | None, constants: str, **known: floa
     console = Console(highlight=False)
     if (steps is None) == (eps is None):
         raise typer.BadParameter("give one of --steps and --eps")
+    if sum(known[name] is not None for name in ("c", "smoothness", "second_order")) != 1:
+        raise typer.BadParameter("give one of --c, --smoothness and --second-order")
     if constants not in (*theory.CONSTANTS, "both"):
         raise typer.BadParameter(f"must be sharp, paper or both, got {constants!r}", param_hint="'--constants'")
     plans, refusals = [], []
@@ -233,14 +246,16 @@ def run_plan(steps: int | None, eps: float | None, constants: str, **known: floa
             n = steps if eps is None else theory.steps_for(eps, constants=version, **known)  # type: ignore[arg-type]
             plans.append(theory.plan(n, constants=version, **known))  # type: ignore[arg-type]
         except ValueError as error:
-            refusals.append(f"{version}: {error}")
+            refusals.append(str(error))
+        except (OverflowError, ZeroDivisionError):
+            refusals.append("these constants are too far apart for floating-point numbers")
     if not plans:
         raise typer.BadParameter(refusals[0])
     console.print(planning.table(plans))
     for p in plans:
         console.print(f"{p.constants}: {planning.code(p)}", markup=False, soft_wrap=True)
     for refusal in refusals:
-        console.print(f"\n{refusal}", markup=False, soft_wrap=True)
+        console.print(f"\nnot with the paper's constants: {refusal}", markup=False, soft_wrap=True)
 
 
 def run_verify(only: list[str], out: Path | None, seed: int, workers: int, quiet: bool) -> bool:
@@ -266,10 +281,14 @@ def run_verify(only: list[str], out: Path | None, seed: int, workers: int, quiet
         if rows:
             console.print(verify.table(rows, console.width))
         if rows and out is not None:
-            (out / "verify.md").write_text(verify.markdown(rows), encoding="utf-8")
-            record.write(out / "verify.json", verify.record(rows, seed))
+            record.write_text(out / "verify.md", verify.markdown(rows))
+            record.write(out / "verify.json", verify.record(rows, seed, only, complete=len(rows) == len(selected)))
+        if len(rows) < len(selected):
+            console.print(f"{len(rows)} of {len(selected)} checks made")
     wrong = [row.key for row in rows if not row.verdict]
     console.print(f"{len(rows) - len(wrong)} of {len(rows)} right{': not ' + ', '.join(wrong) if wrong else ''}")
+    if wrong and quiet:
+        print(f"o2nc: wrong: {', '.join(wrong)}", file=sys.stderr)
     if out is not None:
         console.print(f"Table: {out / 'verify.md'}   Numbers: {out / 'verify.json'}", markup=False, soft_wrap=True)
     return not wrong
@@ -298,7 +317,7 @@ def run_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool) 
         curves = rates.in_order(curves)
         files = [out / "rates.json"]
         if curves:
-            files += rates_view.save(rates_view.figure(curves), out)
+            files += rates_view.save(rates_view.figure(curves, complete=complete), out)
             console.print(rates_view.rates_table(curves, console.width))
         if escapes:
             console.print(rates_view.traps_table(escapes, console.width))
@@ -316,7 +335,11 @@ def run_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool) 
             },
         )
     console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
-    return all(c.agrees for c in curves) and all(s.agrees for s in searches)
+    wrong = [f"{c.study}, {c.arm}" for c in curves if not c.agrees]
+    wrong += [f"hard chain at eps = {s.eps:g}" for s in searches if not s.agrees]
+    if wrong:
+        print(f"o2nc: a theorem was not respected: {'; '.join(wrong)}", file=sys.stderr)
+    return not wrong
 
 
 def _console(quiet: bool) -> "Console":

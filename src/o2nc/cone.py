@@ -48,7 +48,7 @@ def best_fixed(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[Sum
     # ν = Σ b_k (y_k − x̄) has ⟨ν, y_k − x̄⟩ = (Mb)_k, which shall be scale·(W coefficients)_k
     shift, _ = dots_with_mean(trajectory.points, scale * (w @ (coefficients / sigma**2)), centre=p0)
     bound = float((dots / max(1.0, square**0.5) + prices + shift).min())
-    return sums, max(0.0, sums.value(c) - bound)
+    return sums, max(0.0, sums.value(c) - max(bound, float(prices.min())))  # u = ν = 0 is a dual point too
 
 
 def _moved(values: Tensor) -> Tensor:

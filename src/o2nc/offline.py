@@ -20,7 +20,7 @@ def certify(
     iterates: Sequence[Any] | Tensor,
     c: float = 1.0,
     *,
-    weights: str = "exponential",
+    weights: str | Sequence[float] | Tensor = "exponential",
     beta: float = 0.99,
     centre: str = "free",
     noise: float | None = None,
@@ -44,10 +44,11 @@ def certify(
     again on fresh gradients, or at least compare with ``noise_floor``, which ``noise=σ`` puts beside the value.
 
     Args:
-        gradient: a function of a point, called once per iterate in order, or the K gradients.
+        gradient: a function of a point, called once per iterate in order with a detached copy (autograd is enabled:
+            ``lambda x: torch.autograd.grad(f(x.requires_grad_()), x)[0]`` will do), or the K gradients.
         iterates: K points, each a tensor or a list of tensors; or one tensor whose first axis counts them.
         c: the price of spread, > 0.
-        weights: "exponential" or "optimal".
+        weights: "exponential", "optimal", or K numbers of your own, >= 0.
         beta: the discount of the exponential weights, in (0, 1).
         centre: "free" or "fixed", for optimal weights.
         noise: σ, the noise of one gradient, or None.
@@ -67,22 +68,38 @@ def certify(
         '4.0e-06, at least 4.0e-06'
     """
     checks.positive("c", c)
-    checks.choice("weights", weights, ("exponential", "optimal"))
+    if isinstance(weights, str):
+        checks.choice("weights", weights, ("exponential", "optimal"))
+    else:
+        weights = _listed(weights)
     checks.choice("centre", centre, ("free", "fixed"))
     checks.fraction("beta", beta)
     if noise is not None:
         checks.non_negative("noise", noise)
     with torch.enable_grad():  # the gradient may need it; what it returns is detached
         trajectory = Trajectory(gradient, iterates)
-    size = len(trajectory)
-    p = beta ** torch.arange(size - 1, -1, -1, dtype=torch.float64)
-    sums, gap = trajectory.sums(p / p.sum()), None
-    if weights == "optimal" and centre == "free":
-        sums, gap = _best_free(trajectory, sums, c)
-    elif weights == "optimal":
-        from o2nc.cone import best_fixed
+    with torch.device("cpu"):  # whatever the default device is: the sums are small
+        return _certify(trajectory, float(c), weights, beta, centre, noise)
 
-        sums, gap = best_fixed(trajectory, sums, c)
+
+def _certify(
+    trajectory: Trajectory, c: float, weights: str | Tensor, beta: float, centre: str, noise: float | None
+) -> Certificate:
+    if isinstance(weights, Tensor):
+        p = weights
+    else:
+        p = beta ** torch.arange(len(trajectory) - 1, -1, -1, dtype=torch.float64)
+        p /= p.sum()
+    if len(p) != len(trajectory):
+        raise ValueError(f"there are {len(trajectory)} iterates but {len(p)} weights")
+    sums, gap = trajectory.sums(p), None
+    if isinstance(weights, str) and weights == "optimal":
+        if centre == "free":
+            sums, gap = _best_free(trajectory, sums, c)
+        else:
+            from o2nc.cone import best_fixed
+
+            sums, gap = best_fixed(trajectory, sums, c)
     p = sums.weights
     return Certificate(
         c,
@@ -95,6 +112,16 @@ def certify(
         noise=noise,
         _trajectory=trajectory,
     )
+
+
+def _listed(weights: Sequence[float] | Tensor) -> Tensor:
+    """Return the caller's own weights, made to add up to 1."""
+    p = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
+    if p.dim() != 1 or not (p >= 0).all() or not 0 < float(p.sum()) < float("inf"):
+        raise ValueError(
+            "weights must be 'exponential', 'optimal', or one number >= 0 for each iterate, not all zero"
+        )
+    return p / p.sum()
 
 
 def _best_free(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[Sums, float]:

@@ -8,7 +8,7 @@ For a G-Lipschitz F with F(x_0) − inf F <= F* and unbiased gradients of varian
     B = F*/(DN) + (2G + σ)/(αN) + σ√α + 12cD²/α² + ((1 + 2αN)/N)(2A/√α + 12cD²/α²)
     α = max{N^{−2/3}, F*^{4/7} c^{2/7} A^{−6/7} N^{−4/7}} <= ½,   D = F*/(A√α N),   η = 2D√α/A,   μ = 24cD/α².
 
-"sharp", proved in docs/paper.md (A² = G² + σ²), at the α and D that make B least:
+"sharp", proved in docs/paper.md (A² = G² + σ²), at the D and the α <= ½ that make B least:
 
     B = F*/(DN) + (β/N)(G/α + σ/√(α(2 − α))) + σ√(α/(2 − α)) + C·cD²/α² + (β/N + α)A/√α
     C = 2β(1 + β√(2 − β²))/(1 + β)² <= 1,   D³ = F*α²/(2CcN),   η = D√α/A,   μ = 2CcD/α².
@@ -32,6 +32,7 @@ from o2nc.optimizer import ExponentiatedO2NC
 __all__ = ["Plan", "bound", "lower_bound", "plan", "spread_constant", "steps_for", "variance_weights"]
 
 CONSTANTS = ("sharp", "paper")
+MOST = 1 << 72  # steps; with more, α could not be told from 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,10 @@ class Plan:
             return None
         return _reduction(self.constants, self.smoothness, self.second_order) * self.bound
 
+    def __str__(self) -> str:
+        what = f"beta={self.beta:.6g}, lr={self.lr:.4g}, decay={self.decay:.4g}"
+        return f"{self.steps} steps, c = {self.c:.4g}, {self.constants}: {what}; E‖∇F(x̄)‖_c <= {self.bound:.4g}"
+
     def optimizer(self, params: ParamsT, *, seed: int = 0) -> ExponentiatedO2NC:
         """Return Algorithm 2 with these hyperparameters, ready for ``steps`` calls of ``step``.
 
@@ -165,7 +170,7 @@ def plan(
         >>> f"{p.bound:.3f} at beta = {p.beta:.4f}, lr = {p.lr:.2e}, decay = {p.decay:.0f}"
         '0.155 at beta = 0.9982, lr = 7.64e-06, decay = 155'
     """
-    checks.integer("steps", steps, 1)
+    _check_steps(steps)
     _check(gap, lipschitz, noise, constants)
     _check_regime(c, smoothness, second_order)
     make = partial(_PLANNERS[constants], int(steps), gap=float(gap), lipschitz=float(lipschitz), noise=float(noise))
@@ -173,8 +178,13 @@ def plan(
         return replace(_in_range(make(second_order / 2)), second_order=float(second_order))
     if smoothness is not None:
         # c = H²/B(c): c·B(c) grows with c, and so has one solution
-        log_c = _bisect(lambda v: math.exp(v) * make(math.exp(v)).bound >= smoothness**2, -300.0, 300.0)
-        return replace(_in_range(make(math.exp(log_c))), smoothness=float(smoothness))
+        c = math.exp(_bisect(lambda v: v + math.log(make(math.exp(v)).bound) >= 2 * math.log(smoothness), -100, 100))
+        p = make(c)
+        if not math.isclose(math.log(c * p.bound), 2 * math.log(smoothness), abs_tol=1e-6):
+            raise ValueError(
+                f"smoothness={smoothness!r} is out of range beside the other constants: c would be {c:.3g}"
+            )
+        return replace(_in_range(p), smoothness=float(smoothness))
     return _in_range(make(float(c)))  # type: ignore[arg-type]
 
 
@@ -211,10 +221,10 @@ def bound(
         raise ValueError(f"alpha and radius go together, got alpha={alpha!r} and radius={radius!r}")
     if alpha is None or radius is None:
         return plan(steps, c, gap=gap, lipschitz=lipschitz, noise=noise, constants=constants).bound
-    checks.integer("steps", steps, 1)
+    _check_steps(steps)
     checks.positive("c", c)
     _check(gap, lipschitz, noise, constants)
-    checks.number("alpha", alpha, "a number in (0, 0.5]", lambda v: 0 < v <= 0.5)
+    checks.number("alpha", alpha, "a number in [1e-15, 0.5]", lambda v: 1e-15 <= v <= 0.5)
     checks.positive("radius", radius)
     return Plan(steps, c, gap, lipschitz, noise, constants, alpha, radius).bound
 
@@ -260,13 +270,13 @@ def steps_for(
     def enough(steps: int) -> bool:
         try:
             return make(steps).bound <= target
-        except _TooFewSteps:
+        except TooFewSteps:
             return False
 
     high = 1
     while not enough(high):
         high *= 2
-        if high > 1 << 72:  # α would no longer be told from 0
+        if high > MOST:
             raise ValueError(f"eps={eps!r} needs more than 2^72 steps with these constants")
     low = high // 2
     while high - low > 1:
@@ -315,11 +325,14 @@ def variance_weights(n: int, beta: float) -> NDArray[np.float64]:
     """
     checks.integer("n", n, 1)
     checks.fraction("beta", beta)
-    a = np.arange(n, 0, -1.0)
-    log_beta = math.log(beta)
-    power, miss = np.exp(a * log_beta), -np.expm1(a * log_beta)  # β^a and 1 − β^a; at t = 1, a = n
-    weights: NDArray[np.float64] = 4 * (a * power * miss[0] - n * power[0] * miss) / miss[0] ** 2
-    weights[0] = 0.0
+    rate = -math.log(beta)
+    y = rate * np.arange(n, 0, -1.0)  # rate·a; at t = 1, a = n
+    # aβ^a/(1 − β^a) = (1 + φ(rate·a))/rate with φ(y) = y/(e^y − 1) − 1: without the 1, nothing cancels
+    small = np.minimum(y, 0.1)
+    series = small * (-1 / 2 + small * (1 / 12 - small**2 * (1 / 720 - small**2 * (1 / 30240 - small**2 / 1209600))))
+    phi = np.where(y < 0.1, series, y / np.expm1(np.maximum(y, 0.1)) - 1)
+    share = np.expm1(-y) / np.expm1(-y[0])  # (1 − β^a)/(1 − β^n)
+    weights: NDArray[np.float64] = 4 * share * (phi - phi[0]) / rate
     return weights
 
 
@@ -346,7 +359,7 @@ def _reduction(constants: str, smoothness: float | None, second_order: float | N
     return 2.0 if second_order is not None and constants == "paper" else 1.0
 
 
-class _TooFewSteps(ValueError):
+class TooFewSteps(ValueError):
     """The printed α exceeds ½."""
 
 
@@ -409,10 +422,16 @@ def _in_range(p: Plan) -> Plan:
         return p
     a = p.lipschitz + p.noise
     least = max(2**1.5, 2**1.75 * p.gap * math.sqrt(p.c) / a**1.5)
-    raise _TooFewSteps(
+    raise TooFewSteps(
         f"steps={p.steps} gives alpha = {p.alpha:.4g}, and the theorem needs alpha <= 1/2: "
-        f"steps >= {math.ceil(least)} is enough (or constants='sharp', which has no such limit)"
+        f"steps >= {math.ceil(least)} is enough (or constants='sharp', which finds its own alpha)"
     )
+
+
+def _check_steps(steps: int) -> None:
+    checks.integer("steps", steps, 1)
+    if steps > MOST:
+        raise ValueError(f"steps must be at most 2^72, got {steps!r}")
 
 
 def _check(gap: float, lipschitz: float, noise: float, constants: str) -> None:

@@ -6,6 +6,7 @@ All sums are taken in float64; V is a sum of squared differences, never E‖y‖
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, TypeAlias
 
 import torch
@@ -59,7 +60,7 @@ class Trajectory:
         gradient: a function of a point, called once for each in order, or the K gradients.
         iterates: K points, each a tensor or a list of tensors; or one tensor whose first axis counts them.
 
-    Nothing is copied except what the function returns (it may reuse its memory).
+    Only what the function returns is copied (it may reuse its memory), and for a pass what is not contiguous.
     """
 
     def __init__(self, gradient: Callable[[Any], Any] | Sequence[Any] | Tensor, iterates: Sequence[Any] | Tensor):
@@ -72,8 +73,9 @@ class Trajectory:
         if callable(gradient):
             self.gradients: list[Vector] = []
             for k, y in enumerate(given):
-                detached = y.detach() if isinstance(y, Tensor) else [x.detach() for x in y]
-                found = _vector(f"gradient(iterates[{k}])", gradient(detached))
+                # a copy: the function may work in place
+                copied = y.detach().clone() if isinstance(y, Tensor) else [x.detach().clone() for x in y]
+                found = _vector(f"gradient(iterates[{k}])", gradient(copied))
                 self.gradients.append([g.clone() for g in found])
         else:
             found = _sequence("gradient", gradient)
@@ -81,6 +83,7 @@ class Trajectory:
                 raise ValueError(f"there are {len(given)} iterates but {len(found)} gradients")
             self.gradients = [_vector(f"gradient[{k}]", g) for k, g in enumerate(found)]
         _same_shapes("gradient", self.gradients, self.points[0])
+        self._dtype = reduce(torch.promote_types, {wide(x.dtype) for y in self.points for x in y})
 
     def __len__(self) -> int:
         return len(self.points)
@@ -134,7 +137,7 @@ class Trajectory:
         result, start = [], 0
         for like in self.points[0]:
             x = real(like)
-            part = flat[start : start + x.numel()].reshape(x.shape).to(like.device, wide(x.dtype))
+            part = flat[start : start + x.numel()].reshape(x.shape).to(like.device, self._dtype)
             result.append(torch.view_as_complex(part) if like.is_complex() else part)
             start += x.numel()
         return result[0] if self.single else result

@@ -38,16 +38,16 @@ def table(plans: Sequence[Plan]) -> Table:
     terms = [p.terms for p in plans]
     for i, (name, meaning) in enumerate(_MEANINGS.items()):
         line(f"  {name}", meaning, [f"{t[name]:.4g}" for t in terms], last=i + 1 == len(_MEANINGS))
-    line("bound", "on E‖∇F(x̄)‖_c, x̄ = output()", [_bound(p) for p in plans])
+    line("bound", "on E‖∇F(x̄)‖_c, x̄ = output()", [_starred(p, p.bound) for p in plans])
     if plans[0].gradient_bound is not None:
-        line("gradient bound", "on E‖∇F(x̄)‖", [f"{p.gradient_bound:.4g}" for p in plans])
-    if any(p.bound >= p.lipschitz for p in plans):
+        line("gradient bound", "on E‖∇F(x̄)‖", [_starred(p, p.gradient_bound or 0.0) for p in plans])
+    if any((p.gradient_bound or p.bound) >= p.lipschitz for p in plans):
         grid.caption = "* not below G: no more than F's Lipschitz constant says; take more steps"
     return grid
 
 
-def _bound(p: Plan) -> str:
-    return f"{p.bound:.4g}{'*' if p.bound >= p.lipschitz else ''}"
+def _starred(p: Plan, bound: float) -> str:
+    return f"{bound:.4g}{'*' if bound >= p.lipschitz else ''}"
 
 
 def code(p: Plan) -> str:

@@ -1,5 +1,8 @@
 """Jobs side by side, one thread each: small tensors gain nothing from more, and two jobs then do not fight."""
 
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
@@ -53,6 +56,14 @@ def _begin(counter: Any) -> None:
     global _made
     _made = counter
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent is no more: a killed parent cannot tell."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _work(job: Callable[[Progress], T]) -> T:

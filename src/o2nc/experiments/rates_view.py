@@ -32,6 +32,7 @@ def _grid(*columns: str, left: Sequence[str] = (), caption: str) -> Table:
     return grid
 
 
+WRONG = "[bold red]WRONG[/bold red]"
 WIDE = 112  # columns of a terminal from which on nothing is left out
 
 
@@ -39,7 +40,8 @@ def rates_table(curves: Sequence[Curve], width: int = WIDE) -> Table:
     """Return one row per arm, study by study; a narrow terminal gets fewer columns."""
     caption = (
         "first, last: mean certificate at the fewest and the most steps; slope: over all N, tail: over the larger\n"
-        "half, with 95 % intervals over the seeds; bound/value: the least over N, below 1 would refute the theorem"
+        "half, with 95 % intervals over the seeds; bound/value: the least over N, WRONG below 1\n"
+        "shallow: the tail is flatter than the theorem's rate, which short runs may be: a bound promises no slope"
     )
     narrow = width < WIDE
     columns = ("arm", "first", "last", "slope", "tail", "theorem", "bound/value", "")
@@ -58,7 +60,7 @@ def rates_table(curves: Sequence[Curve], width: int = WIDE) -> Table:
             _interval(*curve.tail),
             f"{curve.exponent:.3f}" if curve.bounds else "–",
             f"{curve.slack:.2f}" if curve.bounds else "–",
-            "" if not curve.bounds else "ok" if curve.agrees else "[bold red]WRONG[/bold red]",
+            "" if not curve.bounds else WRONG if not curve.agrees else "shallow" if curve.shallow else "ok",
         )
         grid.add_row(*(cells[i] for i in kept))
     return grid
@@ -101,19 +103,20 @@ def chain_table(found: Sequence[Search]) -> Table:
     """Return one row per ε."""
     caption = (
         f"F* = {CHAIN['gap']:g}, G = σ = {CHAIN['lipschitz']:g}, c = {CHAIN['c']:g}; "
-        "needed: half of all runs take longer;\ntaken: median of the fastest setting; formula: F*G²c^½ε^{−7/2}"
+        "needed: half of all runs take longer;\n"
+        "taken: median of the fastest setting; early: most runs of a setting that took fewer"
     )
-    grid = _grid("ε", "links", "p", "needed", "taken", "taken/needed", "formula", "runs", "", caption=caption)
+    grid = _grid("ε", "links", "p", "needed", "taken", "taken/needed", "early", "runs", "", caption=caption)
     for s in sorted(found, key=lambda s: -s.eps):
-        verdict = "ok" if s.agrees else "[bold red]WRONG[/bold red]"
+        verdict = "ok" if s.agrees else WRONG
         runs = f"{s.settings} × {s.seeds}"
         ratio = f"{s.taken / s.needed:.2f}"
-        cells = (f"{s.eps:g}", s.links, f"{s.probability:.4f}", s.needed, f"{s.taken:.0f}", ratio, f"{s.formula:.2g}")
+        cells = (f"{s.eps:g}", s.links, f"{s.probability:.4f}", s.needed, f"{s.taken:.0f}", ratio, s.early)
         grid.add_row(*map(str, cells), runs, verdict)
     return grid
 
 
-def figure(curves: Sequence[Curve]) -> Figure:
+def figure(curves: Sequence[Curve], *, complete: bool = True) -> Figure:
     """Draw one panel per study: certificates against N, bounds dashed, the lower bound at the foot."""
     titles = [study.title for study in studies() if any(c.study == study.title for c in curves)]
     columns = min(4, len(titles) + 1)
@@ -130,7 +133,8 @@ def figure(curves: Sequence[Curve]) -> Figure:
     for axes in panels[len(titles) :]:
         axes.axis("off")
     panels[len(titles)].legend(handles=_legend(), loc="center", frameon=False, fontsize=10)
-    picture.suptitle("Measured certificates against the theorems' bounds", fontsize=14, fontweight="bold")
+    title = "Measured certificates against the theorems' bounds" + ("" if complete else " (interrupted)")
+    picture.suptitle(title, fontsize=14, fontweight="bold")
     return picture
 
 
@@ -152,7 +156,8 @@ def _panel(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
     axes.plot(first.steps, floor, color=GREY, linestyle="-.", linewidth=1.0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_title(title, fontsize=10.5)
+    price = {"c": f"c = {study.c}", "smoothness": "c = H²/ε", "second_order": "c = ρ/2"}[study.regime]
+    axes.set_title(f"{title}\n{price}, σ = {study.oracle.noise:.2g}", fontsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -160,9 +165,9 @@ def _panel(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
 def _legend() -> list[Line2D]:
     names = {
         "sharp": "sharp constants, s ~ Exp(1)",
-        "sharp, s = 1": "the same, s = 1",
+        "sharp, s = 1": "sharp constants, s = 1",
         "paper": "paper's constants, s ~ Exp(1)",
-        "paper, s = 1": "the same, s = 1",
+        "paper, s = 1": "paper's constants, s = 1",
         ORIGINAL: "Algorithm 1",
     }
     lines = []
@@ -170,7 +175,7 @@ def _legend() -> list[Line2D]:
         colour, line, marker = STYLES[arm]
         lines.append(Line2D([], [], color=colour, linestyle=line, marker=marker, markersize=4, label=names[arm]))
     lines.append(Line2D([], [], color="black", linestyle="--", linewidth=1.0, label="its theorem's bound"))
-    lines.append(Line2D([], [], color=GREY, linestyle="-.", linewidth=1.0, label="lower bound, worst problem"))
+    lines.append(Line2D([], [], color=GREY, linestyle="-.", linewidth=1.0, label="lower bound, on the hard instance"))
     return lines
 
 

@@ -32,6 +32,11 @@ def circumstances(command: str, **settings: Any) -> dict[str, Any]:
 
 def write(path: Path, record: dict[str, Any]) -> None:
     """Write a record as JSON, whole or not at all."""
+    write_text(path, json.dumps(record, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     part.replace(path)

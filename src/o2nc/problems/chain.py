@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.problems.problem import sized
 
 # of F_T: the gap per link, max ‖∇‖_∞, the Lipschitz constants of ∇ and of ∇²
 GAP, SLOPE, CURVATURE, JERK = 12.0, 23.0, 152.0, 2100.0
@@ -75,6 +76,7 @@ def chain_gradient(y: Tensor, factor: Tensor | None = None) -> Tensor:
     return torch.where(new, g * factor.unsqueeze(-1), g)
 
 
+@sized
 @dataclass(frozen=True)
 class Chain:
     """F(x) = h·F_T(x/w): G = 23√T·h/w, F* = 12Th, H = 152h/w², ρ = 2100h/w³; ‖∇F(x)‖ > h/w unless prog_1(x/w) = T.

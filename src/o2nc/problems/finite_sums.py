@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.problems.problem import sized
 
 
+@sized
 @dataclass(frozen=True)
 class PhaseRetrieval:
     """Robust phase retrieval F(x) = (1/m) Σ_i |h(⟨a_i, x⟩) − h(⟨a_i, x*⟩)|, where h(u) = u² for |u| <= K.
@@ -118,6 +120,7 @@ class PhaseRetrieval:
         return (w.unsqueeze(-2) @ a).squeeze(-2) / index.shape[-1]
 
 
+@sized
 @dataclass(frozen=True)
 class ReluRegression:
     """F(x) = (1/m) Σ_i |Σ_j v_j max(⟨w_j, a_i⟩, 0) − y_i|, x = (w_1, …, w_h, v): a two-layer network, absolute loss.

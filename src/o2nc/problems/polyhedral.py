@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.problems.problem import sized
 
 
+@sized
 @dataclass(frozen=True)
 class MaxAffine:
     """F(x) = |max_i (⟨a_i, x⟩ − b_i)| with random unit vectors a_i and b_i in (½, 3/2).
@@ -71,6 +73,7 @@ class MaxAffine:
         return a[piece] * top.sign().unsqueeze(-1)
 
 
+@sized
 @dataclass(frozen=True)
 class ChebyshevRosenbrock:
     """F(x) = ¼|x_1 − 1| + Σ_{i<d} |x_{i+1} − 2|x_i| + 1|, Nesterov's non-smooth Chebyshev–Rosenbrock function.

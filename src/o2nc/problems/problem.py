@@ -1,8 +1,12 @@
 """What an objective of this package promises: F, ∇F and the constants that the theory asks for."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -51,8 +55,25 @@ class Problem(Protocol):
         ...
 
     def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F over the last axis, (..., d) → (..., d), outside of autograd; at a kink, one of its limits."""
+        """Return ∇F over the last axis, (..., d) → (..., d), without autograd; at a kink, a limit or the middle."""
         ...
+
+
+def sized(cls: type[T]) -> type[T]:
+    """Make ``value`` and ``gradient`` of a problem refuse points of another dimension."""
+    for name in ("value", "gradient"):
+        setattr(cls, name, _checked(getattr(cls, name)))
+    return cls
+
+
+def _checked(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    @wraps(method)
+    def checked(self: Any, x: Tensor) -> Tensor:
+        if not x.dim() or x.shape[-1] != self.dimension:
+            raise ValueError(f"x must have {self.dimension} numbers in its last axis, got the shape {tuple(x.shape)}")
+        return method(self, x)
+
+    return checked
 
 
 @runtime_checkable

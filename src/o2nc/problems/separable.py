@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.problems.problem import sized
 
 
 def _spaced(low: float, high: float, dimension: int) -> Tensor:
@@ -24,6 +25,7 @@ def _spaced(low: float, high: float, dimension: int) -> Tensor:
     return torch.linspace(low, high, dimension, dtype=torch.float64)
 
 
+@sized
 @dataclass(frozen=True)
 class DoubleWell:
     """f(x) = ||x| − 1| + k|x − 1|: two wells with kinks at ±1, of depths 0 and 2k, and a ridge with a kink between.
@@ -77,6 +79,7 @@ class DoubleWell:
         return g.mul_(1 / math.sqrt(self.dimension))
 
 
+@sized
 @dataclass(frozen=True)
 class MultiKink:
     """f piecewise linear with slopes −1, ½, −¼, −¾, ¼, 1 between its kinks at −2, −1, 0, 1, 2, and f(1) = 0.
@@ -121,9 +124,10 @@ class MultiKink:
     def gradient(self, x: Tensor) -> Tensor:
         """Return ∇F; at a kink, the limit from the left."""
         piece = torch.bucketize(x.detach().contiguous(), x.new_tensor(self.kinks))
-        return (x.new_tensor(self.slopes) / math.sqrt(self.dimension))[piece]
+        return (x.new_tensor(self.slopes) / math.sqrt(self.dimension))[piece].add_(x.detach(), alpha=0)  # keeps nan
 
 
+@sized
 @dataclass(frozen=True)
 class Cosine:
     """f(x) = 1 − cos x: smooth, with G = H = ρ = 1 for f, each attained.
@@ -173,6 +177,7 @@ class Cosine:
         return torch.sin(x.detach()).mul_(1 / math.sqrt(self.dimension))
 
 
+@sized
 @dataclass(frozen=True)
 class Ripple:
     """f(x) = √(1 + x²) − 1 + ½(1 − cos 2x): a rippled bowl with many wells, Lipschitz and smooth to all orders.

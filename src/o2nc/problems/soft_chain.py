@@ -33,10 +33,12 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.problems.chain import GAP, JERK, SLOPE, chain_gradient, chain_value
 from o2nc.problems.hard import ZeroChainOracle, bernoulli, links
+from o2nc.problems.problem import sized
 
 STEEPEST, CURVATURE = 65.1, 153.0  # of F̂: ‖∇‖/√T, Lipschitz constant of ∇
 
 
+@sized
 @dataclass(frozen=True)
 class SoftChain:
     """F(x) = h·F̂(x/w): G = 65.1√T·h/w, F* = 12Th, H = 153h/w², ρ = 2100h/w³.

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.problems.problem import sized
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,16 @@ class Trap:
         """Return f of every element; autograd through it agrees with `gradient`."""
         u = torch.remainder(x, self.period)
         up = self.slope * u * (1 + self.ramp * (u / self.rise - 1))
-        return torch.where(u < self.rise, up, self.fall * (self.period - u))
+        return torch.where(u >= self.rise, self.fall * (self.period - u), up)
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return f' of every element, outside of autograd."""
         u = torch.remainder(x.detach(), self.period)
         up = self.slope * (1 + self.ramp * (2 * u / self.rise - 1))
-        return torch.where(u < self.rise, up, -self.fall)
+        return torch.where(u >= self.rise, -self.fall, up)  # so that nan stays nan
 
 
+@sized
 @dataclass(frozen=True)
 class Resonance:
     """F(x) = Σ_i f(x_i)/√d with the step, the momentum and the start that stay in the trap f for ever.
@@ -191,6 +193,7 @@ class Resonance:
         return self.trap.gradient(x) / math.sqrt(self.dimension)
 
 
+@sized
 @dataclass(frozen=True)
 class Climber:
     """F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d: a trap in a shallow valley, with the least value 0 at 0.

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from o2nc import theory
-from o2nc.experiments.verify.rows import ROUNDING, Finding, enough, erratum
+from o2nc.experiments.verify.rows import ROUNDING, Finding, enough, erratum, greatest
 from o2nc.experiments.verify.runs import Array
 from o2nc.learners import OGD
 from o2nc.problems import Cosine, DoubleWell, MultiKink, Problem, Ripple
@@ -43,7 +43,9 @@ def b(seed: int, scale: float) -> Finding:
     start = torch.from_numpy(delta)
     least = argmin(composite(g, lambda w: ((w - start) ** 2).sum() / (2 * H)), 3)
     explicit = (delta - H * g) / (1 + H * MU / BETA + H * (1 / (BETA * H_NEXT) - 1 / H))
-    off = max(float(np.abs(played(1, delta, g) - explicit).max()), float(np.abs(played(2, delta, g) - least).max()))
+    off = greatest(
+        float(np.abs(played(1, delta, g) - explicit).max()), float(np.abs(played(2, delta, g) - least).max())
+    )
     measured = f"length of Δ_{{t+1}} by either; OGD with κ = 1 is the one, with κ = 2 the other, to {off:.0e}"
     left, right = float(np.linalg.norm(explicit)), float(np.linalg.norm(least))
     return Finding(measured, left, right, "==", also=off < 1e-12, tolerance=1e-9)
@@ -69,7 +71,7 @@ def f(seed: int, scale: float) -> Finding:
         for n in range(1, steps + 1):
             total[:n] += theory.variance_weights(n, beta)
         powers = np.cumsum(np.arange(1, steps + 1) * beta ** np.arange(1.0, steps + 1))
-        worst = max(worst, float((total / (4 * powers[::-1])).max()))  # t = N has the first partial sum
+        worst = greatest(worst, float((total / (4 * powers[::-1])).max()))  # t = N has the first partial sum
     last = float(theory.variance_weights(steps, 0.9)[-1])
     measured = f"at t = N = {steps}, β = .9, where the sum on the right is empty; corrected, worst ratio {worst:.4f}"
     return Finding(measured, last, 0.0, also=0.99 < worst <= 1 + ROUNDING)
@@ -91,7 +93,7 @@ def g(seed: int, scale: float) -> Finding:
         least = max(2**1.5, 2**1.75 * gap * math.sqrt(c) / (lipschitz + noise) ** 1.5)
         steps = math.ceil(least * 10 ** rng.uniform(0.01, 6))
         p = theory.plan(steps, c, gap=gap, lipschitz=lipschitz, noise=noise, constants="paper")
-        worst = max(worst, p.bound / ((lipschitz + noise) * math.sqrt(p.alpha)))
+        worst = greatest(worst, p.bound / ((lipschitz + noise) * math.sqrt(p.alpha)))
     also = abs(many_right / few_right - 1) < 1e-3 and 25 < worst <= 37.4
     measured = (
         f"growth of left/right from N = 10⁴ to 10¹²; of left/((G+σ)/√αN) {many_right / few_right:.4f}; "
@@ -130,8 +132,8 @@ def j(seed: int, scale: float) -> Finding:
         integral = (problem.gradient(x + t[:, None] * (y - x)) @ (y - x)).mean().item()
         rise = (problem.value(y) - problem.value(x)).item()
         sides.append((-rise, integral))
-        worst = max(worst, abs(rise - integral))
-    left, right = max(sides, key=lambda pair: abs(pair[0] - pair[1]))
+        worst = greatest(worst, abs(rise - integral))
+    left, right = greatest(sides, key=lambda pair: abs(pair[0] - pair[1]))
     tolerance = 100 / count  # of a midpoint rule that meets a few kinks
     measured = f"both sides on the worst of {len(problems)} problems; F(y)−F(x) is the integral to {worst:.0e}"
     return Finding(measured, left, right, "==", also=worst < tolerance, tolerance=tolerance)
@@ -146,9 +148,9 @@ def p(seed: int, scale: float) -> Finding:
         least = max(2**1.5, 2**1.75 * gap * math.sqrt(c) / (lipschitz + noise) ** 1.5)
         plan = theory.plan(math.ceil(10 * least), c, gap=gap, lipschitz=lipschitz, noise=noise, constants="paper")
         ratio = plan.lr * plan.decay / plan.alpha
-        worst = max(worst, ratio)
+        worst = greatest(worst, ratio)
         if plan.alpha > plan.steps ** (-2 / 3) * (1 + ROUNDING):
-            off = max(off, abs(ratio - 48))
+            off = greatest(off, abs(ratio - 48))
     measured = f"greatest ημ/α over random constants; on the second branch it is 48 to {off:.0e}"
     return Finding(measured, worst, 1.0, "==", also=off < 1e-9 and worst <= 48 + 1e-9, tolerance=1.0)
 
@@ -164,7 +166,7 @@ def q(seed: int, scale: float) -> Finding:
             x = torch.from_numpy(problem.start().numpy() + 3 * rng.normal(size=1))
             rise = problem.value(x) - problem.value(x - length)
             scaled = length**2 * problem.smoothness / 2
-            printed = max(printed, abs((rise - problem.value(x) * length).item()) / scaled)
-            corrected = max(corrected, abs((rise - problem.gradient(x)[0] * length).item()) / scaled)
+            printed = greatest(printed, abs((rise - problem.value(x) * length).item()) / scaled)
+            corrected = greatest(corrected, abs((rise - problem.gradient(x)[0] * length).item()) / scaled)
     measured = f"remainder over H‖x−y‖²/2 at ‖x−y‖ = 10⁻⁴ in one dimension; with ∇ at most {corrected:.3f}"
     return Finding(measured, printed, 1.0, also=0.9 < corrected <= 1.01)

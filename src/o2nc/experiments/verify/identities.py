@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import o2nc
-from o2nc.experiments.verify.rows import Finding, Z, enough, statement
+from o2nc.experiments.verify.rows import Finding, Z, enough, greatest, statement
 from o2nc.problems import Climber, DoubleWell, MultiKink, Problem
 from o2nc.scaling import Law
 
@@ -37,7 +37,7 @@ def worst_identity(laws: Sequence[Law], seed: int, samples: int, cases: int) -> 
             slope = w * (problem.gradient(y) @ delta)
             error = ((gain - slope).std() / samples**0.5).item()
             z = abs((gain - slope).mean().item()) / error
-            worst = max(worst, (z, gain.mean().item(), slope.mean().item(), error))
+            worst = greatest(worst, (z, gain.mean().item(), slope.mean().item(), error))
     z, left, right, error = worst
     count = len(laws) * 5 * cases
     measured = f"largest of {count} z-scores {z:.1f} (limit {Z:g}), {samples} samples of every law"

@@ -8,7 +8,7 @@ import numpy as np
 
 from o2nc import theory
 from o2nc.experiments.batch import Trial, exponentiated
-from o2nc.experiments.verify.rows import Finding, enough, statement
+from o2nc.experiments.verify.rows import Finding, enough, greatest, statement
 from o2nc.experiments.verify.runs import Array
 from o2nc.problems import Additive, Cosine, DoubleWell, MultiKink, Problem, Ripple
 
@@ -43,7 +43,7 @@ def exponent(**regime: Any) -> float:
 
 def _rate(found: dict[str, tuple[float, float]], right: float, exponents: dict[float, float]) -> Finding:
     """Make the finding: fitted slopes at most ``right``, and exponents of steps_for as they should be, within 2 %."""
-    worst = max(found, key=lambda name: found[name][1])
+    worst = greatest(found, key=lambda name: found[name][1])
     fits = ", ".join(f"{name} {fit:.3f}" for name, (fit, _) in found.items())
     powers = ", ".join(f"ε^{got:.2f}" for got in exponents.values())
     measured = f"slope in N from 256 on, sharp plans ({fits}), upper end of its 95 % interval; steps_for as {powers}"
@@ -101,7 +101,7 @@ def steps_for(seed: int, scale: float) -> Finding:
         for eps, value in zip((1.0, 0.5, 0.1), values, strict=True):
             n = theory.steps_for(eps, constants=constants, **unit)
             exact = exact and (constants == "paper" or n == value)
-            worst = max(worst, (abs(n / value - 1), float(n), float(value)))
+            worst = greatest(worst, (abs(n / value - 1), float(n), float(value)))
             below, at = (theory.bound(k, constants=constants, **unit) for k in (n - 1, n))
             least = least and at <= eps < below
     measured = "the value furthest from the one known, ε = 1, .5, .1, printed (known to 3 digits) and sharp (exactly)"

@@ -13,7 +13,7 @@ import torch
 
 import o2nc
 from o2nc.certificate import Certificate
-from o2nc.experiments.verify.rows import ROUNDING, Finding, enough, statement
+from o2nc.experiments.verify.rows import ROUNDING, Finding, enough, greatest, statement
 from o2nc.experiments.verify.runs import Array
 from o2nc.problems import Cosine, DoubleWell, MultiKink, Problem, Ripple
 
@@ -132,7 +132,7 @@ def _criterion(order: int, seed: int, scale: float) -> Finding:
         f"of the printed 2ε {worst['paper']:.3f}"
     )
     also = valid and tight > TIGHT and worst["sharp"] > 0.97 and worst["paper"] <= 1
-    return Finding(measured, max(worst["sharp"], tight), 1.0, also=also)
+    return Finding(measured, greatest(worst["sharp"], tight), 1.0, also=also)
 
 
 @statement("criterion-smooth", "‖∇F(x)‖ ≤ ‖∇F(x)‖_c + H²/4c  (printed: 2ε)")
@@ -208,7 +208,7 @@ def goldstein(seed: int, scale: float) -> Finding:
                 ratios += goldstein_ratios(problem, *certified(problem, rng), float(10 ** rng.uniform(-1.5, 0.5)))
     measured = (
         f"greatest ratio to the bound, by search: ‖x − x'‖ {near:.4f}, ‖ŷ − x'‖ {wide:.4f}, ‖E∇F(ŷ)‖ {mean:.4f} "
-        f"(known example {known:.4f}); on library problems {max(ratios):.4f}"
+        f"(known example {known:.4f}); on library problems {greatest(ratios):.4f}"
     )
     tight = near > 0.98 and known > TIGHT and mean > 0.8
-    return Finding(measured, max(near, wide, mean, known, *ratios), 1.0, also=tight)
+    return Finding(measured, greatest(near, wide, mean, known, *ratios), 1.0, also=tight)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from o2nc.experiments.verify.rows import Finding, enough, statement
+from o2nc.experiments.verify.rows import Finding, enough, greatest, statement
 from o2nc.learners import OGD
 
 
@@ -72,7 +72,7 @@ def worst_regret(kappa: int, run: Schedule) -> float:
 def ogd_1(seed: int, scale: float) -> Finding:
     """Theorem OGD for the printed update, with the better constant."""
     ratios = [worst_regret(1, run) * 2 * run.steps[-2] for run in schedules(seed, enough(1000, scale))]
-    worst = max(ratios)
+    worst = greatest(ratios)
     measured = f"exact supremum over gradients and u, in units of ‖u‖²/2η_n, greatest of {len(ratios)} schedules"
     return Finding(measured, worst, 1.0, also=worst > 0.999)
 
@@ -85,7 +85,7 @@ def ogd_2(seed: int, scale: float) -> Finding:
         for run in schedules(seed, enough(1000, scale))
     ]
     measured = f"exact supremum, in units of (2/η_{{n+1}}+μ_{{n+1}}/2)‖u‖², greatest of {len(ratios)} schedules"
-    return Finding(measured, max(ratios), 1.0)
+    return Finding(measured, greatest(ratios), 1.0)
 
 
 def one_step_excess(kappa: int, rng: np.random.Generator) -> float:
@@ -119,7 +119,7 @@ def one_step_excess(kappa: int, rng: np.random.Generator) -> float:
     slope = np.array([(gap(w_next + e) - gap(w_next - e)) / 2 for e in unit])
     candidates = [w_next, *(w_next + 10 ** rng.uniform(-3, 1) * rng.normal(size=d) for _ in range(5))]
     candidates += [w_next - slope / curvature] if curvature > 1e-9 else [w_next - 1e3 * slope]
-    return max(-gap(u) / (psi(u, w) + phi(u) + psi(w_next, w) + abs(g @ w) + abs(g @ u)) for u in candidates)
+    return greatest(-gap(u) / (psi(u, w) + phi(u) + psi(w_next, w) + abs(g @ w) + abs(g @ u)) for u in candidates)
 
 
 @statement("omd-one-step", "⟨g̃,w−u⟩ ≤ ⟨g̃,w−w⁺⟩+D(u,w)−D(u,w⁺)−…")
@@ -127,6 +127,6 @@ def omd_one_step(seed: int, scale: float) -> Finding:
     """Lemma OMD-one-step, with w⁺ as the library plays it."""
     rng = np.random.default_rng(seed)
     count = enough(3000, scale)
-    worst = max(one_step_excess(1 + i % 2, rng) for i in range(count))
+    worst = greatest(one_step_excess(1 + i % 2, rng) for i in range(count))
     measured = f"greatest left − right over u, relative to the terms, in {count} steps with κ = 1, 2; 0 at u = w⁺"
     return Finding(measured, worst, 1e-10)

@@ -97,14 +97,15 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def record(rows: Sequence[Row], seed: int) -> dict[str, Any]:
+def record(rows: Sequence[Row], seed: int, only: Sequence[str] = (), *, complete: bool = True) -> dict[str, Any]:
     """Return the rows and the circumstances, for JSON; a number that is not finite is a string."""
     plain = [
         {key: repr(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in asdict(row).items()}
         for row in rows
     ]
     return {
-        "circumstances": circumstances(f"o2nc verify --seed {seed}", seed=seed),
+        "circumstances": circumstances(" ".join(["o2nc verify", *only, f"--seed {seed}"]), seed=seed),
+        "complete": complete,
         "right": sum(row.verdict for row in rows),
         "wrong": [row.key for row in rows if not row.verdict],
         "seconds": sum(row.seconds for row in rows),

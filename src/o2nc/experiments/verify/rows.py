@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -139,6 +139,24 @@ def mean_error(samples: Sequence[float]) -> tuple[float, float]:
     n = len(samples)
     mean = math.fsum(samples) / n
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in samples) / (n - 1) / n)
+
+
+def greatest(*values: Any, key: Callable[[Any], Any] = lambda v: v) -> Any:
+    """Return the largest, as ``max`` does; but what is not a number comes before all: it must not be lost."""
+    listed = list(values[0]) if len(values) == 1 else list(values)
+    strange = [v for v in listed if _is_nan(key(v))]
+    return strange[0] if strange else max(listed, key=key)
+
+
+def least_of(*values: Any, key: Callable[[Any], Any] = lambda v: v) -> Any:
+    """Return the smallest, as ``min`` does; what is not a number comes before all."""
+    listed = list(values[0]) if len(values) == 1 else list(values)
+    strange = [v for v in listed if _is_nan(key(v))]
+    return strange[0] if strange else min(listed, key=key)
+
+
+def _is_nan(value: Any) -> bool:
+    return any(map(_is_nan, value)) if isinstance(value, tuple) else math.isnan(value)
 
 
 def enough(number: int, scale: float, least: int = 2) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from o2nc import theory
-from o2nc.experiments.verify.rows import Finding, enough, statement
+from o2nc.experiments.verify.rows import Finding, enough, greatest, least_of, statement
 
 BETAS = (0.5, 0.9, 0.99)
 
@@ -23,14 +23,14 @@ def variance_weights(seed: int, scale: float) -> Finding:
     error = 0.0
     for beta in BETAS:
         for n in (1, 2, 3, 10, 57):
-            error = max(error, np.abs(theory.variance_weights(n, beta) - double_sum(n, beta)).max())
+            error = greatest(error, np.abs(theory.variance_weights(n, beta) - double_sum(n, beta)).max())
     worst = 0.0
     for beta in BETAS:
         horizon = enough(int(15 / (1 - beta)), min(scale, 1.0), 30)
         total = np.zeros(horizon)
         for n in range(1, horizon + 1):
             total[:n] += theory.variance_weights(n, beta)
-        worst = max(worst, total.max() * (1 - beta) ** 2)
+        worst = greatest(worst, total.max() * (1 - beta) ** 2)
     measured = f"(1−β)²·sum, greatest over t and β = .5, .9, .99; closed form off the double sum by {error:.0e}"
     return Finding(measured, worst, 12.0, also=error < 1e-11)
 
@@ -66,11 +66,11 @@ def variance_sharp(seed: int, scale: float) -> Finding:
     """The lemma with the constant C of `theory.spread_constant`, which no smaller one can replace."""
     found = {beta: worst_spread(beta, enough(int(60 / (1 - beta)), scale, 200)) for beta in BETAS}
     ratios = {beta: value / theory.spread_constant(beta) for beta, value in found.items()}
-    paper = max(found[beta] / theory.spread_constant(beta, "paper") for beta in BETAS)
-    worst = max(ratios, key=lambda beta: ratios[beta])
+    paper = greatest(found[beta] / theory.spread_constant(beta, "paper") for beta in BETAS)
+    worst = greatest(ratios, key=lambda beta: ratios[beta])
     measured = (
-        f"exact supremum over adapted Δ at β = {worst:g}; of C it is at least {min(ratios.values()):.3f}, "
+        f"exact supremum over adapted Δ at β = {worst:g}; of C it is at least {least_of(ratios.values()):.3f}, "
         f"of the printed 12 at most {paper:.3f}"
     )
-    tight = max(ratios.values()) > 0.99
+    tight = greatest(ratios.values()) > 0.99
     return Finding(measured, found[worst], theory.spread_constant(worst), also=tight and paper <= 1)
