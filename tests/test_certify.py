@@ -12,7 +12,7 @@ from scipy import sparse
 from torch import Tensor
 
 import o2nc
-from o2nc import simplex, trajectory
+from o2nc import certify, simplex, trajectory
 
 BETA = 0.9
 
@@ -266,3 +266,47 @@ REFUSED = [
 def test_refusals_name_the_argument(arguments, keywords, error, message):
     with pytest.raises(error, match=message):
         o2nc.certify(*arguments, **keywords)
+
+
+def test_a_gradient_that_works_in_place_changes_nothing():
+    points = torch.tensor([[100.0], [-90.0], [50.0]])
+    kept = points.clone()
+    assert certify(lambda y: y.mul_(0.01), points).value == certify(lambda y: y * 0.01, kept).value
+    assert torch.equal(points, kept)
+
+
+def test_weights_of_ones_own():
+    points = torch.tensor([[0.0], [1.0], [4.0]], dtype=torch.float64)
+    found = certify(torch.sign, points, 2.0, weights=[1, 1, 2])
+    assert found.weights.tolist() == [0.25, 0.25, 0.5]
+    assert found.point.item() == 2.25
+    assert found.value == pytest.approx(0.75 + 2 * (0.25 * 2.25**2 + 0.25 * 1.25**2 + 0.5 * 1.75**2))
+    assert found.gap is None
+    for bad in ([1.0, 1.0], [1.0, -1.0, 1.0], [0.0, 0.0, 0.0], [[1.0, 1.0, 1.0]], [1.0, float("nan"), 1.0]):
+        with pytest.raises(ValueError, match="weights"):
+            certify(torch.sign, points, weights=bad)
+
+
+def test_autograd_inside_the_gradient():
+    points = [torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0])]
+    found = certify(lambda x: torch.autograd.grad((x.requires_grad_() ** 2).sum(), x)[0], points)
+    assert found.value == pytest.approx(certify(lambda x: 2 * x, points).value)
+
+
+def test_the_point_is_as_wide_as_the_widest_iterate():
+    points = [torch.tensor([1.0]), torch.tensor([1.0 + 1e-12], dtype=torch.float64)]
+    assert certify(torch.sign, points).point.dtype == torch.float64
+
+
+def test_another_default_device():
+    torch.set_default_device("meta")
+    try:
+        points = [torch.tensor([1.0], device="cpu"), torch.tensor([-1.0], device="cpu")]
+        assert certify(torch.sign, points, weights="optimal").value < 2
+    finally:
+        torch.set_default_device(None)
+
+
+def test_certificates_can_be_hashed():
+    found = certify(torch.sign, torch.ones(2, 1))
+    assert hash(found) == hash(certify(torch.sign, torch.ones(2, 1)))

@@ -530,3 +530,27 @@ def test_momentum_is_trapped_and_random_scaling_frees_it(problem):
 def test_the_lowest_value_of_a_trap(trap):
     low = trap.value(phases(trap, 20001)).min().item()
     assert 0 <= low - trap.lowest <= 1e-3 * trap.lipschitz * trap.period
+
+
+@pytest.mark.parametrize("problem", [Climber(3), Resonance.buffer(3), DoubleWell(3), MultiKink(3), MaxAffine(3, 4)])
+def test_points_of_another_dimension_are_refused(problem):
+    for x in (torch.zeros(4), torch.zeros(2, 1), torch.tensor(0.0)):
+        for method in (problem.value, problem.gradient):
+            with pytest.raises(ValueError, match="3 numbers in its last axis"):
+                method(x)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Climber(2),
+        Resonance.buffer(2),
+        DoubleWell(2),
+        MultiKink(2),
+        Cosine(2),
+        MaxAffine(2, 3),
+        ChebyshevRosenbrock(2),
+    ],
+)
+def test_a_run_that_is_lost_looks_lost(problem):
+    assert problem.gradient(torch.tensor([math.nan, 0.3])).isnan().any()

@@ -2,7 +2,12 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
+import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +119,51 @@ def test_pool(workers):
     assert sum(seen) == 10
     with pytest.raises(RuntimeError, match="as asked"):
         list(pool.run([fail], workers=workers))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_workers_end_with_their_parent(tmp_path):
+    """A parent that is killed cannot tell its workers."""
+    code = (
+        "import os, sys, time\n"
+        "from functools import partial\n"
+        "from o2nc.experiments import pool\n"
+        "from test_rates import sleep\n"
+        "if __name__ == '__main__':\n"
+        f"    list(pool.run([partial(sleep, {str(tmp_path)!r})] * 2))\n"
+    )
+    script = tmp_path / "parent.py"
+    script.write_text(code, encoding="utf-8")
+    here = str(Path(__file__).parent)
+    process = subprocess.Popen([sys.executable, str(script)], env=os.environ | {"PYTHONPATH": here})
+    for _ in range(600):
+        pids = [int(p.name) for p in tmp_path.glob("[0-9]*")]
+        if len(pids) == 2:
+            break
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        alive = [pid for pid in pids if is_alive(pid)]
+        if not alive:
+            break
+        time.sleep(0.1)
+    assert len(pids) == 2
+    assert not alive
+
+
+def sleep(folder, progress):
+    (Path(folder) / str(os.getpid())).touch()
+    time.sleep(60)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/status")
+    return not (status.exists() and "zombie" in status.read_text(encoding="utf-8"))
 
 
 # ---- traps and chain

@@ -154,6 +154,13 @@ def test_variance_weights_are_the_double_sum(n, beta):
     np.testing.assert_allclose(theory.variance_weights(n, beta), direct, rtol=1e-8, atol=1e-15)
 
 
+def test_variance_weights_near_one():
+    """As β → 1, p → 1/n and λ_{n,t} → 4 Σ_{i>=t>i'} (i − i')/n² = 2(t − 1)(n − t + 1)/n."""
+    n, t = 5, np.arange(1, 6)
+    for beta in (1 - 1e-9, 1 - 1e-15):
+        np.testing.assert_allclose(theory.variance_weights(n, beta), 2 * (t - 1) * (n - t + 1) / n, rtol=1e-7)
+
+
 @given(st.floats(0.01, 0.9999))
 @settings(deadline=None)
 def test_spread_constant_is_at_most_one(beta):
@@ -219,6 +226,8 @@ def test_momentum_form():
     [
         ({"steps": 0}, ValueError, "steps must be an integer >= 1"),
         ({"steps": 10.0}, TypeError, "steps"),
+        ({"steps": 2**73}, ValueError, "at most 2"),
+        ({"c": None, "smoothness": 1e60}, ValueError, "smoothness=1e\\+60 is out of range"),
         ({"c": 0.0}, ValueError, "c must be a finite number > 0"),
         ({"c": None}, ValueError, "exactly one of c, smoothness and second_order, got none"),
         ({"smoothness": 1.0}, ValueError, "exactly one of c, smoothness and second_order"),
@@ -245,3 +254,9 @@ def test_eps_out_of_reach():
         theory.steps_for(0.0, **UNIT)
     with pytest.raises(ValueError, match="more than"):
         theory.steps_for(1e-300, **UNIT)
+
+
+def test_plan_says_what_it_is():
+    text = str(theory.plan(1000, **UNIT))
+    assert text.startswith("1000 steps, c = 1, sharp: beta=0.9")
+    assert "E‖∇F(x̄)‖_c <= " in text

@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from o2nc import certificate, cli, optimizer, original, scaling, theory
+from o2nc.experiments import pool as cli_pool
 from o2nc.experiments import verify
 from o2nc.experiments.verify.rows import Check, Finding
 from o2nc.learners import ogd
@@ -219,8 +220,8 @@ def test_table_fits_the_terminal(width):
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in out.getvalue().replace("−…", "")
-    assert sum("right" in line or "WRONG" in line for line in lines) - 1 >= len(rows)
-    assert ("½∇³F(z)[x−y]²" in out.getvalue()) == (width == 120)
+    assert sum(any(w in line for w in ("right", "confirmed", "WRONG")) for line in lines) - 1 >= len(rows)
+    assert "½∇³F(z)[x−y]²" in out.getvalue()
 
 
 def test_markdown_and_record():
@@ -267,3 +268,32 @@ def test_command_refuses_an_unknown_name():
     result = command("theorem-x")
     assert result.exit_code == 2
     assert "erratum-q" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("key", ["exponential-scaling", "variance-weights", "sgdm-map", "theorem-sgdm", "erratum-q"])
+def test_what_is_not_a_number_is_wrong(key, monkeypatch):
+    """A maximum must not lose a nan."""
+    where = {
+        "exponential-scaling": (scaling.Exponential, "weight", lambda self, s: math.nan),
+        "variance-weights": times(theory, "variance_weights", math.nan),
+        "sgdm-map": (scaling.Exponential, "sample", lambda self, seed, step: math.nan),
+        "theorem-sgdm": times(separable.MultiKink, "gradient", math.nan),
+        "erratum-q": times(separable.Cosine, "gradient", math.nan),
+    }
+    monkeypatch.setattr(*where[key])
+    (check,) = verify.select([key])
+    assert not check.row(seed=0, scale=SCALE).verdict
+
+
+def test_a_part_is_recorded_as_one(tmp_path, monkeypatch):
+    def interrupted(jobs, **kwargs):
+        yield jobs[0](lambda made: None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_pool, "run", interrupted)
+    result = command("erratum-c", "erratum-h", "--out", str(tmp_path))
+    assert result.exit_code == 130
+    told = json.loads((tmp_path / "verify.json").read_text(encoding="utf-8"))
+    assert (told["complete"], len(told["rows"])) == (False, 1)
+    assert told["circumstances"]["command"] == "o2nc verify erratum-c erratum-h --seed 0"
+    assert "1 of 2 checks made" in result.output

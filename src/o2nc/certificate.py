@@ -152,7 +152,8 @@ class Certificate:
         if smoothness**2 > 4 * c * eps > 0:
             warnings.warn(
                 f"c = {c:.4g} is small for smoothness = {smoothness:.4g}: H²/(4c) = {smoothness**2 / (4 * c):.4g} "
-                f"outweighs the certificate's {eps:.4g}; c = H²/value = {smoothness**2 / eps:.4g} would balance them",
+                f"outweighs the certificate's {eps:.4g}; c = H²/value = {smoothness**2 / eps:.4g} would balance, "
+                "and constants='measured' does without c",
                 stacklevel=2,
             )
         return eps + (smoothness * (eps / c) ** 0.5 if constants == "paper" else smoothness**2 / (4 * c))

@@ -70,7 +70,7 @@ class MaxAffine:
         x = x.detach()
         a, b = (t.to(x) for t in self._data)
         top, piece = (x @ a.T - b).max(-1)
-        return a[piece] * top.sign().unsqueeze(-1)
+        return (a[piece] * top.sign().unsqueeze(-1)).add_(x, alpha=0)  # keeps nan, which sign makes 0
 
 
 @sized
@@ -123,7 +123,7 @@ class ChebyshevRosenbrock:
         x = x.detach()
         head = x[..., :-1]
         s = torch.sign(x[..., 1:] - 2 * head.abs() + 1)
-        g = torch.zeros_like(x)
+        g = x * 0  # keeps nan, which sign makes 0
         g[..., 0] = torch.sign(x[..., 0] - 1) / 4
         g[..., :-1] -= 2 * head.sign() * s
         g[..., 1:] += s

@@ -76,6 +76,7 @@ class DoubleWell:
         """Return ∇F; at a kink, the middle of its two limits."""
         x = x.detach()
         g = torch.sign(x.abs() - 1).mul_(torch.sign(x)).add_(torch.sign(x - 1), alpha=self.kink)
+        g.add_(x, alpha=0)  # keeps nan, which sign makes 0
         return g.mul_(1 / math.sqrt(self.dimension))
 
 

@@ -17,9 +17,9 @@ FAILED = {"<=": "≰", "<": "≮", ">=": "≱", "==": "≠"}
 WIDE = 118  # columns that the whole table takes
 NOTE = (
     "slack: how well the relation is met, 1 at the border: right/left; ≥: left/right; =: tolerance/|left − right|\n"
-    "errata: left and right are of the printed form; the verdict is right if that fails and the corrected form holds"
+    "errata: left and right are of the printed form; confirmed if that fails and the corrected form holds"
 )
-SHORT_NOTE = "slack: 1 is the border; errata: the printed form, which must fail"
+SHORT_NOTE = "errata: the printed form, which must fail, and the corrected one hold"
 
 
 def number(value: float) -> str:
@@ -43,35 +43,40 @@ def sign(row: Row) -> str:
     return (FAILED if row.key.startswith("erratum") and row.verdict else SIGNS)[row.relation]
 
 
+def word(row: Row) -> str:
+    """Return the verdict; of an erratum it is that the error is one."""
+    if not row.verdict:
+        return "WRONG"
+    return "confirmed" if row.key.startswith("erratum") else "right"
+
+
 def table(rows: Sequence[Row], width: int = WIDE) -> Table:
-    """Return one line per row; where there is no room for the statements, they are left out.
+    """Return one line per row; where there is no room beside it, the statement stands below the name.
 
     Args:
         rows: what `run` returned.
         width: of the terminal, in columns.
     """
     wide = width >= WIDE
+    extra = ("slack", "s") if wide else ()
     grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
     grid.caption = NOTE if wide else SHORT_NOTE
     grid.add_column("check", no_wrap=True)
     if wide:
         grid.add_column("statement", no_wrap=True)
-    for name in ("left", "", "right", "slack"):
+    for name in ("left", "", "right", *extra):
         grid.add_column(name, justify="center" if not name else "right", no_wrap=True)
     grid.add_column("verdict", no_wrap=True)
-    grid.add_column("s", justify="right", no_wrap=True)
     for i, row in enumerate(rows):
         printed = row.key.startswith("erratum")
         last = i + 1 < len(rows) and rows[i + 1].key.startswith("erratum") != printed
         grid.add_row(
-            row.key,
-            *([Text(row.statement)] if wide else []),
+            *([row.key, Text(row.statement)] if wide else [Text(f"{row.key}\n{row.statement}")]),
             number(row.left),
             sign(row),
             number(row.right),
-            short(row.slack),
-            "right" if row.verdict else "WRONG",
-            f"{row.seconds:.1f}",
+            *([short(row.slack), f"{row.seconds:.1f}"] if wide else []),
+            word(row),
             style="" if row.verdict else "bold red",
             end_section=last,
         )
@@ -90,7 +95,7 @@ def markdown(rows: Sequence[Row]) -> str:
             sign(row),
             number(row.right),
             short(row.slack),
-            "right" if row.verdict else "**wrong**",
+            word(row) if row.verdict else "**wrong**",
             row.measured,
         )
         lines.append(f"| {' | '.join(cell.replace('|', '∣') for cell in cells)} |")
