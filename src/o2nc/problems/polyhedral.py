@@ -124,7 +124,7 @@ class ChebyshevRosenbrock:
         head = x[..., :-1]
         s = torch.sign(x[..., 1:] - 2 * head.abs() + 1)
         g = x * 0  # keeps nan, which sign makes 0
-        g[..., 0] = torch.sign(x[..., 0] - 1) / 4
+        g[..., 0] += torch.sign(x[..., 0] - 1) / 4
         g[..., :-1] -= 2 * head.sign() * s
         g[..., 1:] += s
         return g
