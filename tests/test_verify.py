@@ -221,7 +221,7 @@ def test_table_fits_the_terminal(width):
     lines = out.getvalue().splitlines()
     assert max(map(cell_len, lines)) <= width  # x̄ is two characters in one cell
     assert "…" not in out.getvalue().replace("−…", "")
-    assert sum(any(w in line for w in ("right", "confirmed", "WRONG")) for line in lines) - 1 >= len(rows)
+    assert sum(any(w in line for w in ("right", "shown", "WRONG")) for line in lines) - 1 >= len(rows)
     assert "½∇³F(z)[x−y]²" in out.getvalue()
 
 

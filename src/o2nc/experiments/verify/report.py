@@ -17,9 +17,9 @@ FAILED = {"<=": "≰", "<": "≮", ">=": "≱", "==": "≠"}
 WIDE = 118  # columns that the whole table takes
 NOTE = (
     "slack: how well the relation is met, 1 at the border: right/left; ≥: left/right; =: tolerance/|left − right|\n"
-    "errata: left and right are of the printed form; confirmed if that fails and the corrected form holds"
+    "errata: left and right are of the printed form; shown if that fails and the corrected form holds"
 )
-SHORT_NOTE = "errata: the printed form, which must fail, and the corrected one hold"
+SHORT_NOTE = "errata: shown if the printed form fails and the corrected one holds"
 
 
 def number(value: float) -> str:
@@ -47,7 +47,7 @@ def word(row: Row) -> str:
     """Return the verdict; of an erratum it is that the error is one."""
     if not row.verdict:
         return "WRONG"
-    return "confirmed" if row.key.startswith("erratum") else "right"
+    return "shown" if row.key.startswith("erratum") else "right"
 
 
 def table(rows: Sequence[Row], width: int = WIDE) -> Table:
