@@ -104,7 +104,7 @@ def chain_table(found: Sequence[Search]) -> Table:
     caption = (
         f"F* = {CHAIN['gap']:g}, G = σ = {CHAIN['lipschitz']:g}, c = {CHAIN['c']:g}; "
         "needed: half of all runs take longer;\n"
-        "taken: median of the fastest setting; early: most runs of a setting that took fewer"
+        "taken: median of the fastest setting; early: a setting's runs below needed"
     )
     grid = _grid("ε", "links", "p", "needed", "taken", "taken/needed", "early", "runs", "", caption=caption)
     for s in sorted(found, key=lambda s: -s.eps):
