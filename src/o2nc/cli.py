@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +16,6 @@ import o2nc
 
 if TYPE_CHECKING:
     import typer
-    from rich.console import Console
-    from rich.progress import Progress as RichProgress
 
 SEEDS = 3
 LARGEST_SEED = 2**62  # torch takes no larger ones than 2^64
@@ -94,8 +91,10 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc demo --out pictures --seed 7
         """
+        from o2nc.experiments import commands
+
         with _interruptible():
-            run_demo(_folder(out), range(seed, seed + SEEDS), steps, quiet)
+            commands.show_demo(_folder(out), range(seed, seed + SEEDS), steps, quiet)
 
     @app.command()
     def plan(
@@ -115,7 +114,9 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc plan --steps 100000 --c 1 --gap 1 --lipschitz 1 --noise 1
         """
-        run_plan(
+        from o2nc.experiments import commands
+
+        commands.show_plan(
             steps,
             eps,
             constants,
@@ -139,14 +140,16 @@ def build_app() -> "typer.Typer":
         workers: Annotated[int, typer.Option(help="Processes.", min=1)] = WORKERS,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     ) -> None:
-        """Check every statement of the paper, and every erratum, by running it (a minute or two).
+        """Check every statement of the paper, and every erratum, by running it (about half a minute).
 
         Exit code 1 if a verdict is wrong.
 
         Example:  o2nc verify --out results
         """
+        from o2nc.experiments import commands
+
         with _interruptible():
-            if not run_verify(only or [], None if out is None else _folder(out), seed, workers, quiet):
+            if not commands.show_verify(only or [], None if out is None else _folder(out), seed, workers, quiet):
                 raise typer.Exit(1)
 
     @app.command()
@@ -161,15 +164,17 @@ def build_app() -> "typer.Typer":
         workers: Annotated[int, typer.Option(help="Processes.", min=1)] = WORKERS,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     ) -> None:
-        """Measure certificates against the number of steps, with bounds; then the traps and the hard chain.
+        """Measure certificates against steps, with the bounds; then the traps and the hard chain (four minutes).
 
-        Exit code 1 if a bound or a rate of a theorem is not respected.
+        Exit code 1 if a bound of a theorem is exceeded.
 
         Example:  o2nc rates --out results --seeds 3
         """
+        from o2nc.experiments import commands
+
         with _interruptible():
             chosen = range(seed, seed + seeds)
-            if not run_rates(_folder(out), chosen, 20 if full else largest, workers, quiet):
+            if not commands.show_rates(_folder(out), chosen, 20 if full else largest, workers, quiet):
                 raise typer.Exit(1)
 
     return app
@@ -196,180 +201,6 @@ def _folder(out: Path) -> Path:
     except OSError as error:
         raise typer.BadParameter(f"cannot make the folder '{out}': {error.strerror}", param_hint="'--out'") from None
     return out
-
-
-def run_demo(out: Path, seeds: range, steps: int, quiet: bool) -> None:
-    """Run the demo, then show and write it; an interrupted one shows and writes the runs that finished."""
-    from rich.console import Console
-
-    from o2nc.experiments import demo
-
-    console = Console(quiet=quiet, highlight=False)
-    trials = demo.trials(seeds)
-    finished: list[demo.Run] = []
-    try:
-        with _bar(console, quiet) as bar:
-            task = bar.add_task(f"{len(trials)} runs of {steps} steps", total=len(trials) * steps)
-            for trial in trials:
-                finished.append(demo.climb(*trial, steps, lambda made: bar.advance(task, made)))
-    except KeyboardInterrupt:
-        if not finished:
-            raise
-    picture, numbers = out / "climber.png", out / "climber.json"
-    demo.plot(finished, picture)
-    demo.save(finished, seeds, steps, numbers)
-    console.print(demo.table(finished))
-    console.print(f"\n{demo.summary(finished)}")
-    console.print(f"Picture: {picture}   Numbers: {numbers}", markup=False, soft_wrap=True)
-    if len(finished) < len(trials):
-        raise KeyboardInterrupt(f"after {len(finished)} of {len(trials)} runs, which are kept")
-
-
-def run_plan(steps: int | None, eps: float | None, constants: str, **known: float | None) -> None:
-    """Print the plans for N steps, or for the target ε."""
-    import typer
-    from rich.console import Console
-
-    from o2nc import theory
-    from o2nc.experiments import planning
-
-    console = Console(highlight=False)
-    if (steps is None) == (eps is None):
-        raise typer.BadParameter("give one of --steps and --eps")
-    if sum(known[name] is not None for name in ("c", "smoothness", "second_order")) != 1:
-        raise typer.BadParameter("give one of --c, --smoothness and --second-order")
-    if constants not in (*theory.CONSTANTS, "both"):
-        raise typer.BadParameter(f"must be sharp, paper or both, got {constants!r}", param_hint="'--constants'")
-    plans, refusals = [], []
-    for version in theory.CONSTANTS if constants == "both" else (constants,):
-        try:
-            n = steps if eps is None else theory.steps_for(eps, constants=version, **known)  # type: ignore[arg-type]
-            plans.append(theory.plan(n, constants=version, **known))  # type: ignore[arg-type]
-        except ValueError as error:
-            refusals.append(str(error))
-        except (OverflowError, ZeroDivisionError):
-            refusals.append("these constants are too far apart for floating-point numbers")
-    if not plans:
-        raise typer.BadParameter(refusals[0])
-    console.print(planning.table(plans))
-    for p in plans:
-        console.print(f"{p.constants}: {planning.code(p)}", markup=False, soft_wrap=True)
-    for refusal in refusals:
-        console.print(f"\nnot with the paper's constants: {refusal}", markup=False, soft_wrap=True)
-
-
-def run_verify(only: list[str], out: Path | None, seed: int, workers: int, quiet: bool) -> bool:
-    """Make the checks, show and write them; return whether all verdicts are right."""
-    import typer
-
-    from o2nc.experiments import pool, record, verify
-
-    console = _console(quiet)
-    try:
-        selected = verify.select(only)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    rows: list[verify.Row] = []
-    try:
-        with _bar(console, quiet) as bar:
-            task = bar.add_task(f"{len(selected)} checks", total=len(selected))
-            for row in pool.run(verify.jobs(selected, seed), workers=workers):
-                rows.append(row)
-                bar.advance(task)
-    finally:
-        rows = verify.in_order(rows)
-        if rows:
-            console.print(verify.table(rows, console.width))
-        if rows and out is not None:
-            record.write_text(out / "verify.md", verify.markdown(rows))
-            record.write(out / "verify.json", verify.record(rows, seed, only, complete=len(rows) == len(selected)))
-        if len(rows) < len(selected):
-            console.print(f"{len(rows)} of {len(selected)} checks made")
-    wrong = [row.key for row in rows if not row.verdict]
-    console.print(f"{len(rows) - len(wrong)} of {len(rows)} right{': not ' + ', '.join(wrong) if wrong else ''}")
-    if wrong and quiet:
-        print(f"o2nc: wrong: {', '.join(wrong)}", file=sys.stderr)
-    if out is not None:
-        console.print(f"Table: {out / 'verify.md'}   Numbers: {out / 'verify.json'}", markup=False, soft_wrap=True)
-    return not wrong
-
-
-def run_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool) -> bool:
-    """Run the studies, the traps and the chain, show and write them; return whether the theorems are respected."""
-    from o2nc.experiments import extremes, pool, rates, rates_view, record
-
-    console = _console(quiet)
-    lengths = [2**k for k in range(10, largest + 1)]
-    curves: list[rates.Curve] = []
-    escapes: list[extremes.Escape] = []
-    searches: list[extremes.Search] = []
-    work = [*rates.jobs(lengths, seeds), *extremes.jobs(seeds)]
-    complete = False
-    try:
-        with _bar(console, quiet) as bar:
-            task = bar.add_task("rates, traps, chain", total=rates.steps(lengths) + extremes.steps(seeds))
-            for found in pool.run(work, workers=workers, progress=lambda made: bar.advance(task, made)):
-                for item in found:
-                    kinds = {rates.Curve: curves, extremes.Escape: escapes, extremes.Search: searches}
-                    kinds[type(item)].append(item)  # type: ignore[attr-defined]
-        complete = True
-    finally:
-        curves = rates.in_order(curves)
-        files = [out / "rates.json"]
-        if curves:
-            files += rates_view.save(rates_view.figure(curves, complete=complete), out)
-            console.print(rates_view.rates_table(curves, console.width))
-        if escapes:
-            console.print(rates_view.traps_table(escapes, console.width))
-        if searches:
-            console.print(rates_view.chain_table(searches))
-        command = f"o2nc rates --seed {seeds[0]} --seeds {len(seeds)} --largest {largest}"
-        record.write(
-            files[0],
-            {
-                "circumstances": record.circumstances(command, seeds=list(seeds), steps=lengths),
-                "complete": complete,
-                "curves": [rates.as_record(c) for c in curves],
-                "traps": [asdict(e) for e in escapes],
-                "chain": [asdict(s) for s in searches],
-            },
-        )
-    console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
-    wrong = [f"{c.study}, {c.arm}" for c in curves if not c.agrees]
-    wrong += [f"hard chain at eps = {s.eps:g}" for s in searches if not s.agrees]
-    if wrong:
-        print(f"o2nc: a theorem was not respected: {'; '.join(wrong)}", file=sys.stderr)
-    return not wrong
-
-
-def _console(quiet: bool) -> "Console":
-    """Return a console as wide as the terminal, or wide enough for the tables where there is none."""
-    from rich.console import Console
-
-    return Console(quiet=quiet, highlight=False, width=None if sys.stdout.isatty() else 118)
-
-
-def _bar(console: "Console", quiet: bool) -> "RichProgress":
-    """Return a progress bar that is shown on terminals only."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    return Progress(*columns, console=console, transient=True, disable=quiet or not sys.stdout.isatty())
 
 
 if __name__ == "__main__":
