@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from o2nc import cli, problems, theory
-from o2nc.experiments import extremes, pool, rates
+from o2nc.experiments import extremes, pool, rates, rates_view
 from o2nc.experiments.rates import Curve, block_plan, least_error
 
 STEPS = [2**k for k in range(10, 18)]
@@ -97,6 +97,18 @@ def test_every_study_has_the_constants_it_needs(study):
         p = study.plan(4096, constants)
         assert 0 < p.bound < math.inf
         assert p.lipschitz == study.oracle.problem.lipschitz
+
+
+def test_every_study_can_be_drawn(tmp_path):
+    """All of them: c is a number in some and left to the regime in others."""
+    curves = [
+        Curve(study.title, arm, STEPS, [1.0] * 8, [[1.0, 2.0]] * 8, [[1.0, 2.0]] * 8, [3.0] * 8, study.exponent)
+        for study in rates.studies()
+        for arm in (*rates.ARMS, rates.ORIGINAL)
+    ]
+    paths = rates_view.save(rates_view.figure(curves), tmp_path)
+    assert all(path.stat().st_size > 10_000 for path in paths)
+    assert rates_view.rates_table(curves).row_count == len(curves) + len(rates.studies())
 
 
 # ---- jobs side by side

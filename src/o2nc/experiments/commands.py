@@ -114,13 +114,6 @@ def show_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool)
     finally:
         curves = rates.in_order(curves)
         files = [out / "rates.json"]
-        if curves:
-            files += rates_view.save(rates_view.figure(curves, complete=complete), out)
-            console.print(rates_view.rates_table(curves, console.width))
-        if escapes:
-            console.print(rates_view.traps_table(escapes, console.width))
-        if searches:
-            console.print(rates_view.chain_table(searches))
         command = f"o2nc rates --seed {seeds[0]} --seeds {len(seeds)} --largest {largest}"
         record.write(
             files[0],
@@ -132,6 +125,13 @@ def show_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool)
                 "chain": [asdict(s) for s in searches],
             },
         )
+        if curves:
+            files += rates_view.save(rates_view.figure(curves, complete=complete), out)
+            console.print(rates_view.rates_table(curves, console.width))
+        if escapes:
+            console.print(rates_view.traps_table(escapes, console.width))
+        if searches:
+            console.print(rates_view.chain_table(searches))
     console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
     wrong = [f"{c.study}, {c.arm}" for c in curves if not c.agrees]
     wrong += [f"hard chain at eps = {s.eps:g}" for s in searches if not s.agrees]

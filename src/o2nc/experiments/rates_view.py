@@ -156,7 +156,8 @@ def _panel(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
     axes.plot(first.steps, floor, color=GREY, linestyle="-.", linewidth=1.0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    price = {"c": f"c = {study.c:g}", "smoothness": "c = H²/ε", "second_order": "c = ρ/2"}[study.regime]
+    chosen = {"smoothness": "c = H²/ε", "second_order": "c = ρ/2"}
+    price = f"c = {study.c:g}" if study.c is not None else chosen[study.regime]
     axes.set_title(f"{title}\n{price}, σ = {study.oracle.noise:.2g}", fontsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
