@@ -27,13 +27,7 @@ from o2nc.problems.chain import chain_gradient, chain_value
 CHAINS = [Chain(2), Chain(7), Chain(5, height=0.3, width=0.02), SoftChain(4, 9), SoftChain(3, 3, 0.3, 0.02, seed=5)]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The tensors are small: more threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def normal(*shape, seed=0):

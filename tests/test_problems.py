@@ -221,13 +221,7 @@ FINITE_SUMS = [p for p in SUITE if isinstance(p, FiniteSum)]
 each = pytest.mark.parametrize("problem", SUITE, ids=str)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The tensors are small: more threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def inside(problem, x):

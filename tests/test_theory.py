@@ -42,7 +42,7 @@ def test_paper_hyperparameters(n, known):
 @given(STEPS, KNOWN)
 @settings(deadline=None)
 def test_paper_bound(n, known):
-    """Theorem O2NC with the regret of Theorem OGD: the explicit sum, and its cap 37.4(G + σ)√α."""
+    """Theorem O2NC with the regret of Theorem OGD: the explicit sum, and its cap 36.7(G + σ)√α."""
     try:
         p = theory.plan(n, **known, constants="paper")
     except ValueError:
@@ -53,7 +53,7 @@ def test_paper_bound(n, known):
         p.gap / (d * n) + (2 * g + s) / (al * n) + s * al**0.5 + 12 * c * d**2 / al**2 + (1 + 2 * al * n) / n * regret
     )
     assert p.bound == pytest.approx(expected)
-    assert p.bound <= 37.4 * (g + s) * math.sqrt(al)
+    assert p.bound <= 36.7 * (g + s) * math.sqrt(al)
     assert sum(p.terms.values()) == p.bound
 
 

@@ -24,10 +24,19 @@ from o2nc.experiments.batch import Progress, Trial, exponentiated
 from o2nc.problems import Chain, Climber, Resonance, ZeroChainOracle, hard_instance
 from o2nc.scaling import Exponential
 
+# of the traps
 BETA = 0.999  # of the certificate
-STEPS = 5000  # of a trapped run; the second half is looked at
+STEPS = 5000  # of a run; the second half is looked at
 C = 1e-5
 TRAP_SEEDS = 3
+
+# of the chain
+EPSILONS = (0.05, 0.03, 0.02)
+CHAIN = {"c": 1.0, "gap": 400.0, "lipschitz": 10.0}
+BETAS = (0.5, 0.9, 0.99)
+REACHES = (0.03, 0.1, 0.3, 1.0, 3.0)  # how far a shown link moves its coordinate, in widths
+CHAIN_SEEDS = 24  # fewer could not tell a fair coin from a bad one
+PATIENCE = 6  # a run is given up after so many times the necessary steps
 
 
 @dataclass(frozen=True)
@@ -132,14 +141,6 @@ class Search:
     def agrees(self) -> bool:
         """Whether the early runs may be chance: what a fair coin gives, for all settings at once, at 0.1 %."""
         return float(stats.binom.sf(self.early - 1, self.seeds, 0.5)) * self.settings > 1e-3
-
-
-EPSILONS = (0.05, 0.03, 0.02)
-CHAIN = {"c": 1.0, "gap": 400.0, "lipschitz": 10.0}
-BETAS = (0.5, 0.9, 0.99)
-REACHES = (0.03, 0.1, 0.3, 1.0, 3.0)  # how far a shown link moves its coordinate, in widths
-CHAIN_SEEDS = 24  # fewer could not tell a fair coin from a bad one
-PATIENCE = 6  # a run is given up after so many times the necessary steps
 
 
 def _oracle(eps: float) -> ZeroChainOracle:

@@ -1,6 +1,7 @@
 """Rates: how the measured quantity falls with N, and how the number of steps grows with 1/ε."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,12 +42,23 @@ def exponent(**regime: Any) -> float:
     return math.log(few / many) / math.log(10)
 
 
-def _rate(found: dict[str, tuple[float, float]], right: float, exponents: dict[float, float]) -> Finding:
-    """Make the finding: fitted slopes at most ``right``, and exponents of steps_for as they should be, within 2 %."""
+Cases = dict[str, tuple[Problem, dict[str, float]]]  # by name: a problem, and what chooses c
+
+
+def _rate(cases: Cases, right: float, exponents: dict[float, float], seed: int, scale: float) -> Finding:
+    """Make the finding: fitted slopes at most ``right``, and exponents of steps_for as they should be, within 2 %.
+
+    The slopes of the printed plans are told but not judged: so few steps are before their asymptotics.
+    """
+    found = {name: fitted(problem, seed, scale, **regime) for name, (problem, regime) in cases.items()}
+    printed = [fitted(problem, seed, scale, **regime, constants="paper")[0] for problem, regime in cases.values()]
     worst = greatest(found, key=lambda name: found[name][1])
     fits = ", ".join(f"{name} {fit:.3f}" for name, (fit, _) in found.items())
     powers = ", ".join(f"ε^{got:.2f}" for got in exponents.values())
-    measured = f"slope in N from 256 on, sharp plans ({fits}), upper end of its 95 % interval; steps_for as {powers}"
+    measured = (
+        f"slope in N from 256 on, sharp plans ({fits}), upper end of its 95 % interval; steps_for as {powers}; "
+        f"not judged, printed plans: {', '.join(f'{fit:.3f}' for fit in printed)}"
+    )
     also = all(abs(got / want - 1) < 0.02 for want, got in exponents.items())
     # both sides are negative; a slope as an order of decay reads the other way round
     return Finding(measured, -found[worst][1], -right, ">=", also=also)
@@ -55,40 +67,31 @@ def _rate(found: dict[str, tuple[float, float]], right: float, exponents: dict[f
 @statement("rate-nonsmooth", "decay of E‖∇F(x̄)‖_c: N^{−2/7}, N^{−1/3}")
 def nonsmooth(seed: int, scale: float) -> Finding:
     """Theorem SGDM: N^{−2/7} at fixed c, and N^{−1/3} while c is small."""
-    found = {
-        "double well": fitted(DoubleWell(10), seed, scale, c=1.0),
-        "multi-kink": fitted(MultiKink(10), seed, scale, c=1.0),
-    }
-    small = fitted(DoubleWell(10), seed, scale, c=1e-3, constants="paper")
-    exponents = {-3.5: exponent(c=1.0), -3.0: exponent(c=1e-12)}
-    finding = _rate(found, -2 / 7, exponents)
-    return Finding(
-        f"{finding.measured}; c = 0.001: {small[0]:.3f}",
-        finding.left,
-        finding.right,
-        ">=",
-        also=finding.also and small[1] <= -1 / 3,
+    cases: Cases = {"double well": (DoubleWell(10), {"c": 1.0}), "multi-kink": (MultiKink(10), {"c": 1.0})}
+    finding = _rate(cases, -2 / 7, {-3.5: exponent(c=1.0), -3.0: exponent(c=1e-12)}, seed, scale)
+    printed, upper = fitted(DoubleWell(10), seed, scale, c=1e-3, constants="paper")
+    sharp, _ = fitted(DoubleWell(10), seed, scale, c=1e-3)
+    measured = (
+        f"{finding.measured}; at c = 0.001 the printed plan {printed:.3f}, judged, the sharp one {sharp:.3f}, not"
     )
+    return replace(finding, measured=measured, also=finding.also and upper <= -1 / 3)
+
+
+def _smooth_cases(regime: str) -> Cases:
+    problems: dict[str, Problem] = {"cosine": Cosine(10), "ripple": Ripple(4)}
+    return {name: (problem, {regime: getattr(problem, regime)}) for name, problem in problems.items()}
 
 
 @statement("rate-smooth", "decay for smooth F, c = H²/ε: N^{−1/4}")
 def smooth(seed: int, scale: float) -> Finding:
     """Section 4.3, smooth case."""
-    found = {
-        name: fitted(problem, seed, scale, smoothness=problem.smoothness)
-        for name, problem in (("cosine", Cosine(10)), ("ripple", Ripple(4)))
-    }
-    return _rate(found, -1 / 4, {-4.0: exponent(smoothness=1.0)})
+    return _rate(_smooth_cases("smoothness"), -1 / 4, {-4.0: exponent(smoothness=1.0)}, seed, scale)
 
 
 @statement("rate-second-order", "decay for ρ-smooth ∇²F, c = ρ/2: N^{−2/7}")
 def second_order(seed: int, scale: float) -> Finding:
     """Section 4.3, second-order smooth case."""
-    found = {
-        name: fitted(problem, seed, scale, second_order=problem.second_order)
-        for name, problem in (("cosine", Cosine(10)), ("ripple", Ripple(4)))
-    }
-    return _rate(found, -2 / 7, {-3.5: exponent(second_order=1.0)})
+    return _rate(_smooth_cases("second_order"), -2 / 7, {-3.5: exponent(second_order=1.0)}, seed, scale)
 
 
 @statement("steps-for", "least N with B ≤ ε, to the last step")

@@ -69,8 +69,9 @@ def variance_sharp(seed: int, scale: float) -> Finding:
     paper = greatest(found[beta] / theory.spread_constant(beta, "paper") for beta in BETAS)
     worst = greatest(ratios, key=lambda beta: ratios[beta])
     measured = (
-        f"exact supremum over adapted Δ at β = {worst:g}; of C it is at least {least_of(ratios.values()):.3f}, "
-        f"of the printed 12 at most {paper:.3f}"
+        f"exact supremum over adapted Δ at β = {worst:g}; at β = {', '.join(f'{beta:g}' for beta in BETAS)} it is "
+        f"{', '.join(f'{found[beta]:.4f}' for beta in BETAS)}, at least {least_of(ratios.values()):.3f} of C, "
+        f"at most {paper:.3f} of the printed 12"
     )
     tight = greatest(ratios.values()) > 0.99
     return Finding(measured, found[worst], theory.spread_constant(worst), also=tight and paper <= 1)

@@ -53,11 +53,11 @@ def theorem_o2nc(seed: int, scale: float) -> Finding:
         runs = [conversion(*case, steps=steps, seed=seed + i) for i in range(seeds)]
         _, error = mean_error([right - left for left, right in runs])
         left, right = np.mean(runs, axis=0).tolist()
-        sides.append((left, right + Z * error))
-    left, right = least_of(sides, key=lambda pair: pair[1] / pair[0])
+        sides.append((left, right + Z * error, right, error))
+    left, right, plain, error = least_of(sides, key=lambda side: side[1] / side[0])
     measured = (
         f"tightest of {len(cases)} problems, means of {seeds} runs of {steps} steps, "
-        f"the right one plus {Z:g} standard errors of the difference"
+        f"the right one, {plain:.4f}, plus {Z:g} standard errors of the difference, {error:.4f} each"
     )
     return Finding(measured, left, right)
 
