@@ -38,7 +38,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/step_cpu.py
+	$(BIN)/o2nc bench
 	$(BIN)/python benchmarks/certify.py --quick
 
 clean:

@@ -83,7 +83,7 @@ class Certified(Optimizer):
         if mean is None:  # then the momentum buffer is Σβ^{n−t}g_t
             mean = real(state["momentum_buffer"]) / group["weight_sum"]
         square = torch.linalg.vector_norm(mean, dtype=torch.float64).square()
-        return square, state["spread"], group["weight_sum"] ** 2 / group["weight_square_sum"]
+        return square, state["spread"], float(group["weight_sum"] ** 2 / group["weight_square_sum"])
 
     def _averages(self, asked: str, key: str) -> list[tuple[str | int, Tensor, dict[str, Any]]]:
         """Return name, parameter and state of all that have averages, or say why there are none."""

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
+import torch
+from torch import Tensor
+
 
 def number(
     name: str,
@@ -59,3 +62,14 @@ def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     """Refuse ``value`` unless it is one of ``allowed``."""
     if isinstance(value, bool) or value not in allowed:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
+
+
+def gradient(g: Tensor) -> None:
+    """Refuse a gradient that is sparse or not of a floating dtype."""
+    if g.layout != torch.strided:
+        raise RuntimeError(
+            f"o2nc does not support sparse gradients (layout {g.layout}): make the layer's gradient dense, "
+            "as with torch.nn.Embedding(sparse=False)"
+        )
+    if not (g.is_floating_point() or g.is_complex()):
+        raise TypeError(f"gradients must be floating point or complex, got dtype {g.dtype}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import typer
 
 SEEDS = 3
+ROUNDS = 41  # odd, so that the median is one of them
 LARGEST_SEED = 2**62  # torch takes no larger ones than 2^64
 WORKERS = min(os.cpu_count() or 1, 8)
 
@@ -175,6 +176,34 @@ def build_app() -> "typer.Typer":
         with _interruptible():
             chosen = range(seed, seed + seeds)
             if not commands.show_rates(_folder(out), chosen, 20 if full else largest, workers, quiet):
+                raise typer.Exit(1)
+
+    @app.command()
+    def bench(
+        model: Annotated[
+            list[str] | None,
+            typer.Option(
+                help="resnet18, gpt2, gpt2-xl or many; may be repeated. Without it: what fits.", metavar="NAME"
+            ),
+        ] = None,
+        rounds: Annotated[int, typer.Option(help="Timed steps of every contender.", min=1)] = ROUNDS,
+        device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")] = None,
+        training: Annotated[bool, typer.Option("--training", help="Time training steps of ResNet-18, too.")] = False,
+        out: Annotated[Path | None, typer.Option(help="Folder for bench.md and bench.json.", file_okay=False)] = None,
+        seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    ) -> None:
+        """Time optimizer steps against torch's own and a plain copy (about half a minute).
+
+        Exit code 1 if a contender fails.
+
+        Example:  o2nc bench --model resnet18 --device cpu --out results
+        """
+        from o2nc.experiments import commands
+
+        report = commands.plan_bench(model or [], rounds, device, training, seed)
+        with _interruptible():
+            if not commands.show_bench(report, None if out is None else _folder(out), quiet):
                 raise typer.Exit(1)
 
     return app

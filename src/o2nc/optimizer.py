@@ -11,7 +11,7 @@ takes them into the averages, asks the learner and moves the parameters to x_{t+
 
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,15 @@ from torch.optim.optimizer import ParamsT
 
 from o2nc import checks
 from o2nc.averaging import Weights, start
-from o2nc.certified import Certified
+from o2nc.fused import Fused
+from o2nc.kernels.engine import BOTH
 from o2nc.learners import Learner
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
 from o2nc.vector import real, wide
+
+if TYPE_CHECKING:
+    from o2nc.kernels.layout import Lane
 
 
 class Active(NamedTuple):
@@ -56,17 +60,6 @@ class Active(NamedTuple):
         return [state["delta"] for state in self.states]
 
 
-def check_gradient(g: Tensor) -> None:
-    """Refuse a gradient that is sparse or not of a floating dtype."""
-    if g.layout != torch.strided:
-        raise RuntimeError(
-            f"o2nc does not support sparse gradients (layout {g.layout}): make the layer's gradient dense, "
-            "as with torch.nn.Embedding(sparse=False)"
-        )
-    if not (g.is_floating_point() or g.is_complex()):
-        raise TypeError(f"gradients must be floating point or complex, got dtype {g.dtype}")
-
-
 def check_learner(learner: object) -> None:
     """Refuse ``learner`` unless it is a dataclass instance that offers lr, init and update."""
     if isinstance(learner, type) or not (isinstance(learner, Learner) and is_dataclass(learner)):
@@ -81,7 +74,7 @@ def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active 
     everyone = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     for p, _ in everyone:
         if p.grad is not None:
-            check_gradient(p.grad)
+            checks.gradient(p.grad)
     if all(p.grad is None for p, _ in everyone):
         return None
     found = Active([], [], [], [], [], [])
@@ -108,7 +101,7 @@ def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active 
 
 # what torch's other optimizers read from a parameter group and these do not
 FOREIGN = frozenset(("weight_decay", "momentum", "dampening", "nesterov", "maximize", "betas"))
-_RESERVED = ("delta", "average", "gradient", "spread", "progress", "rate", "output")
+_RESERVED = ("delta", "average", "gradient", "spread", "progress", "rate", "output", "fresh")
 
 
 def _initial(learner: Learner, delta: Tensor) -> dict[str, Any]:
@@ -137,7 +130,7 @@ def evaluate(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-class ExponentiatedO2NC(Certified, Persistent):
+class ExponentiatedO2NC(Fused, Persistent):
     """Algorithm 2: learner × scaling × averaging.
 
     Args:
@@ -147,6 +140,7 @@ class ExponentiatedO2NC(Certified, Persistent):
         scaling: the law of s, or None for no scaling (then no guarantee holds).
         seed: a non-negative integer; s_n is a pure function of it and n.
         average: False saves the memory of x̄, ḡ and the kept output, and there is no certificate.
+        fused: one pass over memory on a GPU; None takes it where it applies, True insists on it.
 
     Example:
         >>> import torch, o2nc
@@ -181,12 +175,15 @@ class ExponentiatedO2NC(Certified, Persistent):
         scaling: Law | None = Exponential(),
         seed: int = 0,
         average: bool = True,
+        fused: bool | None = None,
     ) -> None:
         check_learner(learner)
         checks.fraction("beta", beta)
         check_law(scaling)
         checks.integer("seed", seed, 0)
         checks.flag("average", average)
+        if fused is not None:
+            checks.flag("fused", fused)
         defaults = {
             "lr": learner.lr,
             "learner": learner,
@@ -197,8 +194,10 @@ class ExponentiatedO2NC(Certified, Persistent):
             "step": 0,
             "weight_sum": 0.0,
             "weight_square_sum": 0.0,
+            "fused": fused,
         }
         super().__init__(params, defaults)
+        self._step_supports_amp_scaling = bool(fused)  # a GradScaler then leaves unscaling and skipping to the step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -212,6 +211,8 @@ class ExponentiatedO2NC(Certified, Persistent):
         """
         self._refuse_inside_averaged()
         loss = evaluate(closure)
+        if self._fuse():
+            return loss
         learner, beta, law, seed, average, step, *sums = (self.param_groups[0][key] for key in self.shared)
         found = active(self, learner, averaged=average is not None)
         if found is None:
@@ -231,3 +232,38 @@ class ExponentiatedO2NC(Certified, Persistent):
         for group in self.param_groups:
             group.update(step=t, weight_sum=sums[0], weight_square_sum=sums[1])
         return loss
+
+    def _rule(self) -> Any:
+        from o2nc.kernels.rules import device_rule
+
+        learner, beta = (self.param_groups[0][key] for key in ("learner", "beta"))
+        dtypes = {wide(p.dtype) for group in self.param_groups for p in group["params"]}
+        return device_rule(learner, beta, min(dtypes, key=lambda dtype: dtype.itemsize))
+
+    def _structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (*super()._structure(group), group["learner"], group["beta"])
+
+    def _group_numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return group["lr"], 0.0, 0.0, 0.0, 1.0
+
+    @torch.no_grad()
+    def _lanes(self) -> "list[Lane]":
+        from o2nc.kernels.layout import Lane
+
+        rule, lanes = self._rule(), []
+        for k, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                if p.grad is None and "delta" not in self.state.get(p, ()):
+                    continue
+                state = self.state[p]
+                fresh = 0
+                if "delta" not in state:
+                    delta = torch.zeros_like(p, dtype=wide(p.dtype))
+                    state.update(_initial(group["learner"], delta), delta=delta)
+                    fresh = BOTH
+                if group["average"] is not None and "average" not in state:
+                    self._begin_averages(state, p, own=True)
+                    fresh |= 1
+                state["fresh"] = state.get("fresh", 0) + fresh
+                lanes.append(Lane(p, state, k, rule.play, ("delta", *rule.slots)))
+        return lanes

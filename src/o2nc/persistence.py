@@ -18,6 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from o2nc import checks, learners, scaling
+from o2nc.kernels.engine import COUNTERS, plain, plain_state
 from o2nc.vector import real
 
 _KNOWN = {
@@ -107,8 +108,12 @@ class Persistent(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does, with laws and learners as plain dictionaries."""
         saved = super().state_dict()
-        groups = [{k: encode(v) for k, v in group.items()} for group in saved["param_groups"]]
-        return {**saved, "param_groups": groups}
+        groups = [
+            {k: plain(v) if k in COUNTERS else encode(v) for k, v in group.items()} for group in saved["param_groups"]
+        ]
+        states = {i: plain_state(state) for i, state in saved["state"].items()}
+        kept = {i: state for i, state in states.items() if state is not None}
+        return {**saved, "state": kept, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned; as in torch, the checkpoint's hyperparameters win."""

@@ -8,7 +8,7 @@ exact map. The step itself is torch's own function, so ``scaling=None`` is ``tor
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,16 +18,20 @@ from torch.optim.sgd import sgd
 
 from o2nc import checks
 from o2nc.averaging import Ledger, Seen, Weights, start
-from o2nc.certified import Certified
-from o2nc.optimizer import check_gradient, evaluate
+from o2nc.fused import Fused
+from o2nc.kernels.engine import BOTH
+from o2nc.optimizer import evaluate
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
 from o2nc.vector import real, wide
 
+if TYPE_CHECKING:
+    from o2nc.kernels.layout import Lane
+
 _HALF = frozenset((torch.bfloat16, torch.float16))
 
 
-class ScaledSGDM(Certified, Persistent, SGD):
+class ScaledSGDM(Fused, Persistent, SGD):
     """``torch.optim.SGD`` whose update is multiplied by a random scalar, with averages and a certificate.
 
     Args:
@@ -112,7 +116,6 @@ class ScaledSGDM(Certified, Persistent, SGD):
     def _keeps_dtype(self, key: str) -> bool:
         return key != "momentum_buffer"  # torch's own, cast as torch casts it
 
-    @_use_grad_for_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move from x_t to x_{t+1}.
 
@@ -124,9 +127,16 @@ class ScaledSGDM(Certified, Persistent, SGD):
         """
         self._refuse_inside_averaged()
         loss = evaluate(closure)
+        if not self._fuse():
+            self._step_by_torch()
+        return loss
+
+    @_use_grad_for_differentiable
+    def _step_by_torch(self) -> None:
+        """Move with torch's own functions."""
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and found_inf.item():
-            return loss  # a GradScaler's overflow: nothing is consumed
+            return  # a GradScaler's overflow: nothing is consumed
         law, seed, average, step, *sums = (self.param_groups[0][key] for key in self.shared)
         work = []
         for k, group in enumerate(self.param_groups):
@@ -137,14 +147,14 @@ class ScaledSGDM(Certified, Persistent, SGD):
             dtypes = {g.dtype for g in grads}
             if sparse or not all(dtype.is_floating_point for dtype in dtypes):
                 for g in grads:
-                    check_gradient(g)
+                    checks.gradient(g)
             if group["fused"] and not _HALF.isdisjoint(dtypes) and any(p.device.type == "cpu" for p in params):
                 # torch's fused kernel for CPUs (2.13) leaves every other vector of a half-precision buffer unwritten
                 group = group | {"foreach": True, "fused": False}
             if params:
                 work.append((k, group, params, grads, buffers))
         if not work:
-            return loss
+            return
         t = step + 1
         if average is not None:
             (*sums,), gamma = Weights(*sums).add(relative_weight(law, seed, t), average)
@@ -161,7 +171,6 @@ class ScaledSGDM(Certified, Persistent, SGD):
             self._keep_output(seed, t)
         for group in self.param_groups:
             group.update(step=t, weight_sum=sums[0], weight_square_sum=sums[1])
-        return loss
 
     def _sgd(
         self,
@@ -199,14 +208,66 @@ class ScaledSGDM(Certified, Persistent, SGD):
         loss_scale = getattr(self, "grad_scale", None)
         return Seen(scale if loss_scale is None else scale / loss_scale.item(), _number(group["weight_decay"]))
 
+    def _may_fuse(self, demanded: bool) -> bool:
+        # scaling=None is torch's to the bit, so torch's own functions do it unless the fused step is demanded
+        group = self.param_groups[0]
+        asked = group["scaling"] is not None or (demanded and group["average"] is not None)
+        return asked and not any(group["differentiable"] for group in self.param_groups)
+
+    def _rule(self) -> Any:
+        from o2nc.kernels.rules import SGD as RULE
+
+        return RULE
+
+    def _structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (*super()._structure(group), group["momentum"] != 0, group["nesterov"], _buffer_tells(group))
+
+    def _group_numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        numbers = (group[key] for key in self.needed)
+        return (*numbers, -1.0 if group["maximize"] else 1.0)
+
+    @torch.no_grad()
+    def _lanes(self) -> "list[Lane]":
+        return [
+            self._lane(k, group, p)
+            for k, group in enumerate(self.param_groups)
+            for p in group["params"]
+            if p.grad is not None or self.state.get(p)
+        ]
+
+    def _lane(self, k: int, group: dict[str, Any], p: Tensor) -> "Lane":
+        """Return one parameter for the kernels, its state begun or brought to what the group now asks for."""
+        from o2nc.kernels.layout import Lane
+        from o2nc.kernels.rules import SGD_PLAYS
+
+        state = self.state[p]
+        momentum, averaged = group["momentum"] != 0, group["average"] is not None
+        is_new, buffer_tells = not state, _buffer_tells(group)
+        fresh = 0
+        if momentum and state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(p)
+            fresh |= 2
+        if averaged and "average" not in state:
+            told = buffer_tells and is_new and _is_start(group) and wide(p.dtype) == p.dtype
+            self._begin_averages(state, p, own=not told)
+            fresh |= 1
+        elif averaged and (not buffer_tells or p.grad is None):
+            self._keep_own_gradient(state)
+        # Δ is read off the buffer one step later, except with Nesterov or without momentum
+        keeps = averaged and (group["nesterov"] or not momentum or "update" in state)
+        if keeps and "update" not in state:
+            known = state.get("momentum_buffer")
+            state["update"] = (
+                torch.zeros_like(p, dtype=wide(p.dtype)) if known is None else known.to(wide(p.dtype), copy=True)
+            )
+        state["fresh"] = state.get("fresh", 0) + (BOTH if is_new else fresh)
+        slots = ("update",) * keeps + ("momentum_buffer",) * momentum
+        return Lane(p, state, k, SGD_PLAYS[momentum, group["nesterov"], keeps], slots)
+
     @torch.no_grad()
     def _open_ledger(self, key: int, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> Ledger:
         """Return the ledger of a group's parameters, with averages begun for new ones."""
-        # With average == momentum the buffer is Σβ^{n−t}g_t, and ḡ needs no storage of its own.
-        law = group["scaling"]
-        buffer_tells = (
-            group["momentum"] == group["average"] and group["dampening"] == 0 and (law is None or not law.reweights)
-        )
+        buffer_tells = _buffer_tells(group)
         ledger = self._ledgers.get(key)
         if ledger is not None and ledger.holds(params, self.state) and (buffer_tells or ledger.own_gradients):
             return ledger
@@ -216,7 +277,7 @@ class ScaledSGDM(Certified, Persistent, SGD):
             if "average" not in state:
                 x = real(p)
                 # from the very first step on, and in a dtype that an average can be kept in
-                told = buffer_tells and group["step"] == 0 and wide(x.dtype) == x.dtype
+                told = buffer_tells and _is_start(group) and wide(x.dtype) == x.dtype
                 told = told and state.get("momentum_buffer") is None
                 state.update(start(x, None if told else seen(real(g).to(wide(x.dtype)), x)))
             elif not buffer_tells:  # a schedule may have moved the momentum
@@ -275,6 +336,18 @@ class ScaledSGDM(Certified, Persistent, SGD):
     def _directions(self, params: list[Tensor], grads: list[Tensor], seen: Seen) -> list[Tensor]:
         """Return copies of the gradients that SGD sees."""
         return [seen(real(g).to(wide(real(p).dtype), copy=True), real(p)) for p, g in zip(params, grads, strict=True)]
+
+
+def _buffer_tells(group: dict[str, Any]) -> bool:
+    """Say whether the momentum buffer is Σβ^{n−t}g_t, so that ḡ needs no storage of its own."""
+    law = group["scaling"]
+    discount = group["momentum"] == group["average"] and group["dampening"] == 0
+    return discount and (law is None or not law.reweights)
+
+
+def _is_start(group: dict[str, Any]) -> bool:
+    """Say whether no step was made yet; a counter on the device has begun."""
+    return not isinstance(group["step"], Tensor) and group["step"] == 0
 
 
 def _number(value: float | Tensor) -> float:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from o2nc import theory
-from o2nc.experiments import demo, extremes, planning, pool, rates, rates_view, record, verify
+from o2nc.experiments import bench, demo, extremes, planning, pool, rates, rates_view, record, verify
 
 
 def show_demo(out: Path, seeds: range, steps: int, quiet: bool) -> None:
@@ -138,6 +138,39 @@ def show_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool)
     if wrong:
         print(f"o2nc: a theorem was not respected: {'; '.join(wrong)}", file=sys.stderr)
     return not wrong
+
+
+def plan_bench(models: list[str], rounds: int, device: str | None, training: bool, seed: int) -> bench.Report:
+    """Return what is to be measured, or refuse it."""
+    try:
+        return bench.plan(models, rounds=rounds, device=device, training=training, seed=seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def show_bench(report: bench.Report, out: Path | None, quiet: bool) -> bool:
+    """Measure what was planned, show and write it; return whether no contender failed."""
+    console = console_for(quiet)
+    for refusal in report.left_out:
+        console.print(f"left out: {refusal}", markup=False, soft_wrap=True)
+    try:
+        with bar_on(console, quiet) as bar:
+            task = bar.add_task(", ".join(report.models), total=report.total)
+            bench.run(report, lambda made: bar.advance(task, made))
+    finally:
+        if report.rows or report.trained:
+            console.print(bench.heading(bench.circumstances(report)), markup=False, soft_wrap=True)
+            for grid in bench.grids(report.rows, report.trained):
+                console.print(grid)
+            if out is not None:
+                table, numbers = reversed(bench.save(report, out))
+                console.print(f"Table: {table}   Numbers: {numbers}", markup=False, soft_wrap=True)
+        if not report.complete:
+            made, asked = len(report.rows) + len(report.trained), report.total // report.rounds
+            console.print(f"{made} of {asked} rows made")
+    for failure in report.failed:
+        print(f"o2nc: failed: {failure}", file=sys.stderr)
+    return not report.failed
 
 
 def console_for(quiet: bool) -> Console:

@@ -1,0 +1,64 @@
+"""The part of an optimizer that may take its step in one pass on a GPU."""
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from o2nc.averaging import start
+from o2nc.certified import Certified
+from o2nc.kernels import engine
+
+if TYPE_CHECKING:
+    from o2nc.kernels.layout import Lane
+    from o2nc.kernels.rules import Rule
+
+
+class Fused(Certified):
+    """Takes the fused step of `o2nc.kernels` where it applies, and can do without.
+
+    In state per parameter, beside `Certified`'s: ``fresh``, what of it no step has touched yet (see `engine`).
+    """
+
+    def _lanes(self) -> "list[Lane]":
+        """Return the parameters that take part, with all state made that they need."""
+        raise AssertionError("defined by every optimizer")
+
+    def _rule(self) -> "Rule | None":
+        """Return the learner as device functions, or None if it has no such form."""
+        raise AssertionError("defined by every optimizer")
+
+    def _structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what must stay as it is in a group for the tables to hold."""
+        return tuple(group[key] for key in ("scaling", "seed", "average"))
+
+    def _group_numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Return lr, momentum, dampening, weight decay and the sign of the gradient, as numbers or tensors."""
+        raise AssertionError("defined by every optimizer")
+
+    @property
+    def _engine(self) -> engine.Engine:
+        """The tables laid out so far: a cache, which copies and pickles leave behind."""
+        return self.__dict__.setdefault("_engine_cache", engine.Engine())
+
+    def _fuse(self) -> bool:
+        """Take the fused step if it is demanded or applies; return whether this step is done with."""
+        groups = self.param_groups
+        here = any(p.device.type in engine.DEVICES for group in groups for p in group["params"][:1])
+        demanded = any(group["fused"] for group in groups)
+        refused = any(group["fused"] is False or group.get("foreach") is not None for group in groups)
+        if here and (demanded or not refused) and self._may_fuse(demanded):
+            reason = self._engine.take(self)
+            if reason is None:
+                return True
+            if demanded:
+                raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason}")
+        engine.land(self)
+        return False
+
+    def _may_fuse(self, demanded: bool) -> bool:
+        return True
+
+    def _begin_averages(self, state: dict[str, Any], x: Tensor, own: bool) -> None:
+        """Begin the averages of a parameter; with ``fresh`` the kernel starts ḡ at its first gradient."""
+        state.update(start(x, x.new_zeros(()).expand_as(x) if own else None))
+        state["output"] = state["average"].clone()

@@ -1,0 +1,168 @@
+"""Whether the fused step can be taken, and taking it."""
+
+import importlib.util
+from contextlib import nullcontext
+from itertools import chain
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from o2nc import checks
+from o2nc.scaling import Law, _key
+
+if TYPE_CHECKING:
+    from o2nc.fused import Fused
+    from o2nc.kernels.layout import Layout
+
+DEVICES = ("cuda",)  # the tests add "cpu", where Triton's interpreter stands in
+COUNTERS = ("step", "weight_sum", "weight_square_sum")
+AVERAGES = ("average", "gradient", "spread", "progress", "rate", "output", "update")
+BOTH = 3  # ``fresh``: 1, the averages, 2, the momentum buffer; 3, all of the state
+NUMBERS = ("rate", "last_lr", "decay_weight")  # state that is a plain number where no kernel runs
+
+
+def why_not(optimizer: "Fused", law: Law | None) -> str | None:
+    """Return the reason for which the fused step cannot be taken, or None if it can."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    elsewhere = {p.device.type for p in params} - {*DEVICES}
+    if elsewhere:
+        return f"it runs on CUDA, and some parameters are on {', '.join(sorted(elsewhere))}"
+    if importlib.util.find_spec("triton") is None:
+        return "it is written in Triton, which is not installed (pip install triton)"
+    from o2nc.kernels.laws import device_law
+    from o2nc.kernels.layout import DTYPES
+
+    strange = {p.dtype for p in params} - DTYPES
+    if strange:
+        return f"it takes {', '.join(map(str, DTYPES))}, and some parameters are {', '.join(map(str, strange))}"
+    if device_law(law) is None:
+        return f"the law {type(law).__name__} has no device form"
+    rule = optimizer._rule()
+    if rule is None:
+        return "the learner has no device form"
+    if rule.measure is not None and len({p.device for p in params}) > 1:
+        return "the learner's norm is joint, and the parameters are on several devices"
+    return None
+
+
+class Engine:
+    """Takes the fused step of one optimizer, with tables that are laid out again only when they must be."""
+
+    def __init__(self) -> None:
+        self.layouts: list[Layout] = []
+
+    def take(self, optimizer: "Fused") -> str | None:
+        """Take one step, or say why it cannot be taken; without gradients nothing is to be done."""
+        groups = optimizer.param_groups
+        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        if not self._holds(optimizer):
+            if all(p.grad is None for group in groups for p in group["params"]):
+                return None
+            reason = why_not(optimizer, groups[0]["scaling"])
+            if reason is not None:
+                return reason
+            self._lay_out(optimizer, capturing)
+        work = [(layout, *layout.locate()) for layout in self.layouts]
+        if not any(any(addresses) for _, addresses, _ in work):
+            return None
+        if any(layout.lacks_gradient(addresses) for layout, addresses, _ in work):
+            self._lay_out(optimizer, capturing)
+            work = [(layout, *layout.locate()) for layout in self.layouts]
+        numbers: list[Any] = [v for group in groups for v in optimizer._group_numbers(group)]
+        tensors = [(i, v) for i, v in enumerate(numbers) if isinstance(v, Tensor)]
+        for i, v in tensors:
+            numbers[i] = 0.0 if v.device.type in DEVICES else float(v)
+        found_inf, grad_scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
+        for layout, addresses, _copies in work:
+            with _on(layout.device):
+                live = layout.upload(addresses, numbers, capturing)
+                for i, v in tensors:
+                    if v.device.type in DEVICES:
+                        live[layout.n + i].view(torch.float64).copy_(v)
+                layout.run(live, found_inf, grad_scale)
+        return None
+
+    def _holds(self, optimizer: "Fused") -> bool:
+        """Say whether everything is as it was when the tables were laid out."""
+        groups = optimizer.param_groups
+        return (
+            bool(self.layouts)
+            and optimizer.state is self.owner
+            and len(self.owner) == len(self.states)
+            and all(map(is_, self.owner.values(), self.states))
+            and groups[0]["step"] is self.layouts[0].counters.step
+            and [optimizer._structure(group) for group in groups] == self.structure
+            and all(map(is_, chain.from_iterable(group["params"] for group in groups), self.params))
+            and all(p.grad is None for p in self.outside)
+            and all(layout.holds() for layout in self.layouts)
+        )
+
+    def _lay_out(self, optimizer: "Fused", capturing: bool) -> None:
+        """Lay all tables out: parameters, state or structure are not what they were."""
+        if capturing:
+            raise RuntimeError("this step cannot be captured: call step() once like this before you capture it")
+        from o2nc.kernels import layout as tables
+        from o2nc.kernels.laws import device_law
+
+        groups = optimizer.param_groups
+        self.params = [p for group in groups for p in group["params"]]
+        for p in self.params:
+            if p.grad is not None:
+                checks.gradient(p.grad)
+        law, seed, average = (groups[0][key] for key in ("scaling", "seed", "average"))
+        form, rule = device_law(law), optimizer._rule()
+        assert form is not None, "why_not was not asked"
+        assert rule is not None, "why_not was not asked"
+        device_form = tables.Law(*form, law is not None and law.reweights, (_key(seed, 0), _key(seed, 1)))
+        lanes = optimizer._lanes()
+        inside = {id(lane.param) for lane in lanes}
+        self.outside = [p for p in self.params if id(p) not in inside]
+        self.layouts = []
+        for device in dict.fromkeys(lane.param.device for lane in lanes):
+            counters = tables.Counters.on(device, [groups[0][key] for key in COUNTERS])
+            here = [lane for lane in lanes if lane.param.device == device]
+            with _on(device):
+                self.layouts.append(tables.Layout(here, rule, device_form, counters, average, len(groups)))
+        for group in groups:
+            group.update(zip(COUNTERS, self.layouts[0].counters, strict=True))
+        self.owner = optimizer.state
+        self.states = list(self.owner.values())
+        self.structure = [optimizer._structure(group) for group in groups]
+
+
+def land(optimizer: Any) -> None:
+    """Turn what lives on the device back into plain numbers, for a step that no kernel takes."""
+    if not isinstance(optimizer.param_groups[0].get("step"), Tensor):
+        return
+    counters = [plain(optimizer.param_groups[0][key]) for key in COUNTERS]
+    for group in optimizer.param_groups:
+        group.update(zip(COUNTERS, counters, strict=True))
+    for p, state in list(optimizer.state.items()):
+        kept = plain_state(state)
+        if kept is None:
+            del optimizer.state[p]
+        else:
+            optimizer.state[p] = kept
+
+
+def plain(value: Any) -> Any:
+    """Return a tensor of one number as the number."""
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def plain_state(state: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a parameter's state as it is without kernels; None if all its steps so far were called off."""
+    if "fresh" not in state:
+        return state
+    fresh = int(state["fresh"])
+    gone = {"fresh", *(AVERAGES if fresh & 1 else ()), *(("momentum_buffer",) if fresh & 2 else ())}
+    kept = {key: plain(value) if key in NUMBERS else value for key, value in state.items() if key not in gone}
+    return kept if fresh != BOTH else None
+
+
+def _on(device: torch.device) -> Any:
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return torch.cuda.device(device)

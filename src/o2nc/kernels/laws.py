@@ -1,0 +1,75 @@
+"""The laws of s on the device: the same counter-based numbers as `o2nc.scaling`, from the same (seed, step).
+
+The uniform numbers are the host's to the bit. A logarithm may differ from the host's in the last place of float64.
+"""
+
+import triton
+import triton.language as tl
+
+from o2nc import scaling
+from o2nc.scaling import Law
+
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def _mix(z):
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def uniform(key, step):
+    """`o2nc.scaling.uniform` at draw 0; ``key`` is the hash of seed and stream."""
+    word = _mix(key.to(tl.uint64) + step.to(tl.uint64) * GOLDEN)
+    bits = _mix(word + GOLDEN) >> 12
+    return (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16
+
+
+@triton.jit
+def _one(u, a, b):
+    return u * 0.0 + 1.0
+
+
+@triton.jit
+def _exponential(u, a, b):
+    return -tl.log(u) / a
+
+
+@triton.jit
+def _exponential_weight(s, a, b):
+    return 1.0 / a
+
+
+@triton.jit
+def _uniform(u, a, b):
+    return a * u
+
+
+@triton.jit
+def _uniform_weight(s, a, b):
+    return tl.maximum(a - s, 0.0)
+
+
+@triton.jit
+def _weibull(u, a, b):
+    return b * tl.exp(tl.log(-tl.log(u)) / a)
+
+
+@triton.jit
+def _weibull_weight(s, a, b):
+    return b / a * tl.exp((1.0 - a) * tl.log(s / b))
+
+
+def device_law(law: Law | None) -> tuple[object, object, float, float] | None:
+    """Return sample and weight as device functions with their two parameters, or None where there are none."""
+    if law is None:
+        return _one, _one, 0.0, 0.0
+    if type(law) is scaling.Exponential:
+        return _exponential, _exponential_weight, law.rate, 0.0
+    if type(law) is scaling.Uniform:
+        return _uniform, _uniform_weight, law.high, 0.0
+    if type(law) is scaling.Weibull:
+        return _weibull, _weibull_weight, law.shape, law.scale
+    return None

@@ -1,0 +1,314 @@
+"""The tables of one device: where every tensor lies, what its numbers are, and what runs over them."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import is_
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from o2nc import checks
+from o2nc.kernels import passes
+from o2nc.kernels.launch import Chain, launches
+from o2nc.kernels.rules import Rule
+from o2nc.vector import wide
+
+CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
+SPARES = 4  # pinned buffers kept ready for captures, during which none can be allocated
+
+_TYPES = {
+    torch.float64: tl.float64,
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+DTYPES = frozenset(_TYPES)
+_NOWHERE = 16  # the address of a gradient without elements, which nobody reads
+# torch's own check of the inputs of its CUDA graphs, faster than a loop; not every build has it
+_same_pointers = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+
+
+class Lane(NamedTuple):
+    """One parameter as the kernels see it."""
+
+    param: Tensor
+    state: dict[str, Any]
+    group: int  # index of its parameter group
+    play: Any  # the learner's rule
+    slots: tuple[str, ...]  # keys of the state it works on: first the direction that was last added, if it is kept
+
+
+class Law(NamedTuple):
+    """The law of s on the device, and the hashes of the seed for s and for the output."""
+
+    sample: Any
+    weight: Any
+    a: float
+    b: float
+    reweights: bool
+    keys: tuple[int, int]
+
+
+class Counters(NamedTuple):
+    """The step counter and the sums of the weights, as tensors of one number."""
+
+    step: Tensor
+    weight_sum: Tensor
+    weight_square_sum: Tensor
+
+    @classmethod
+    def on(cls, device: torch.device, values: Sequence[Any]) -> "Counters":
+        """Bring numbers or tensors to a device; tensors that are there already stay the same."""
+        dtypes = (torch.int64, torch.float64, torch.float64)
+        return cls(*(torch.as_tensor(v, dtype=d, device=device) for v, d in zip(values, dtypes, strict=True)))
+
+
+def is_dense(x: Tensor) -> bool:
+    """Say whether the elements fill one stretch of memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted((st, n) for st, n in zip(x.stride(), x.shape, strict=True) if n != 1):
+        if stride != expected:
+            return x.numel() == 0
+        expected *= size
+    return True
+
+
+def laid_like(x: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``value`` itself if it lies in memory as x does, else a copy that does."""
+    if value.dtype == dtype and value.device == x.device and (value.stride() == x.stride() or x.numel() == 0):
+        return value
+    return torch.empty_like(x, dtype=dtype).copy_(value)
+
+
+class Layout:
+    """The parameters of one device, laid out once and used until something is no longer where it was."""
+
+    def __init__(
+        self,
+        lanes: list[Lane],
+        rule: Rule,
+        law: Law,
+        counters: Counters,
+        average: float | None,
+        groups: int,
+    ) -> None:
+        self.groups = groups
+        self.device = lanes[0].param.device
+        self.rule, self.law, self.counters = rule, law, counters
+        self.averaged = average is not None
+        lanes = sorted(lanes, key=lambda lane: repr(self._kind(lane)))  # what shares a launch stands together
+        self.params = [lane.param for lane in lanes]
+        self.states = [lane.state for lane in lanes]
+        self.n = len(lanes)
+        self.numbered = list(range(self.n))
+        self.xs = [p.detach() if is_dense(p) else p.new_empty(p.shape) for p in self.params]
+        self.staged = [(p.detach(), x) for p, x in zip(self.params, self.xs, strict=True) if not is_dense(p)]
+        self.strides = [x.stride() for x in self.xs]
+        self.dtypes = [x.dtype for x in self.xs]
+        self.seen: list[int] = []  # the last gradients that lay as their parameters do, and where
+        self.gradients: list[int] = []
+        self._lay_out_state(lanes)
+        self._write_tables(lanes, average)
+        self.chains: dict[bool, Chain] = {}  # with and without a GradScaler
+        self.scaler = torch.ones(2, device=self.device)
+        self.uploaded: tuple[list[int], list[float]] | None = None
+        self.live = self._live()
+        self.spares = [self._pinned() for _ in range(SPARES)] if self.device.type == "cuda" else []
+        self.captured: list[Tensor] = []  # a graph reads them at every replay
+
+    def _kind(self, lane: Lane) -> tuple[Any, ...]:
+        dtypes = tuple(str(lane.state[key].dtype) for key in lane.slots)
+        return str(lane.param.dtype), "gradient" in lane.state, lane.play.__name__, lane.slots, dtypes
+
+    def _lay_out_state(self, lanes: list[Lane]) -> None:
+        """Bring state tensors into the memory order of their parameter, and numbers into the book."""
+        for lane, x in zip(lanes, self.xs, strict=True):
+            for key in (*lane.slots, "average", "gradient", "output"):
+                if key in lane.state:
+                    lane.state[key] = laid_like(x, lane.state[key], lane.state[key].dtype)
+        # what a user may replace by hand, to reset a momentum, say
+        self.watched = next(
+            (key for key in ("momentum_buffer", "delta", "average") if key in self.states[0]), "fresh"
+        )
+        self.watch = [state.get(self.watched) for state in self.states]
+        columns = ("spread", "progress", "rate", "fresh", *self.rule.numbers)
+        self.book = torch.zeros(passes.BOOK, self.n, dtype=torch.float64, device=self.device)
+        for row, key in zip(self.book, columns, strict=False):
+            values = [state.get(key, 0.0) for state in self.states]
+            if any(isinstance(v, Tensor) for v in values):
+                row.copy_(torch.stack([torch.as_tensor(v, dtype=torch.float64).to(self.device) for v in values]))
+            else:
+                row.copy_(torch.tensor(values, dtype=torch.float64))
+            kept = self.averaged or key not in ("spread", "progress", "rate")
+            if kept:
+                for state, entry in zip(self.states, row, strict=True):
+                    state[key] = entry
+
+    def _write_tables(self, lanes: list[Lane], average: float | None) -> None:
+        device = self.device
+        counts = [triton.cdiv(x.numel(), CHUNK) for x in self.xs]
+        self.chunks = sum(counts)
+        first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self.first = torch.from_numpy(first.astype(np.int64)).to(device)
+        numbered = torch.arange(self.n, dtype=torch.int32, device=device)
+        self.which = numbered.repeat_interleave(torch.tensor(counts, device=device), output_size=self.chunks)
+        self.sizes = torch.tensor([x.numel() for x in self.xs], device=device)
+        self.group_of = torch.tensor([lane.group for lane in lanes], device=device)
+        table = np.zeros((passes.COLUMNS, self.n), dtype=np.int64)
+        for t, (lane, x) in enumerate(zip(lanes, self.xs, strict=True)):
+            table[passes.X.value, t] = x.data_ptr()
+            for column, key in enumerate(lane.slots, passes.A.value):
+                table[column, t] = lane.state[key].data_ptr()
+            for column, key in (
+                (passes.AVERAGE, "average"),
+                (passes.GRADIENT, "gradient"),
+                (passes.OUTPUT, "output"),
+            ):
+                if self.averaged and key in lane.state:
+                    table[column.value, t] = lane.state[key].data_ptr()
+        self.addresses = torch.from_numpy(table).to(device)
+        self.x_addresses = [p.data_ptr() for p in self.params]
+        constants = [average or 0.0, self.law.a, self.law.b, *self.rule.constants]
+        constants += [0.0] * (passes.CONSTANTS - len(constants))
+        self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
+        signed = [key - (1 << 64) if key >> 63 else key for key in self.law.keys]
+        self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
+        self.now = torch.zeros(passes.NOW, dtype=torch.float64, device=device)
+        self.rows = torch.zeros(passes.ROWS, self.n, dtype=torch.float64, device=device)
+        joint = self.rule.measure is not None
+        self.partial = torch.zeros(
+            2 * self.chunks if self.averaged or joint else 2, dtype=torch.float64, device=device
+        )
+        self.totals = torch.zeros(2, self.n if joint else 1, dtype=torch.float64, device=device)
+        self.buckets: list[tuple[int, int, dict[str, Any]]] = []  # first chunk, how many, what is compiled in
+        at = 0
+        for _, run in groupby(range(self.n), lambda t: self._kind(lanes[t])):
+            ts = list(run)
+            number = sum(counts[t] for t in ts)
+            if number:
+                self.buckets.append((at, number, self._compiled_in(lanes[ts[0]])))
+            at += number
+
+    def _compiled_in(self, lane: Lane) -> dict[str, Any]:
+        dtype = wide(lane.param.dtype)
+        slots = [_TYPES[lane.state[key].dtype] for key in lane.slots] + [_TYPES[dtype]] * 3
+        return {
+            "PLAY": lane.play,
+            "SLOTS": len(lane.slots),
+            "AVERAGED": self.averaged,
+            "OWN": self.averaged and "gradient" in lane.state,
+            "FLOOR": torch.finfo(dtype).tiny ** 0.5,
+            "X_TYPE": _TYPES[lane.param.dtype],
+            "A_TYPE": slots[0],
+            "B_TYPE": slots[1],
+            "C_TYPE": slots[2],
+            "WIDE": _TYPES[dtype],
+            "CHUNK": CHUNK,
+            "BLOCK": BLOCK,
+        }
+
+    def holds(self) -> bool:
+        """Say whether parameters and state are still where they were laid out."""
+        key = self.watched
+        return self._lie_at(self.params, self.x_addresses) and all(
+            map(is_, [state.get(key) for state in self.states], self.watch)
+        )
+
+    def _lie_at(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> bool:
+        if _same_pointers is not None:
+            return bool(_same_pointers(tensors, addresses, self.numbered))
+        return [*map(Tensor.data_ptr, tensors)] == addresses  # type: ignore[arg-type]
+
+    def lacks_gradient(self, addresses: list[int]) -> bool:
+        """Say whether a parameter without a gradient now has no ḡ of its own, which it then needs."""
+        if not self.averaged or all(addresses):
+            return False
+        return any(not a and "gradient" not in s for a, s in zip(addresses, self.states, strict=True))
+
+    def locate(self) -> tuple[list[int], list[Tensor]]:
+        """Return where the gradients lie, 0 for none, and copies of those that do not lie as their parameter does."""
+        grads = [p.grad for p in self.params]
+        ids = [*map(id, grads)]
+        try:
+            # autograd lays a gradient out like its parameter: a look at those that are new is enough
+            if ids == self.seen and self._lie_at(grads, self.gradients):
+                return self.gradients, []
+            addresses = [*map(Tensor.data_ptr, grads)]  # type: ignore[arg-type]
+            alike = [*map(Tensor.stride, grads)] == self.strides  # type: ignore[arg-type]
+            if alike and all(addresses) and [g.dtype for g in grads] == self.dtypes:  # type: ignore[union-attr]
+                self.seen, self.gradients = ids, addresses
+                return addresses, []
+        except (TypeError, RuntimeError):  # None, or sparse
+            pass
+        addresses, copies = [], []
+        for g, x in zip(grads, self.xs, strict=True):
+            if g is None:
+                addresses.append(0)
+                continue
+            checks.gradient(g)
+            copies.append(laid_like(x, g.detach(), x.dtype))
+            addresses.append(copies[-1].data_ptr() or _NOWHERE)
+        return addresses, copies
+
+    # ---- what changes from step to step: the gradients' addresses, the groups' numbers ----
+
+    def _live(self) -> Tensor:
+        return torch.zeros(self.n + self.groups * passes.NUMBERS.value, dtype=torch.int64, device=self.device)
+
+    def _pinned(self) -> Tensor:
+        pin = self.device.type == "cuda"
+        return torch.empty(self.n + self.groups * passes.NUMBERS.value, dtype=torch.int64, pin_memory=pin)
+
+    def upload(self, addresses: list[int], numbers: list[float], capturing: bool) -> Tensor:
+        """Bring addresses and numbers to the device, if they are new there; return where they lie.
+
+        A captured step gets a table of its own, which its graph copies again at every replay.
+        """
+        if not capturing and self.uploaded == (addresses, numbers):
+            return self.live
+        if capturing and not self.spares:
+            raise RuntimeError("too many captures in a row: call step() once outside before you capture again")
+        source = self.spares.pop() if capturing else self._pinned()
+        buffer = source.numpy()
+        buffer[: self.n] = addresses
+        buffer[self.n :].view(np.float64)[:] = numbers
+        target = self._live_in_graph(source) if capturing else self.live
+        target.copy_(source, non_blocking=True)
+        if not capturing:
+            self.uploaded = (addresses, numbers)
+            while len(self.spares) < SPARES and self.device.type == "cuda":
+                self.spares.append(self._pinned())
+        return target
+
+    def _live_in_graph(self, source: Tensor) -> Tensor:
+        target = torch.empty_like(source, device=self.device)
+        self.captured += [source, target]
+        return target
+
+    def run(self, live: Tensor, found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
+        """Launch one step.
+
+        Args:
+            live: what `upload` returned.
+            found_inf: a GradScaler's flag: where it is set nothing changes.
+            grad_scale: a GradScaler's scale, None if the gradients are unscaled already.
+        """
+        for p, x in self.staged:
+            x.copy_(p)
+        scaled = found_inf is not None
+        if found_inf is not None:
+            self.scaler[0].copy_(found_inf)
+            self.scaler[1].fill_(1.0) if grad_scale is None else self.scaler[1].copy_(grad_scale)
+        if live is not self.live:  # in a capture
+            for launch in launches(self, live, scaled):
+                launch()
+        else:
+            if scaled not in self.chains:
+                self.chains[scaled] = Chain(launches(self, live, scaled), self.device)
+            self.chains[scaled]()
+        for p, x in self.staged:
+            p.copy_(x)

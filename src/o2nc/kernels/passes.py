@@ -1,0 +1,302 @@
+"""The kernels. A tensor is row t of the tables; a program works on one chunk of one tensor.
+
+``which`` and ``first`` map programs to tensors: chunk k belongs to tensor which[k], whose chunks start at first[t].
+``addresses`` has one column per kind of tensor, ``live`` the addresses of the gradients (0: none now). ``rows`` is
+what `open_kernel` settles for every tensor, ``book`` what survives from step to step, ``scaler`` a GradScaler's flag
+and scale.
+"""
+
+import triton
+import triton.language as tl
+
+from o2nc.kernels.laws import uniform
+
+# columns of `addresses`
+X, A, B, C, AVERAGE, GRADIENT, OUTPUT = (tl.constexpr(i) for i in range(7))
+COLUMNS = 7
+# columns of `rows`
+UNIT, DECAY, SCALE, FRESH, RATE, C0, C1, C2, C3, C4 = (tl.constexpr(i) for i in range(10))
+ROWS = 10
+# columns of `book`: the state of every tensor that is a number
+SPREAD, PROGRESS, LAST_RATE, IS_FRESH, H0, H1 = (tl.constexpr(i) for i in range(6))
+BOOK = 6
+# entries of `now`
+S, GAMMA, WEIGHT, RELATIVE, KEEP, GO = (tl.constexpr(i) for i in range(6))
+NOW = 6
+# entries of `constants`: the discount of the averages, the law's two parameters, then the learner's
+DISCOUNT, LAW_A, LAW_B, K0 = (tl.constexpr(i) for i in range(4))
+CONSTANTS = 8
+# numbers of a parameter group, in `numbers`: lr, momentum, dampening, weight decay, sign of the gradient
+NUMBERS = tl.constexpr(5)
+
+
+@triton.jit
+def fold(partial, chunks, low, high, WIDTH: tl.constexpr):
+    """Add up the partial sums of chunks low to high, in a fixed order."""
+    first = tl.zeros([WIDTH], tl.float64)
+    second = tl.zeros([WIDTH], tl.float64)
+    for k in range(low, high, WIDTH):
+        i = k + tl.arange(0, WIDTH)
+        first += tl.load(partial + i, mask=i < high, other=0.0)
+        second += tl.load(partial + chunks + i, mask=i < high, other=0.0)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit
+def open_kernel(
+    step, weight_sum, weight_square_sum, keys, constants, now, live, numbers, group_of, book, rows, totals,
+    scaler, n,
+    SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, REWEIGHTS: tl.constexpr, AVERAGED: tl.constexpr,
+    SCALED_LOSS: tl.constexpr, TICK: tl.constexpr, SETTLE: tl.constexpr, GATHER: tl.constexpr, JOINT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Tick: draw s, find γ, advance the counters. Settle: the coefficients of every tensor."""
+    if TICK:
+        t = tl.load(step) + 1
+        go = tl.where(t > 0, 1.0, 0.0)
+        if SCALED_LOSS:
+            go = tl.where(tl.load(scaler) == 0, 1.0, 0.0)
+        a = tl.load(constants + LAW_A)
+        b = tl.load(constants + LAW_B)
+        key = tl.load(keys)
+        s = SAMPLE(uniform(key, t + 1), a, b)
+        weight = WEIGHT_OF(SAMPLE(uniform(key, t), a, b), a, b)
+        relative = 1.0 + weight * 0
+        if REWEIGHTS:
+            relative = tl.where(t == 1, 1.0, weight)
+        tl.store(now + S, s)
+        tl.store(now + WEIGHT, weight)
+        tl.store(now + RELATIVE, relative)
+        tl.store(now + GO, go)
+        if AVERAGED:
+            discount = tl.load(constants + DISCOUNT)
+            total = relative + discount * tl.load(weight_sum)
+            square = relative * relative + discount * discount * tl.load(weight_square_sum)
+            tl.store(now + GAMMA, relative / total)
+            tl.store(now + KEEP, tl.where(uniform(tl.load(keys + 1), t) * t.to(tl.float64) < 1, 1.0, 0.0))
+            tl.store(weight_sum, total, mask=go != 0)
+            tl.store(weight_square_sum, square, mask=go != 0)
+        tl.store(step, t, mask=go != 0)
+    else:
+        s = tl.load(now + S)
+        relative = tl.load(now + RELATIVE)
+        go = tl.load(now + GO)
+    if SETTLE is not None:
+        j0 = s * 0.0  # zeros in float64
+        j1 = s * 0.0
+        j2 = s * 0.0
+        j3 = s * 0.0
+        if JOINT:
+            for k in range(0, n, WIDTH):
+                i = k + tl.arange(0, WIDTH)
+                mask = i < n
+                lr = tl.load(numbers + NUMBERS * tl.load(group_of + i, mask=mask, other=0))
+                h0 = tl.load(book + H0 * n + i, mask=mask, other=0.0)
+                h1 = tl.load(book + H1 * n + i, mask=mask, other=0.0)
+                p = tl.load(totals + i, mask=mask, other=0.0)
+                q = tl.load(totals + n + i, mask=mask, other=0.0)
+                g0, g1, g2, g3 = GATHER(lr, h0, h1, p, q, constants + K0)
+                j0 += tl.sum(tl.where(mask, g0, 0.0), 0)
+                j1 += tl.sum(tl.where(mask, g1, 0.0), 0)
+                j2 += tl.sum(tl.where(mask, g2, 0.0), 0)
+                j3 += tl.sum(tl.where(mask, g3, 0.0), 0)
+        unit = 1.0
+        if SCALED_LOSS:
+            unit = 1.0 / tl.load(scaler + 1).to(tl.float64)
+        for k in range(0, n, WIDTH):
+            i = k + tl.arange(0, WIDTH)
+            mask = i < n
+            at = numbers + NUMBERS * tl.load(group_of + i, mask=mask, other=0)
+            here = tl.load(live + i, mask=mask, other=0) != 0
+            fresh = tl.load(book + IS_FRESH * n + i, mask=mask, other=0.0)  # 1: averages, 2: buffer, 3: both
+            h0 = tl.load(book + H0 * n + i, mask=mask, other=0.0)
+            h1 = tl.load(book + H1 * n + i, mask=mask, other=0.0)
+            p = h0
+            q = h0
+            if JOINT:
+                p = tl.load(totals + i, mask=mask, other=0.0)
+                q = tl.load(totals + n + i, mask=mask, other=0.0)
+            scale, rate, decay, c0, c1, c2, c3, c4, h0, h1 = SETTLE(
+                at, here, fresh >= 2, h0, h1, p, q, j0, j1, j2, j3, s, relative, constants + K0
+            )
+            one = tl.full([WIDTH], 1.0, tl.float64)
+            tl.store(rows + UNIT * n + i, one * unit * tl.load(at + 4), mask=mask)
+            tl.store(rows + DECAY * n + i, one * decay, mask=mask)
+            tl.store(rows + SCALE * n + i, one * scale, mask=mask)
+            tl.store(rows + FRESH * n + i, tl.where((fresh == 1) | (fresh == 3), 1.0, 0.0), mask=mask)
+            tl.store(rows + RATE * n + i, tl.where(here, rate, 0.0), mask=mask)
+            tl.store(rows + C0 * n + i, one * c0, mask=mask)
+            tl.store(rows + C1 * n + i, one * c1, mask=mask)
+            tl.store(rows + C2 * n + i, one * c2, mask=mask)
+            tl.store(rows + C3 * n + i, one * c3, mask=mask)
+            tl.store(rows + C4 * n + i, one * c4, mask=mask)
+            moved = i < tl.where(go != 0, n, 0)
+            tl.store(book + IS_FRESH * n + i, one * 0, mask=moved & here)
+            tl.store(book + H0 * n + i, one * h0, mask=moved)
+            tl.store(book + H1 * n + i, one * h1, mask=moved)
+
+
+@triton.jit
+def step_kernel(
+    which, first, sizes, addresses, live, now, rows, partial, n, low, chunks,
+    PLAY: tl.constexpr, SLOTS: tl.constexpr, AVERAGED: tl.constexpr, OWN: tl.constexpr, FLOOR: tl.constexpr,
+    X_TYPE: tl.constexpr, A_TYPE: tl.constexpr, B_TYPE: tl.constexpr, C_TYPE: tl.constexpr, WIDE: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Move one chunk: learner, parameters, averages, and its share of the sums."""
+    chunk = low + tl.program_id(0)
+    go = tl.load(now + GO) != 0
+    t = tl.load(which + chunk)
+    start = (chunk - tl.load(first + t)) * CHUNK
+    size = tl.where(go, tl.load(sizes + t) - start, 0)  # a step that is called off touches nothing
+    address = tl.load(live + t)
+    present = tl.where(address != 0, size, 0)
+    g_at = address.to(tl.pointer_type(X_TYPE)) + start
+    x_at = tl.load(addresses + X * n + t).to(tl.pointer_type(X_TYPE)) + start
+    unit = tl.load(rows + UNIT * n + t).to(WIDE)
+    decay = tl.load(rows + DECAY * n + t).to(WIDE)
+    scale = tl.load(rows + SCALE * n + t).to(WIDE)
+    c0 = tl.load(rows + C0 * n + t).to(WIDE)
+    c1 = tl.load(rows + C1 * n + t).to(WIDE)
+    c2 = tl.load(rows + C2 * n + t).to(WIDE)
+    c3 = tl.load(rows + C3 * n + t).to(WIDE)
+    c4 = tl.load(rows + C4 * n + t).to(WIDE)
+    if SLOTS > 0:
+        a_at = tl.load(addresses + A * n + t).to(tl.pointer_type(A_TYPE)) + start
+    if SLOTS > 1:
+        b_at = tl.load(addresses + B * n + t).to(tl.pointer_type(B_TYPE)) + start
+    if SLOTS > 2:
+        c_at = tl.load(addresses + C * n + t).to(tl.pointer_type(C_TYPE)) + start
+    if AVERAGED:
+        gamma = tl.load(now + GAMMA).to(WIDE)
+        kept = tl.where(tl.load(now + KEEP) != 0, size, 0)
+        average_at = tl.load(addresses + AVERAGE * n + t).to(tl.pointer_type(WIDE)) + start
+        output_at = tl.load(addresses + OUTPUT * n + t).to(tl.pointer_type(WIDE)) + start
+        squares = tl.zeros([BLOCK], WIDE)
+        slopes = tl.zeros([BLOCK], WIDE)
+        if OWN:
+            fresh = (tl.load(rows + FRESH * n + t) != 0) | (gamma == 1)
+            gradient_at = tl.load(addresses + GRADIENT * n + t).to(tl.pointer_type(WIDE)) + start
+    for j in tl.static_range(0, CHUNK, BLOCK):
+        i = j + tl.arange(0, BLOCK)
+        i = tl.max_contiguous(tl.multiple_of(i, 16), 16)
+        mask = i < size
+        # all loads before the first store, so that they are under way together
+        x = tl.load(x_at + i, mask=mask, other=0.0).to(WIDE)
+        g = tl.load(g_at + i, mask=i < present, other=0.0).to(WIDE)
+        a = x
+        b = x
+        c = x
+        if SLOTS > 0:
+            a = tl.load(a_at + i, mask=mask, other=0.0).to(WIDE)
+        if SLOTS > 1:
+            b = tl.load(b_at + i, mask=mask, other=0.0).to(WIDE)
+        if SLOTS > 2:
+            c = tl.load(c_at + i, mask=mask, other=0.0).to(WIDE)
+        if AVERAGED:
+            average = tl.load(average_at + i, mask=mask, other=0.0)
+        if OWN:
+            gradient = tl.load(gradient_at + i, mask=mask, other=0.0)
+        d = g * unit
+        d = tl.where(decay != 0, d + decay * x, d)
+        direction, a_next, b_next, c_next = PLAY(d, a, b, c, c0, c1, c2, c3, c4, FLOOR)
+        tl.store(x_at + i, x + scale * direction, mask=i < present)
+        if SLOTS > 0:
+            tl.store(a_at + i, a_next, mask=mask)
+        if SLOTS > 1:
+            tl.store(b_at + i, b_next, mask=mask)
+        if SLOTS > 2:
+            tl.store(c_at + i, c_next, mask=mask)
+        if AVERAGED:
+            e = x - average
+            squares += e * e
+            if SLOTS > 0:
+                slopes += d * a
+            average = tl.where(gamma == 1, x, average + gamma * e)
+            tl.store(average_at + i, average, mask=mask)
+            tl.store(output_at + i, average, mask=i < kept)
+        if OWN:
+            tl.store(gradient_at + i, tl.where(fresh, d, gradient + gamma * (d - gradient)), mask=mask)
+    if AVERAGED:
+        tl.store(partial + chunk, tl.sum(squares, 0).to(tl.float64))
+        tl.store(partial + chunks + chunk, tl.sum(slopes, 0).to(tl.float64))
+
+
+@triton.jit
+def close_kernel(first, now, rows, book, partial, n, chunks, WIDTH: tl.constexpr):
+    """Bring one tensor's V, progress and rate up to date: V ← (1 − γ)(V + γ‖e‖²), progress += w·rate·⟨g, u⟩."""
+    if tl.load(now + GO) == 0:
+        return
+    t = tl.program_id(0)
+    low = tl.load(first + t)
+    high = tl.load(first + t + 1)
+    gamma = tl.load(now + GAMMA)
+    square, slope = fold(partial, chunks, low, high, WIDTH)
+    spread = tl.load(book + SPREAD * n + t)
+    tl.store(book + SPREAD * n + t, tl.where(gamma == 1, 0.0, (1 - gamma) * (spread + gamma * square)))
+    rate = tl.load(book + LAST_RATE * n + t)
+    gain = tl.where(rate == 0, 0.0, rate * tl.load(now + WEIGHT) * slope)
+    tl.store(book + PROGRESS * n + t, tl.load(book + PROGRESS * n + t) + gain)
+    tl.store(book + LAST_RATE * n + t, tl.load(rows + RATE * n + t))
+
+
+@triton.jit
+def measure_kernel(
+    which, first, sizes, addresses, live, now, numbers, group_of, constants, scaler, partial, n, low, chunks,
+    MEASURE: tl.constexpr, SLOTS: tl.constexpr, SCALED_LOSS: tl.constexpr, FLOOR: tl.constexpr,
+    X_TYPE: tl.constexpr, A_TYPE: tl.constexpr, B_TYPE: tl.constexpr, C_TYPE: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum what a learner with a joint norm must know before it plays, in float64."""
+    chunk = low + tl.program_id(0)
+    if tl.load(now + GO) == 0:
+        return
+    t = tl.load(which + chunk)
+    start = (chunk - tl.load(first + t)) * CHUNK
+    size = tl.load(sizes + t) - start
+    address = tl.load(live + t)
+    present = tl.where(address != 0, size, 0)
+    g_at = address.to(tl.pointer_type(X_TYPE)) + start
+    unit = tl.load(now + RELATIVE)
+    if SCALED_LOSS:
+        unit = unit / tl.load(scaler + 1).to(tl.float64)
+    lr = tl.load(numbers + NUMBERS * tl.load(group_of + t))
+    if SLOTS > 0:
+        a_at = tl.load(addresses + A * n + t).to(tl.pointer_type(A_TYPE)) + start
+    if SLOTS > 1:
+        b_at = tl.load(addresses + B * n + t).to(tl.pointer_type(B_TYPE)) + start
+    if SLOTS > 2:
+        c_at = tl.load(addresses + C * n + t).to(tl.pointer_type(C_TYPE)) + start
+    ps = tl.zeros([BLOCK], tl.float64)
+    qs = tl.zeros([BLOCK], tl.float64)
+    for j in tl.static_range(0, CHUNK, BLOCK):
+        i = j + tl.arange(0, BLOCK)
+        mask = i < size
+        d = tl.load(g_at + i, mask=i < present, other=0.0).to(tl.float64) * unit
+        a = d
+        b = d
+        c = d
+        if SLOTS > 0:
+            a = tl.load(a_at + i, mask=mask, other=0.0).to(tl.float64)
+        if SLOTS > 1:
+            b = tl.load(b_at + i, mask=mask, other=0.0).to(tl.float64)
+        if SLOTS > 2:
+            c = tl.load(c_at + i, mask=mask, other=0.0).to(tl.float64)
+        p, q = MEASURE(d, a, b, c, lr, constants + K0, FLOOR)
+        ps += tl.where(mask, p, 0.0)
+        qs += tl.where(mask, q, 0.0)
+    tl.store(partial + chunk, tl.sum(ps, 0))
+    tl.store(partial + chunks + chunk, tl.sum(qs, 0))
+
+
+@triton.jit
+def total_kernel(first, now, partial, totals, n, chunks, WIDTH: tl.constexpr):
+    """Fold what was measured, tensor by tensor."""
+    if tl.load(now + GO) == 0:
+        return
+    t = tl.program_id(0)
+    low = tl.load(first + t)
+    high = tl.load(first + t + 1)
+    p, q = fold(partial, chunks, low, high, WIDTH)
+    tl.store(totals + t, p)
+    tl.store(totals + n + t, q)
