@@ -1,7 +1,12 @@
 """Fixtures that several files share."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # before any kernel is imported: Triton's interpreter runs them on a CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture

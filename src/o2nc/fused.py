@@ -1,15 +1,13 @@
 """The part of an optimizer that may take its step in one pass on a GPU."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from o2nc.averaging import start
 from o2nc.certified import Certified
 from o2nc.kernels import engine
 
 if TYPE_CHECKING:
-    from o2nc.kernels.layout import Lane
+    from o2nc.kernels.lanes import Lane
     from o2nc.kernels.rules import Rule
 
 
@@ -19,21 +17,21 @@ class Fused(Certified):
     In state per parameter, beside `Certified`'s: ``fresh``, what of it no step has touched yet (see `engine`).
     """
 
+    @abstractmethod
     def _lanes(self) -> "list[Lane]":
         """Return the parameters that take part, with all state made that they need."""
-        raise AssertionError("defined by every optimizer")
 
+    @abstractmethod
     def _rule(self) -> "Rule | None":
         """Return the learner as device functions, or None if it has no such form."""
-        raise AssertionError("defined by every optimizer")
 
     def _structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Return what must stay as it is in a group for the tables to hold."""
-        return tuple(group[key] for key in ("scaling", "seed", "average"))
+        return group["scaling"], group["seed"], group["average"]
 
+    @abstractmethod
     def _group_numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Return lr, momentum, dampening, weight decay and the sign of the gradient, as numbers or tensors."""
-        raise AssertionError("defined by every optimizer")
 
     @property
     def _engine(self) -> engine.Engine:
@@ -42,10 +40,11 @@ class Fused(Certified):
 
     def _fuse(self) -> bool:
         """Take the fused step if it is demanded or applies; return whether this step is done with."""
-        groups = self.param_groups
-        here = any(p.device.type in engine.DEVICES for group in groups for p in group["params"][:1])
-        demanded = any(group["fused"] for group in groups)
-        refused = any(group["fused"] is False or group.get("foreach") is not None for group in groups)
+        here, demanded, refused = False, False, False
+        for group in self.param_groups:
+            here |= any(p.device.type in engine.DEVICES for p in group["params"][:1])
+            demanded |= group["fused"] is True
+            refused |= group["fused"] is False or group.get("foreach") is not None
         if here and (demanded or not refused) and self._may_fuse(demanded):
             reason = self._engine.take(self)
             if reason is None:
@@ -57,8 +56,3 @@ class Fused(Certified):
 
     def _may_fuse(self, demanded: bool) -> bool:
         return True
-
-    def _begin_averages(self, state: dict[str, Any], x: Tensor, own: bool) -> None:
-        """Begin the averages of a parameter; with ``fresh`` the kernel starts ḡ at its first gradient."""
-        state.update(start(x, x.new_zeros(()).expand_as(x) if own else None))
-        state["output"] = state["average"].clone()

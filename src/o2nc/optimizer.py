@@ -21,14 +21,13 @@ from torch.optim.optimizer import ParamsT
 from o2nc import checks
 from o2nc.averaging import Weights, start
 from o2nc.fused import Fused
-from o2nc.kernels.engine import BOTH
 from o2nc.learners import Learner
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
 from o2nc.vector import real, wide
 
 if TYPE_CHECKING:
-    from o2nc.kernels.layout import Lane
+    from o2nc.kernels.lanes import Lane
 
 
 class Active(NamedTuple):
@@ -246,24 +245,13 @@ class ExponentiatedO2NC(Fused, Persistent):
     def _group_numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
         return group["lr"], 0.0, 0.0, 0.0, 1.0
 
-    @torch.no_grad()
     def _lanes(self) -> "list[Lane]":
-        from o2nc.kernels.layout import Lane
+        from o2nc.kernels.lanes import learner_lane
 
-        rule, lanes = self._rule(), []
-        for k, group in enumerate(self.param_groups):
-            for p in group["params"]:
-                if p.grad is None and "delta" not in self.state.get(p, ()):
-                    continue
-                state = self.state[p]
-                fresh = 0
-                if "delta" not in state:
-                    delta = torch.zeros_like(p, dtype=wide(p.dtype))
-                    state.update(_initial(group["learner"], delta), delta=delta)
-                    fresh = BOTH
-                if group["average"] is not None and "average" not in state:
-                    self._begin_averages(state, p, own=True)
-                    fresh |= 1
-                state["fresh"] = state.get("fresh", 0) + fresh
-                lanes.append(Lane(p, state, k, rule.play, ("delta", *rule.slots)))
-        return lanes
+        rule = self._rule()
+        return [
+            learner_lane(p, self.state[p], k, group, rule)
+            for k, group in enumerate(self.param_groups)
+            for p in group["params"]
+            if p.grad is not None or "delta" in self.state.get(p, ())
+        ]

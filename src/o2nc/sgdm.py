@@ -19,14 +19,13 @@ from torch.optim.sgd import sgd
 from o2nc import checks
 from o2nc.averaging import Ledger, Seen, Weights, start
 from o2nc.fused import Fused
-from o2nc.kernels.engine import BOTH
 from o2nc.optimizer import evaluate
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
 from o2nc.vector import real, wide
 
 if TYPE_CHECKING:
-    from o2nc.kernels.layout import Lane
+    from o2nc.kernels.lanes import Lane
 
 _HALF = frozenset((torch.bfloat16, torch.float16))
 
@@ -223,46 +222,26 @@ class ScaledSGDM(Fused, Persistent, SGD):
         return (*super()._structure(group), group["momentum"] != 0, group["nesterov"], _buffer_tells(group))
 
     def _group_numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        numbers = (group[key] for key in self.needed)
-        return (*numbers, -1.0 if group["maximize"] else 1.0)
+        sign = -1.0 if group["maximize"] else 1.0
+        return group["lr"], group["momentum"], group["dampening"], group["weight_decay"], sign
 
     @torch.no_grad()
     def _lanes(self) -> "list[Lane]":
-        return [
-            self._lane(k, group, p)
-            for k, group in enumerate(self.param_groups)
-            for p in group["params"]
-            if p.grad is not None or self.state.get(p)
-        ]
+        from o2nc.kernels.lanes import sgd_lane
 
-    def _lane(self, k: int, group: dict[str, Any], p: Tensor) -> "Lane":
-        """Return one parameter for the kernels, its state begun or brought to what the group now asks for."""
-        from o2nc.kernels.layout import Lane
-        from o2nc.kernels.rules import SGD_PLAYS
-
-        state = self.state[p]
-        momentum, averaged = group["momentum"] != 0, group["average"] is not None
-        is_new, buffer_tells = not state, _buffer_tells(group)
-        fresh = 0
-        if momentum and state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.zeros_like(p)
-            fresh |= 2
-        if averaged and "average" not in state:
-            told = buffer_tells and is_new and _is_start(group) and wide(p.dtype) == p.dtype
-            self._begin_averages(state, p, own=not told)
-            fresh |= 1
-        elif averaged and (not buffer_tells or p.grad is None):
-            self._keep_own_gradient(state)
-        # Δ is read off the buffer one step later, except with Nesterov or without momentum
-        keeps = averaged and (group["nesterov"] or not momentum or "update" in state)
-        if keeps and "update" not in state:
-            known = state.get("momentum_buffer")
-            state["update"] = (
-                torch.zeros_like(p, dtype=wide(p.dtype)) if known is None else known.to(wide(p.dtype), copy=True)
-            )
-        state["fresh"] = state.get("fresh", 0) + (BOTH if is_new else fresh)
-        slots = ("update",) * keeps + ("momentum_buffer",) * momentum
-        return Lane(p, state, k, SGD_PLAYS[momentum, group["nesterov"], keeps], slots)
+        lanes = []
+        for k, group in enumerate(self.param_groups):
+            tells = _buffer_tells(group)
+            for p in group["params"]:
+                known = bool(self.state.get(p))
+                if p.grad is None and not known:
+                    continue
+                state = self.state[p]
+                if "average" in state and group["average"] is not None and (not tells or p.grad is None):
+                    self._keep_own_gradient(state)
+                from_start = not known and _is_start(group) and wide(p.dtype) == p.dtype
+                lanes.append(sgd_lane(p, state, k, group, buffer_tells=tells and from_start))
+        return lanes
 
     @torch.no_grad()
     def _open_ledger(self, key: int, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> Ledger:

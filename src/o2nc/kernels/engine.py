@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 DEVICES = ("cuda",)  # the tests add "cpu", where Triton's interpreter stands in
 COUNTERS = ("step", "weight_sum", "weight_square_sum")
 AVERAGES = ("average", "gradient", "spread", "progress", "rate", "output", "update")
-BOTH = 3  # ``fresh``: 1, the averages, 2, the momentum buffer; 3, all of the state
+# ``fresh`` in a parameter's state says what of it no step has touched yet; 3 is all of it
+FRESH_AVERAGES, FRESH_BUFFER, BOTH = 1, 2, 3
 NUMBERS = ("rate", "last_lr", "decay_weight")  # state that is a plain number where no kernel runs
 
 
@@ -36,7 +37,8 @@ def why_not(optimizer: "Fused", law: Law | None) -> str | None:
 
     strange = {p.dtype for p in params} - DTYPES
     if strange:
-        return f"it takes {', '.join(map(str, DTYPES))}, and some parameters are {', '.join(map(str, strange))}"
+        names = (", ".join(sorted(map(str, dtypes))) for dtypes in (DTYPES, strange))
+        return "it takes {}, and some parameters are {}".format(*names)
     if device_law(law) is None:
         return f"the law {type(law).__name__} has no device form"
     rule = optimizer._rule()
@@ -77,10 +79,10 @@ class Engine:
         found_inf, grad_scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         for layout, addresses, _copies in work:
             with _on(layout.device):
-                live = layout.upload(addresses, numbers, capturing)
+                live = layout.live.upload(addresses, numbers, capturing)
                 for i, v in tensors:
                     if v.device.type in DEVICES:
-                        live[layout.n + i].view(torch.float64).copy_(v)
+                        layout.live.numbers(live)[i].copy_(v)
                 layout.run(live, found_inf, grad_scale)
         return None
 
@@ -119,14 +121,15 @@ class Engine:
         lanes = optimizer._lanes()
         inside = {id(lane.param) for lane in lanes}
         self.outside = [p for p in self.params if id(p) not in inside]
-        self.layouts = []
+        layouts = []
         for device in dict.fromkeys(lane.param.device for lane in lanes):
             counters = tables.Counters.on(device, [groups[0][key] for key in COUNTERS])
             here = [lane for lane in lanes if lane.param.device == device]
             with _on(device):
-                self.layouts.append(tables.Layout(here, rule, device_form, counters, average, len(groups)))
+                layouts.append(tables.Layout(here, rule, device_form, counters, average, len(groups)))
         for group in groups:
-            group.update(zip(COUNTERS, self.layouts[0].counters, strict=True))
+            group.update(zip(COUNTERS, layouts[0].counters, strict=True))
+        self.layouts = layouts
         self.owner = optimizer.state
         self.states = list(self.owner.values())
         self.structure = [optimizer._structure(group) for group in groups]
@@ -157,7 +160,11 @@ def plain_state(state: dict[str, Any]) -> dict[str, Any] | None:
     if "fresh" not in state:
         return state
     fresh = int(state["fresh"])
-    gone = {"fresh", *(AVERAGES if fresh & 1 else ()), *(("momentum_buffer",) if fresh & 2 else ())}
+    gone = {"fresh"}
+    if fresh & FRESH_AVERAGES:
+        gone.update(AVERAGES)
+    if fresh & FRESH_BUFFER:
+        gone.add("momentum_buffer")
     kept = {key: plain(value) if key in NUMBERS else value for key, value in state.items() if key not in gone}
     return kept if fresh != BOTH else None
 

@@ -73,7 +73,7 @@ def launches(layout: "Layout", live: Tensor, scaled: bool) -> list[Launch]:
         scaled: whether a GradScaler's flag and scale count.
     """
     n, chunks, rule, counters = layout.n, layout.chunks, layout.rule, layout.counters
-    numbers = live.view(torch.float64)[n:]
+    numbers = layout.live.numbers(live)
     opening = (
         *(counters.step, counters.weight_sum, counters.weight_square_sum, layout.keys, layout.constants, layout.now),
         *(live, numbers, layout.group_of, layout.book, layout.rows, layout.totals, layout.scaler, n),

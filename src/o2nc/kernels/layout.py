@@ -13,12 +13,13 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.kernels import passes
+from o2nc.kernels.lanes import Lane
 from o2nc.kernels.launch import Chain, launches
+from o2nc.kernels.live import Live
 from o2nc.kernels.rules import Rule
 from o2nc.vector import wide
 
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
-SPARES = 4  # pinned buffers kept ready for captures, during which none can be allocated
 
 _TYPES = {
     torch.float64: tl.float64,
@@ -30,16 +31,6 @@ DTYPES = frozenset(_TYPES)
 _NOWHERE = 16  # the address of a gradient without elements, which nobody reads
 # torch's own check of the inputs of its CUDA graphs, faster than a loop; not every build has it
 _same_pointers = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-
-
-class Lane(NamedTuple):
-    """One parameter as the kernels see it."""
-
-    param: Tensor
-    state: dict[str, Any]
-    group: int  # index of its parameter group
-    play: Any  # the learner's rule
-    slots: tuple[str, ...]  # keys of the state it works on: first the direction that was last added, if it is kept
 
 
 class Law(NamedTuple):
@@ -96,7 +87,6 @@ class Layout:
         average: float | None,
         groups: int,
     ) -> None:
-        self.groups = groups
         self.device = lanes[0].param.device
         self.rule, self.law, self.counters = rule, law, counters
         self.averaged = average is not None
@@ -115,10 +105,7 @@ class Layout:
         self._write_tables(lanes, average)
         self.chains: dict[bool, Chain] = {}  # with and without a GradScaler
         self.scaler = torch.ones(2, device=self.device)
-        self.uploaded: tuple[list[int], list[float]] | None = None
-        self.live = self._live()
-        self.spares = [self._pinned() for _ in range(SPARES)] if self.device.type == "cuda" else []
-        self.captured: list[Tensor] = []  # a graph reads them at every replay
+        self.live = Live(self.n, groups * passes.NUMBERS.value, self.device)
 
     def _kind(self, lane: Lane) -> tuple[Any, ...]:
         dtypes = tuple(str(lane.state[key].dtype) for key in lane.slots)
@@ -131,9 +118,8 @@ class Layout:
                 if key in lane.state:
                     lane.state[key] = laid_like(x, lane.state[key], lane.state[key].dtype)
         # what a user may replace by hand, to reset a momentum, say
-        self.watched = next(
-            (key for key in ("momentum_buffer", "delta", "average") if key in self.states[0]), "fresh"
-        )
+        keys = ("momentum_buffer", "delta", "average", "fresh")
+        self.watched = next(key for key in keys if key in self.states[0])
         self.watch = [state.get(self.watched) for state in self.states]
         columns = ("spread", "progress", "rate", "fresh", *self.rule.numbers)
         self.book = torch.zeros(passes.BOOK, self.n, dtype=torch.float64, device=self.device)
@@ -163,13 +149,9 @@ class Layout:
             table[passes.X.value, t] = x.data_ptr()
             for column, key in enumerate(lane.slots, passes.A.value):
                 table[column, t] = lane.state[key].data_ptr()
-            for column, key in (
-                (passes.AVERAGE, "average"),
-                (passes.GRADIENT, "gradient"),
-                (passes.OUTPUT, "output"),
-            ):
+            for column, key in enumerate(("average", "gradient", "output"), passes.AVERAGE.value):
                 if self.averaged and key in lane.state:
-                    table[column.value, t] = lane.state[key].data_ptr()
+                    table[column, t] = lane.state[key].data_ptr()
         self.addresses = torch.from_numpy(table).to(device)
         self.x_addresses = [p.data_ptr() for p in self.params]
         constants = [average or 0.0, self.law.a, self.law.b, *self.rule.constants]
@@ -180,9 +162,8 @@ class Layout:
         self.now = torch.zeros(passes.NOW, dtype=torch.float64, device=device)
         self.rows = torch.zeros(passes.ROWS, self.n, dtype=torch.float64, device=device)
         joint = self.rule.measure is not None
-        self.partial = torch.zeros(
-            2 * self.chunks if self.averaged or joint else 2, dtype=torch.float64, device=device
-        )
+        summed = self.chunks if self.averaged or joint else 1
+        self.partial = torch.zeros(2, summed, dtype=torch.float64, device=device)
         self.totals = torch.zeros(2, self.n if joint else 1, dtype=torch.float64, device=device)
         self.buckets: list[tuple[int, int, dict[str, Any]]] = []  # first chunk, how many, what is compiled in
         at = 0
@@ -214,9 +195,8 @@ class Layout:
     def holds(self) -> bool:
         """Say whether parameters and state are still where they were laid out."""
         key = self.watched
-        return self._lie_at(self.params, self.x_addresses) and all(
-            map(is_, [state.get(key) for state in self.states], self.watch)
-        )
+        now = [state.get(key) for state in self.states]
+        return self._lie_at(self.params, self.x_addresses) and all(map(is_, now, self.watch))
 
     def _lie_at(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> bool:
         if _same_pointers is not None:
@@ -254,46 +234,11 @@ class Layout:
             addresses.append(copies[-1].data_ptr() or _NOWHERE)
         return addresses, copies
 
-    # ---- what changes from step to step: the gradients' addresses, the groups' numbers ----
-
-    def _live(self) -> Tensor:
-        return torch.zeros(self.n + self.groups * passes.NUMBERS.value, dtype=torch.int64, device=self.device)
-
-    def _pinned(self) -> Tensor:
-        pin = self.device.type == "cuda"
-        return torch.empty(self.n + self.groups * passes.NUMBERS.value, dtype=torch.int64, pin_memory=pin)
-
-    def upload(self, addresses: list[int], numbers: list[float], capturing: bool) -> Tensor:
-        """Bring addresses and numbers to the device, if they are new there; return where they lie.
-
-        A captured step gets a table of its own, which its graph copies again at every replay.
-        """
-        if not capturing and self.uploaded == (addresses, numbers):
-            return self.live
-        if capturing and not self.spares:
-            raise RuntimeError("too many captures in a row: call step() once outside before you capture again")
-        source = self.spares.pop() if capturing else self._pinned()
-        buffer = source.numpy()
-        buffer[: self.n] = addresses
-        buffer[self.n :].view(np.float64)[:] = numbers
-        target = self._live_in_graph(source) if capturing else self.live
-        target.copy_(source, non_blocking=True)
-        if not capturing:
-            self.uploaded = (addresses, numbers)
-            while len(self.spares) < SPARES and self.device.type == "cuda":
-                self.spares.append(self._pinned())
-        return target
-
-    def _live_in_graph(self, source: Tensor) -> Tensor:
-        target = torch.empty_like(source, device=self.device)
-        self.captured += [source, target]
-        return target
-
     def run(self, live: Tensor, found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
         """Launch one step.
 
         Args:
-            live: what `upload` returned.
+            live: what `Live.upload` returned.
             found_inf: a GradScaler's flag: where it is set nothing changes.
             grad_scale: a GradScaler's scale, None if the gradients are unscaled already.
         """
@@ -303,7 +248,7 @@ class Layout:
         if found_inf is not None:
             self.scaler[0].copy_(found_inf)
             self.scaler[1].fill_(1.0) if grad_scale is None else self.scaler[1].copy_(grad_scale)
-        if live is not self.live:  # in a capture
+        if live is not self.live.table:  # in a capture
             for launch in launches(self, live, scaled):
                 launch()
         else:

@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 
 WARM_UP = 5  # steps before the clock starts: they make the state and compile kernels
+SETTLING = 0.3  # seconds of steps before a GPU's clock starts: it has to come up to speed
 COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes of the copy that gives the bandwidth
 COPIES = 20
 
@@ -82,8 +83,11 @@ def on_gpu(step: Step, rounds: int) -> Timing:
     try:
         with warnings.catch_warnings():  # Adam's, that it can be captured and is not: it will be
             warnings.filterwarnings("ignore", ".*capturable=True", UserWarning)
-            for _ in range(WARM_UP):
+            begin, made = perf_counter(), 0
+            while made < WARM_UP or perf_counter() - begin < SETTLING:
                 step()
+                torch.cuda.synchronize()
+                made += 1
         timing.times = by_events(step, rounds)
         timing.host = median(by_host(step, rounds))
     except Exception as error:
@@ -142,7 +146,11 @@ def capture(step: Step, before: Step | None = None) -> Step:
     # the outer context brings the current stream back, which a capture that fails does not
     with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_alive: tuple[Step, Step | None] = (step, before)) -> None:  # what the graph reads must not be freed
+        graph.replay()
+
+    return replay
 
 
 class Copy:

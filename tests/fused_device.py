@@ -1,0 +1,166 @@
+"""Where the fused step is tested: on a GPU, else on a CPU through Triton's interpreter; and what two runs must share."""
+
+import importlib.util
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+
+from o2nc.kernels import engine
+from o2nc.vector import wide
+from problem import SHAPES, parameters
+
+try:
+    from hypothesis import HealthCheck, given, settings, strategies
+except ImportError:  # the Python of a GPU machine may lack it: then the same search without shrinking
+    given = None
+
+CUDA = torch.cuda.is_available()
+TRITON = importlib.util.find_spec("triton") is not None
+needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a GPU")
+needs_triton = pytest.mark.skipif(not TRITON, reason="needs Triton")
+
+
+def search(examples):
+    """Run a test with that many different ``chance``, a source of random choices."""
+    if given is None:
+        return pytest.mark.parametrize("chance", [Random(i) for i in range(examples)])
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    options = settings(max_examples=examples, deadline=None, suppress_health_check=checks, derandomize=True)
+    return lambda test: options(given(chance=strategies.randoms(use_true_random=False))(test))
+
+
+@pytest.fixture
+def device(monkeypatch, one_thread):
+    """The device on which the kernels run here."""
+    if not TRITON:
+        pytest.skip("needs Triton")
+    if not CUDA:
+        monkeypatch.setattr(engine, "DEVICES", ("cuda", "cpu"))
+    _guard(monkeypatch)
+    return "cuda" if CUDA else "cpu"
+
+
+def _guard(monkeypatch):
+    """Have every step fail, rather than corrupt memory, when the tables do not point at what the state holds now."""
+    from o2nc.kernels.layout import Layout
+
+    write, run = Layout._write_tables, Layout.run
+    own = ("average", "gradient", "output")
+
+    def note(self, lanes, average):
+        write(self, lanes, average)
+        keys = [(lane.state, key) for lane in lanes for key in (*lane.slots, *own) if key in lane.state]
+        self.promised = [(state, key, state[key].data_ptr()) for state, key in keys]
+
+    def check(self, *arguments):
+        for state, key, address in self.promised:
+            assert key in state, f"the tables point at a {key} that is gone"
+            assert state[key].data_ptr() == address, f"the tables point at a {key} that was replaced"
+        for p, state in zip(self.params, self.states, strict=True):
+            for key in own:
+                if key in state:
+                    assert state[key].dtype == wide(p.dtype), f"{key} is {state[key].dtype}, read as {wide(p.dtype)}"
+                    assert state[key].numel() == p.numel(), f"{key} is shorter or longer than its parameter"
+        run(self, *arguments)
+
+    monkeypatch.setattr(Layout, "_write_tables", note)
+    monkeypatch.setattr(Layout, "run", check)
+
+
+@pytest.fixture
+def counted(monkeypatch, device):
+    """How often tables were laid out and uploaded."""
+    from o2nc.kernels.layout import Layout
+
+    counts = {"layouts": 0, "uploads": 0}
+    lay_out, upload = engine.Engine._lay_out, Layout.upload
+
+    def laying_out(self, *arguments):
+        counts["layouts"] += 1
+        lay_out(self, *arguments)
+
+    def uploading(self, *arguments):
+        before = self.uploaded
+        live = upload(self, *arguments)
+        counts["uploads"] += self.uploaded is not before
+        return live
+
+    monkeypatch.setattr(engine.Engine, "_lay_out", laying_out)
+    monkeypatch.setattr(Layout, "upload", uploading)
+    return counts
+
+
+def begin(device, dtype=torch.float64, shapes=SHAPES):
+    """The same parameters on every device."""
+    return [torch.nn.Parameter(p.detach().to(device)) for p in parameters(dtype, shapes=shapes)]
+
+
+def set_noise(params, step, missing=(), scale=1.0):
+    """Give gradients that depend on nothing but the step and the parameter's place, and none to the missing."""
+    for i, p in enumerate(params):
+        generator = torch.Generator().manual_seed(1000 * step + i)
+        noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        p.grad = None if i in missing else (noise * scale).to(p.dtype).to(p.device)
+
+
+def advance(opt, params, steps, rates=None):
+    """Make these steps, at the given learning rates if there are some."""
+    for k, t in enumerate(steps):
+        set_noise(params, t)
+        if rates is not None:
+            for group in opt.param_groups:
+                group["lr"] = rates[k]
+        opt.step()
+    return opt
+
+
+def is_fused(opt):
+    """Whether the last step was taken by the kernels: then the counter is on the device."""
+    return isinstance(opt.param_groups[0]["step"], torch.Tensor)
+
+
+def facts(opt):
+    """All that an optimizer says of its run, by name, in float64."""
+    params = [p for group in opt.param_groups for p in group["params"]]
+    step = int(opt.param_groups[0]["step"])
+    found = {"step": step} | {f"x {i}": p.detach() for i, p in enumerate(params)}
+    if opt.param_groups[0]["average"] is not None and step > 0:
+        certificate = opt.certificate(c=0.7)
+        found |= {key: getattr(certificate, key) for key in ("gradient", "spread", "ess", "value")}
+        found["progress"] = opt.progress
+        for name, part in certificate.by_parameter.items():
+            found |= {f"gradient of {name}": part.gradient, f"spread of {name}": part.spread}
+        found |= {f"output {i}": value for i, value in enumerate(opt.output())}
+        with opt.averaged():
+            found |= {f"averaged {i}": p.detach().clone() for i, p in enumerate(params)}
+    return {key: torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True) for key, value in found.items()}
+
+
+def agree(ours, theirs, tolerance=1e-12):
+    """Assert that two runs say the same within rounding, or to the bit with tolerance 0."""
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        message = partial("{}: {}".format, key)
+        torch.testing.assert_close(value, theirs[key], rtol=tolerance, atol=tolerance, equal_nan=True, msg=message)
+
+
+def saved(opt):
+    """A copy of the checkpoint, as one flat dictionary of plain values and tensors."""
+    checkpoint = opt.state_dict()
+    flat = {("group", k, key): v for k, group in enumerate(checkpoint["param_groups"]) for key, v in group.items()}
+    flat |= {("state", i, key): v for i, state in checkpoint["state"].items() for key, v in state.items()}
+    return {key: v.detach().clone() if isinstance(v, torch.Tensor) else v for key, v in flat.items()}
+
+
+def identical(ours, theirs):
+    """Assert that two checkpoints are the same to the bit."""
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        assert type(value) is type(theirs[key]), key
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == theirs[key].dtype, key
+            assert torch.equal(value, theirs[key]), key
+        else:
+            assert value == theirs[key], key
