@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
-.PHONY: setup demo verify rates test test-slow check format bench clean
+.PHONY: setup demo verify rates test test-slow test-gpu check format bench clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# the fused step on this machine's GPU, by the Python that has its torch and pytest; without a GPU it is interpreted
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_fused.py
 
 check: $(STAMP)
 	$(BIN)/ruff check .

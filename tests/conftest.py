@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+from fused_device import counted, device  # noqa: F401
+
 if not torch.cuda.is_available():  # before any kernel is imported: Triton's interpreter runs them on a CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -1,4 +1,4 @@
-"""Where the fused step is tested: on a GPU, else on a CPU through Triton's interpreter; and what two runs must share."""
+"""Where the fused step is tested: on a GPU, else through Triton's interpreter; and what two runs must share."""
 
 import importlib.util
 from functools import partial
@@ -9,12 +9,7 @@ import torch
 
 from o2nc.kernels import engine
 from o2nc.vector import wide
-from problem import SHAPES, parameters
-
-try:
-    from hypothesis import HealthCheck, given, settings, strategies
-except ImportError:  # the Python of a GPU machine may lack it: then the same search without shrinking
-    given = None
+from problem import parameters
 
 CUDA = torch.cuda.is_available()
 TRITON = importlib.util.find_spec("triton") is not None
@@ -23,12 +18,8 @@ needs_triton = pytest.mark.skipif(not TRITON, reason="needs Triton")
 
 
 def search(examples):
-    """Run a test with that many different ``chance``, a source of random choices."""
-    if given is None:
-        return pytest.mark.parametrize("chance", [Random(i) for i in range(examples)])
-    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    options = settings(max_examples=examples, deadline=None, suppress_health_check=checks, derandomize=True)
-    return lambda test: options(given(chance=strategies.randoms(use_true_random=False))(test))
+    """Run a test with that many different ``chance``, sources of random choices; it needs nothing but pytest."""
+    return pytest.mark.parametrize("chance", [Random(i) for i in range(examples)], ids=range(examples))
 
 
 @pytest.fixture
@@ -72,27 +63,27 @@ def _guard(monkeypatch):
 @pytest.fixture
 def counted(monkeypatch, device):
     """How often tables were laid out and uploaded."""
-    from o2nc.kernels.layout import Layout
+    from o2nc.kernels.live import Live
 
     counts = {"layouts": 0, "uploads": 0}
-    lay_out, upload = engine.Engine._lay_out, Layout.upload
+    lay_out, upload = engine.Engine._lay_out, Live.upload
 
     def laying_out(self, *arguments):
         counts["layouts"] += 1
         lay_out(self, *arguments)
 
     def uploading(self, *arguments):
-        before = self.uploaded
-        live = upload(self, *arguments)
-        counts["uploads"] += self.uploaded is not before
-        return live
+        before = self.known
+        table = upload(self, *arguments)
+        counts["uploads"] += self.known is not before
+        return table
 
     monkeypatch.setattr(engine.Engine, "_lay_out", laying_out)
-    monkeypatch.setattr(Layout, "upload", uploading)
+    monkeypatch.setattr(Live, "upload", uploading)
     return counts
 
 
-def begin(device, dtype=torch.float64, shapes=SHAPES):
+def begin(device, dtype=torch.float64, shapes=((3, 2), (4,))):
     """The same parameters on every device."""
     return [torch.nn.Parameter(p.detach().to(device)) for p in parameters(dtype, shapes=shapes)]
 
@@ -140,7 +131,7 @@ def facts(opt):
 
 def agree(ours, theirs, tolerance=1e-12):
     """Assert that two runs say the same within rounding, or to the bit with tolerance 0."""
-    assert ours.keys() == theirs.keys()
+    assert ours.keys() == theirs.keys(), f"only one of them has {sorted(ours.keys() ^ theirs.keys())}"
     for key, value in ours.items():
         message = partial("{}: {}".format, key)
         torch.testing.assert_close(value, theirs[key], rtol=tolerance, atol=tolerance, equal_nan=True, msg=message)
@@ -156,7 +147,7 @@ def saved(opt):
 
 def identical(ours, theirs):
     """Assert that two checkpoints are the same to the bit."""
-    assert ours.keys() == theirs.keys()
+    assert ours.keys() == theirs.keys(), f"only one of them has {sorted(ours.keys() ^ theirs.keys())}"
     for key, value in ours.items():
         assert type(value) is type(theirs[key]), key
         if isinstance(value, torch.Tensor):

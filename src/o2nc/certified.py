@@ -1,5 +1,6 @@
 """The part of an optimizer that speaks of its averages: certificate, swap, output, progress."""
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,8 +12,9 @@ from torch.optim import Optimizer
 from o2nc import checks
 from o2nc.averaging import Ledger
 from o2nc.certificate import Certificate
+from o2nc.kernels.engine import FRESH_AVERAGES
 from o2nc.scaling import uniform
-from o2nc.vector import real
+from o2nc.vector import as_floats, real
 
 
 class Certified(Optimizer):
@@ -85,6 +87,12 @@ class Certified(Optimizer):
         square = torch.linalg.vector_norm(mean, dtype=torch.float64).square()
         return square, state["spread"], float(group["weight_sum"] ** 2 / group["weight_square_sum"])
 
+    def _not_begun(self) -> set[int]:
+        """Return the ids of states whose averages wait for a first step: all so far were called off."""
+        states = [state for state in self.state.values() if isinstance(state.get("fresh"), Tensor)]
+        flags = as_floats([state["fresh"] for state in states])
+        return {id(state) for state, flag in zip(states, flags, strict=True) if int(flag) & FRESH_AVERAGES}
+
     def _averages(self, asked: str, key: str) -> list[tuple[str | int, Tensor, dict[str, Any]]]:
         """Return name, parameter and state of all that have averages, or say why there are none."""
         if self.param_groups[0].get("average", 0.0) is None:
@@ -93,12 +101,13 @@ class Certified(Optimizer):
                 "pass average=0.999, say, when you construct it"
             )
         found: list[tuple[str | int, Tensor, dict[str, Any]]] = []
+        waiting = self._not_begun()
         taken: set[str | int] = set()
         i = 0
         for group in self.param_groups:
             names = group.get("param_names", range(i, i + len(group["params"])))
             for name, p in zip(names, group["params"], strict=True):
-                if key in self.state.get(p, {}):
+                if key in self.state.get(p, {}) and id(self.state[p]) not in waiting:
                     found.append((i if name in taken else name, p, self.state[p]))
                     taken.add(name)
                 i += 1
@@ -120,16 +129,14 @@ class Certified(Optimizer):
         c = float(c)
         averages = self._averages("certificate()", self._average_key)
         parts = [self._summary(state) for _, _, state in averages]
-        squares = torch.stack([part[0].to("cpu", torch.float64) for part in parts])
-        spreads = torch.stack([part[1].to("cpu", torch.float64) for part in parts])
+        squares = as_floats([square for square, _, _ in parts])
+        spreads = as_floats([spread for _, spread, _ in parts])
         by_parameter: dict[str | int, Certificate] = {
             name: Certificate(c, square**0.5, spread, part[2])
-            for (name, _, _), part, square, spread in zip(
-                averages, parts, squares.tolist(), spreads.tolist(), strict=True
-            )
+            for (name, _, _), part, square, spread in zip(averages, parts, squares, spreads, strict=True)
         }
         ess = min(part[2] for part in parts)
-        return Certificate(c, squares.sum().sqrt().item(), spreads.sum().item(), ess, by_parameter)
+        return Certificate(c, math.fsum(squares) ** 0.5, math.fsum(spreads), ess, by_parameter)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -181,4 +188,4 @@ class Certified(Optimizer):
         Its noise adds up over the steps: with minibatches or long steps one run's value can be far off.
         """
         averages = self._averages("progress", "progress")
-        return torch.stack([state["progress"].cpu() for _, _, state in averages]).sum().item()
+        return math.fsum(as_floats([state["progress"] for _, _, state in averages]))

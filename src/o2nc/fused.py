@@ -3,11 +3,13 @@
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from o2nc.certified import Certified
 from o2nc.kernels import engine
 
 if TYPE_CHECKING:
-    from o2nc.kernels.lanes import Lane
+    from o2nc.kernels.lanes import Lane, State
     from o2nc.kernels.rules import Rule
 
 
@@ -43,8 +45,10 @@ class Fused(Certified):
         here, demanded, refused = False, False, False
         for group in self.param_groups:
             here |= any(p.device.type in engine.DEVICES for p in group["params"][:1])
-            demanded |= group["fused"] is True
-            refused |= group["fused"] is False or group.get("foreach") is not None
+            fused = group.setdefault("fused", None)  # an older checkpoint may lack it
+            demanded |= fused is True
+            refused |= fused is False or group.get("foreach") is not None
+        here |= demanded and not self._has_other_fused  # so that a reason is given
         if here and (demanded or not refused) and self._may_fuse(demanded):
             reason = self._engine.take(self)
             if reason is None:
@@ -54,5 +58,16 @@ class Fused(Certified):
         engine.land(self)
         return False
 
+    _has_other_fused = False  # torch has a fused step of its own where ours does not run
+
     def _may_fuse(self, demanded: bool) -> bool:
         return True
+
+    def _watched(self, p: Tensor) -> "State":
+        """Return the state of a parameter as one that tells when it is touched."""
+        from o2nc.kernels.lanes import State
+
+        state = self.state[p]
+        if not isinstance(state, State):
+            state = self.state[p] = State(state)
+        return state

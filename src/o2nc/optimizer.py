@@ -250,7 +250,7 @@ class ExponentiatedO2NC(Fused, Persistent):
 
         rule = self._rule()
         return [
-            learner_lane(p, self.state[p], k, group, rule)
+            learner_lane(p, self._watched(p), k, group, rule)
             for k, group in enumerate(self.param_groups)
             for p in group["params"]
             if p.grad is not None or "delta" in self.state.get(p, ())

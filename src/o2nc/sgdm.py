@@ -43,7 +43,8 @@ class ScaledSGDM(Fused, Persistent, SGD):
         maximize: maximise instead of minimise.
         foreach: torch's foreach implementation.
         differentiable: whether autograd goes through the step.
-        fused: torch's fused implementation.
+        fused: on a GPU one pass over memory, averages included: None takes it where it applies, True insists on it.
+            On a CPU torch's fused implementation.
         scaling: the law of s, or None for ``torch.optim.SGD`` itself.
         seed: a non-negative integer; s_n is a pure function of it and n.
         average: the discount β in (0, 1) of x̄, ḡ and V; None keeps no averages. When it equals ``momentum`` (and
@@ -207,6 +208,8 @@ class ScaledSGDM(Fused, Persistent, SGD):
         loss_scale = getattr(self, "grad_scale", None)
         return Seen(scale if loss_scale is None else scale / loss_scale.item(), _number(group["weight_decay"]))
 
+    _has_other_fused = True
+
     def _may_fuse(self, demanded: bool) -> bool:
         # scaling=None is torch's to the bit, so torch's own functions do it unless the fused step is demanded
         group = self.param_groups[0]
@@ -236,7 +239,7 @@ class ScaledSGDM(Fused, Persistent, SGD):
                 known = bool(self.state.get(p))
                 if p.grad is None and not known:
                     continue
-                state = self.state[p]
+                state = self._watched(p)
                 if "average" in state and group["average"] is not None and (not tells or p.grad is None):
                     self._keep_own_gradient(state)
                 from_start = not known and _is_start(group) and wide(p.dtype) == p.dtype

@@ -85,5 +85,10 @@ def joint(shares: Vector) -> Tensor:
     return torch.stack([t.to(shares[0].device) for t in shares]).sum()
 
 
+def as_floats(values: Vector) -> list[float]:
+    """Return 0-d tensors as numbers, waiting for the device once."""
+    return torch.stack([v.to(values[0].device, torch.float64) for v in values]).tolist() if values else []
+
+
 def _like(c: Sequence[Scalar], y: Vector) -> Vector:
     return [torch.as_tensor(v, dtype=t.dtype, device=t.device) for v, t in zip(c, y, strict=True)]

@@ -82,7 +82,7 @@ class Engine:
                 live = layout.live.upload(addresses, numbers, capturing)
                 for i, v in tensors:
                     if v.device.type in DEVICES:
-                        layout.live.numbers(live)[i].copy_(v)
+                        layout.live.numbers(live)[i].copy_(v.detach().reshape(()))
                 layout.run(live, found_inf, grad_scale)
         return None
 
@@ -96,6 +96,7 @@ class Engine:
             and all(map(is_, self.owner.values(), self.states))
             and groups[0]["step"] is self.layouts[0].counters.step
             and [optimizer._structure(group) for group in groups] == self.structure
+            and sum(len(group["params"]) for group in groups) == len(self.params)
             and all(map(is_, chain.from_iterable(group["params"] for group in groups), self.params))
             and all(p.grad is None for p in self.outside)
             and all(layout.holds() for layout in self.layouts)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,8 +98,7 @@ class Layout:
         self.staged = [(p.detach(), x) for p, x in zip(self.params, self.xs, strict=True) if not is_dense(p)]
         self.strides = [x.stride() for x in self.xs]
         self.dtypes = [x.dtype for x in self.xs]
-        self.seen: list[int] = []  # the last gradients that lay as their parameters do, and where
-        self.gradients: list[int] = []
+        self.gradients = [0] * self.n  # where they lay at the last step
         self._lay_out_state(lanes)
         self._write_tables(lanes, average)
         self.chains: dict[bool, Chain] = {}  # with and without a GradScaler
@@ -113,14 +111,13 @@ class Layout:
 
     def _lay_out_state(self, lanes: list[Lane]) -> None:
         """Bring state tensors into the memory order of their parameter, and numbers into the book."""
+        self.alive = []  # an address in the tables stays good whatever becomes of the tensor
         for lane, x in zip(lanes, self.xs, strict=True):
             for key in (*lane.slots, "average", "gradient", "output"):
                 if key in lane.state:
-                    lane.state[key] = laid_like(x, lane.state[key], lane.state[key].dtype)
-        # what a user may replace by hand, to reset a momentum, say
-        keys = ("momentum_buffer", "delta", "average", "fresh")
-        self.watched = next(key for key in keys if key in self.states[0])
-        self.watch = [state.get(self.watched) for state in self.states]
+                    value = lane.state[key]
+                    lane.state[key] = laid_like(x, value, value.dtype if key in lane.slots else wide(x.dtype))
+                    self.alive.append(lane.state[key].detach())
         columns = ("spread", "progress", "rate", "fresh", *self.rule.numbers)
         self.book = torch.zeros(passes.BOOK, self.n, dtype=torch.float64, device=self.device)
         for row, key in zip(self.book, columns, strict=False):
@@ -133,6 +130,8 @@ class Layout:
             if kept:
                 for state, entry in zip(self.states, row, strict=True):
                     state[key] = entry
+        for state in self.states:
+            state.touched = False
 
     def _write_tables(self, lanes: list[Lane], average: float | None) -> None:
         device = self.device
@@ -194,9 +193,7 @@ class Layout:
 
     def holds(self) -> bool:
         """Say whether parameters and state are still where they were laid out."""
-        key = self.watched
-        now = [state.get(key) for state in self.states]
-        return self._lie_at(self.params, self.x_addresses) and all(map(is_, now, self.watch))
+        return not any(state.touched for state in self.states) and self._lie_at(self.params, self.x_addresses)
 
     def _lie_at(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> bool:
         if _same_pointers is not None:
@@ -212,16 +209,13 @@ class Layout:
     def locate(self) -> tuple[list[int], list[Tensor]]:
         """Return where the gradients lie, 0 for none, and copies of those that do not lie as their parameter does."""
         grads = [p.grad for p in self.params]
-        ids = [*map(id, grads)]
         try:
-            # autograd lays a gradient out like its parameter: a look at those that are new is enough
-            if ids == self.seen and self._lie_at(grads, self.gradients):
-                return self.gradients, []
-            addresses = [*map(Tensor.data_ptr, grads)]  # type: ignore[arg-type]
             alike = [*map(Tensor.stride, grads)] == self.strides  # type: ignore[arg-type]
-            if alike and all(addresses) and [g.dtype for g in grads] == self.dtypes:  # type: ignore[union-attr]
-                self.seen, self.gradients = ids, addresses
-                return addresses, []
+            if alike and [g.dtype for g in grads] == self.dtypes:  # type: ignore[union-attr]
+                if not self._lie_at(grads, self.gradients):
+                    self.gradients = [*map(Tensor.data_ptr, grads)]  # type: ignore[arg-type]
+                if all(self.gradients):
+                    return self.gradients, []
         except (TypeError, RuntimeError):  # None, or sparse
             pass
         addresses, copies = [], []

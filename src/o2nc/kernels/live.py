@@ -29,9 +29,11 @@ class Live:
 
         A captured step gets a table of its own, which its graph copies again at every replay.
         """
-        if not capturing and self.known == (addresses, numbers):
-            return self.table
-        if capturing and not self.spares:
+        if not capturing:
+            self._refill()
+            if self.known == (addresses, numbers):
+                return self.table
+        elif not self.spares:
             raise RuntimeError("too many captures in a row: call step() once outside before you capture again")
         source = self.spares.pop() if capturing else self._pinned()  # never one that a copy may still be reading
         buffer = source.numpy()
@@ -42,7 +44,6 @@ class Live:
             self.captured += [source, table]
         else:
             table, self.known = self.table, (addresses, numbers)
-            self._refill()
         return table.copy_(source, non_blocking=True)
 
     def numbers(self, table: Tensor) -> Tensor:

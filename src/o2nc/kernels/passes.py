@@ -130,8 +130,9 @@ def open_kernel(
             tl.store(rows + C2 * n + i, one * c2, mask=mask)
             tl.store(rows + C3 * n + i, one * c3, mask=mask)
             tl.store(rows + C4 * n + i, one * c4, mask=mask)
-            moved = i < tl.where(go != 0, n, 0)
-            tl.store(book + IS_FRESH * n + i, one * 0, mask=moved & here)
+            # one that never had a gradient but in steps that were called off has not joined yet
+            moved = (i < tl.where(go != 0, n, 0)) & (here | (fresh != 3))
+            tl.store(book + IS_FRESH * n + i, tl.where(here, 0.0, fresh), mask=moved)
             tl.store(book + H0 * n + i, one * h0, mask=moved)
             tl.store(book + H1 * n + i, one * h1, mask=moved)
 

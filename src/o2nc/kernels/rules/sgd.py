@@ -1,6 +1,6 @@
 """SGD with momentum, as torch.optim.SGD has it.
 
-a is the momentum buffer, which is also the direction last added; where that is kept beside it, a is that and b the buffer.
+a is the momentum buffer, also the direction last added; where both are kept, a is the direction and b the buffer.
 """
 
 import triton
