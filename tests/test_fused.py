@@ -509,7 +509,7 @@ def test_s_is_the_hosts_up_to_a_logarithm(device, seed):
 def call_off(opt, params, t, missing=()):
     """Step with an overflow, as a GradScaler calls it off."""
     set_noise(params, t, missing, scale=INF)
-    opt.found_inf, opt.grad_scale = (torch.tensor(v, device=params[0].device) for v in (1.0, 1024.0))
+    opt.found_inf, opt.grad_scale = (torch.tensor([v], device=params[0].device) for v in (1.0, 1024.0))
     opt.step()
     del opt.found_inf, opt.grad_scale
 
@@ -1115,6 +1115,73 @@ def test_surgery_where_only_some_have_a_buffer(device):
     agree(*runs, tolerance=1e-6)
 
 
+def truncate(opt, params):
+    params[2].data = params[2].data[:1000]
+
+
+def transpose(opt, params):
+    params[0].data = params[0].data.t()
+
+
+@pytest.mark.parametrize("surgery", [truncate, transpose])
+def test_another_parameter_at_the_same_address(device, surgery):
+    """The same memory in another shape or order is laid out again; state that does not fit is refused before a move."""
+    params = begin(device, shapes=[(6, 6), (), (1025,)])
+    opt = advance(sgdm(params, momentum=0.9, average=0.99), params, (1, 2))
+    whole = params[2].data
+    surgery(opt, params)
+    before = whole.clone()
+    if surgery is truncate:
+        set_noise(params, 3)
+        with pytest.raises(ValueError, match=r"'momentum_buffer' has shape \(1025,\), its parameter has \(1000,\)"):
+            opt.step()
+        assert torch.equal(whole, before)
+        return
+    others = begin(device, shapes=[(6, 6), (), (1025,)])
+    plain = advance(sgdm(others, False, momentum=0.9, average=0.99), others, (1, 2))
+    surgery(plain, others)
+    agree(facts(advance(opt, params, (3, 4))), facts(advance(plain, others, (3, 4))))
+
+
+def test_a_checkpoint_in_another_order(device):
+    params = begin(device, shapes=[(8,), (4000,)])
+    saved_state = advance(sgdm(params, momentum=0.9), params, (1, 2)).state_dict()
+    params.reverse()
+    opt = sgdm(params, momentum=0.9)
+    opt.load_state_dict(saved_state)
+    set_noise(params, 3)
+    with pytest.raises(ValueError, match="are they in another order"):
+        opt.step()
+
+
+@pytest.mark.parametrize("key", ["weight_sum", "step"])
+def test_counters_set_by_hand(device, key):
+    runs = []
+    for fused in (True, False):
+        params = begin(device)
+        opt = advance(CASES["momentum"](params, fused), params, (1, 2))
+        for group in opt.param_groups:
+            group[key] = 0 if key == "step" else 0.5
+        runs.append(facts(advance(opt, params, (3, 4))))
+    agree(*runs)
+
+
+@pytest.mark.parametrize("learner", LEARNERS, ids=str)
+def test_a_nan_is_not_hidden(device, learner):
+    """A joint norm that is not a number spoils every tensor, as it does by foreach."""
+    runs = []
+    for fused in (True, False):
+        params = begin(device, shapes=[(3,), (4,)])
+        opt = algorithm_2(params, learner, fused, average=False)
+        for t in (1, 2, 3):
+            set_noise(params, t)
+            if t == 2:
+                params[1].grad.fill_(float("nan"))
+            opt.step()
+        runs.append([p.detach().isfinite() for p in params])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
 # ---- gradients and learning rates ----
 
 
@@ -1164,6 +1231,18 @@ def test_lr_as_a_tensor(device, make, on, shape):
             run.step()
     assert is_fused(opt)
     agree(facts(opt), facts(plain), tolerance=0)
+
+
+def test_a_tensor_rate_replaced_by_zero(device):
+    """Zero is a number like any other: what the tensor held before is not left in its place."""
+    (p,) = begin(device, shapes=[(5,)])
+    opt = sgdm([p], lr=torch.tensor(0.1, device=device), momentum=0.9)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    opt.param_groups[0]["lr"] = 0.0
+    before = p.detach().clone()
+    opt.step()
+    assert torch.equal(p, before)
 
 
 @cases
@@ -1259,16 +1338,16 @@ def capturable(make):
 @needs_cuda
 @cases
 def test_replays_are_eager_steps(device, make):
-    """200 replays, the lr changed on the way: the bits of 200 eager steps."""
+    """1,000 replays, the lr changed on the way: the bits of 1,000 eager steps."""
     runs = []
     for captured in (True, False):
         params, opt, lr, (targets, _) = capturable(make)
         warm_up(opt, params, targets)
         graph = capture(opt, params, targets) if captured else None
-        for k in range(200):
-            lr.fill_(0.02 / (1 + k // 50))
+        for k in range(1000):
+            lr.fill_(0.02 / (1 + k // 250))
             graph.replay() if graph is not None else train(opt, params, targets)
-        assert int(opt.param_groups[0]["step"]) == 203
+        assert int(opt.param_groups[0]["step"]) == 1003
         runs.append(facts(opt))
     agree(*runs, tolerance=0)
 

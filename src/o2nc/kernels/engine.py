@@ -1,6 +1,7 @@
 """Whether the fused step can be taken, and taking it."""
 
 import importlib.util
+import math
 from contextlib import nullcontext
 from itertools import chain
 from operator import is_
@@ -21,6 +22,7 @@ COUNTERS = ("step", "weight_sum", "weight_square_sum")
 AVERAGES = ("average", "gradient", "spread", "progress", "rate", "output", "update")
 # ``fresh`` in a parameter's state says what of it no step has touched yet; 3 is all of it
 FRESH_AVERAGES, FRESH_BUFFER, BOTH = 1, 2, 3
+ON_DEVICE = math.nan  # stands for a number that is copied from a tensor on the device; equal to no plain number
 NUMBERS = ("rate", "last_lr", "decay_weight")  # state that is a plain number where no kernel runs
 
 
@@ -54,6 +56,9 @@ class Engine:
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
+        self.captured: list[
+            Layout
+        ] = []  # no longer in use, but a graph may still be replayed that reads their tables
 
     def take(self, optimizer: "Fused") -> str | None:
         """Take one step, or say why it cannot be taken; without gradients nothing is to be done."""
@@ -75,7 +80,7 @@ class Engine:
         numbers: list[Any] = [v for group in groups for v in optimizer._group_numbers(group)]
         tensors = [(i, v) for i, v in enumerate(numbers) if isinstance(v, Tensor)]
         for i, v in tensors:
-            numbers[i] = 0.0 if v.device.type in DEVICES else float(v)
+            numbers[i] = ON_DEVICE if v.device.type in DEVICES else float(v)
         found_inf, grad_scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         for layout, addresses, _copies in work:
             with _on(layout.device):
@@ -94,7 +99,7 @@ class Engine:
             and optimizer.state is self.owner
             and len(self.owner) == len(self.states)
             and all(map(is_, self.owner.values(), self.states))
-            and groups[0]["step"] is self.layouts[0].counters.step
+            and all(map(is_, [groups[0][key] for key in COUNTERS], self.layouts[0].counters))
             and [optimizer._structure(group) for group in groups] == self.structure
             and sum(len(group["params"]) for group in groups) == len(self.params)
             and all(map(is_, chain.from_iterable(group["params"] for group in groups), self.params))
@@ -130,6 +135,7 @@ class Engine:
                 layouts.append(tables.Layout(here, rule, device_form, counters, average, len(groups)))
         for group in groups:
             group.update(zip(COUNTERS, layouts[0].counters, strict=True))
+        self.captured += [layout for layout in self.layouts if layout.live.captured]
         self.layouts = layouts
         self.owner = optimizer.state
         self.states = list(self.owner.values())

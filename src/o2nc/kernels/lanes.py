@@ -13,9 +13,11 @@ from o2nc.vector import wide
 
 
 class State(dict[str, Any]):
-    """A parameter's state that remembers whether an entry was replaced; copies and pickles of it are plain."""
+    """A parameter's state that tells when an entry is replaced; copies and pickles of it are plain dictionaries."""
 
-    touched = False
+    def __init__(self, entries: dict[str, Any]) -> None:
+        super().__init__(entries)
+        self.touched: list[bool] = []  # shared by all states of a layout, empty as long as none was touched
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
@@ -26,7 +28,7 @@ def _telling(name: str) -> Any:
 
     @wraps(method)
     def touch(self: State, *args: Any, **kwargs: Any) -> Any:
-        self.touched = True
+        self.touched.append(True)
         return method(self, *args, **kwargs)
 
     return touch

@@ -57,9 +57,11 @@ class Chain:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode="thread_local")  # other threads may go on allocating
-            for launch in self.launches:
-                launch()
-            graph.capture_end()
+            try:
+                for launch in self.launches:
+                    launch()
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(side)
         return graph
 

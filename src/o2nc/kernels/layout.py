@@ -96,6 +96,8 @@ class Layout:
         self.numbered = list(range(self.n))
         self.xs = [p.detach() if is_dense(p) else p.new_empty(p.shape) for p in self.params]
         self.staged = [(p.detach(), x) for p, x in zip(self.params, self.xs, strict=True) if not is_dense(p)]
+        self.sizes_known = [p.numel() for p in self.params]
+        self.strides_known = [p.stride() for p in self.params]
         self.strides = [x.stride() for x in self.xs]
         self.dtypes = [x.dtype for x in self.xs]
         self.gradients = [0] * self.n  # where they lay at the last step
@@ -116,6 +118,11 @@ class Layout:
             for key in (*lane.slots, "average", "gradient", "output"):
                 if key in lane.state:
                     value = lane.state[key]
+                    if value.shape != x.shape:
+                        raise ValueError(
+                            f"state {key!r} has shape {tuple(value.shape)}, its parameter has {tuple(x.shape)}: "
+                            "was a parameter replaced, or are they in another order than in the checkpoint?"
+                        )
                     lane.state[key] = laid_like(x, value, value.dtype if key in lane.slots else wide(x.dtype))
                     self.alive.append(lane.state[key].detach())
         columns = ("spread", "progress", "rate", "fresh", *self.rule.numbers)
@@ -130,8 +137,9 @@ class Layout:
             if kept:
                 for state, entry in zip(self.states, row, strict=True):
                     state[key] = entry
+        self.touched: list[bool] = []
         for state in self.states:
-            state.touched = False
+            state.touched = self.touched
 
     def _write_tables(self, lanes: list[Lane], average: float | None) -> None:
         device = self.device
@@ -193,7 +201,12 @@ class Layout:
 
     def holds(self) -> bool:
         """Say whether parameters and state are still where they were laid out."""
-        return not any(state.touched for state in self.states) and self._lie_at(self.params, self.x_addresses)
+        return (
+            not self.touched
+            and self._lie_at(self.params, self.x_addresses)
+            and [*map(Tensor.numel, self.params)] == self.sizes_known
+            and [*map(Tensor.stride, self.params)] == self.strides_known
+        )
 
     def _lie_at(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> bool:
         if _same_pointers is not None:
@@ -240,8 +253,8 @@ class Layout:
             x.copy_(p)
         scaled = found_inf is not None
         if found_inf is not None:
-            self.scaler[0].copy_(found_inf)
-            self.scaler[1].fill_(1.0) if grad_scale is None else self.scaler[1].copy_(grad_scale)
+            self.scaler[:1].copy_(found_inf)
+            self.scaler[1:].fill_(1.0) if grad_scale is None else self.scaler[1:].copy_(grad_scale)
         if live is not self.live.table:  # in a capture
             for launch in launches(self, live, scaled):
                 launch()

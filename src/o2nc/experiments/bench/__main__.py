@@ -27,6 +27,11 @@ def main() -> None:
         )
     except ValueError as error:
         parser.error(str(error))
+    if asked.out is not None:
+        try:
+            asked.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(str(error))
     code = 0
     try:
         bench.run(report)
@@ -34,7 +39,6 @@ def main() -> None:
         code = 130
     print(bench.markdown(report.rows, report.trained, bench.circumstances(report)))
     if asked.out is not None:
-        asked.out.mkdir(parents=True, exist_ok=True)
         bench.save(report, asked.out)
     for line in [*report.left_out, *report.failed]:
         print(line, file=sys.stderr)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from o2nc.kernels.rules.linear import adagrad_sizes
+from o2nc.kernels.rules.linear import adagrad_sizes, at_least, clip_to
 
 
 @triton.jit
@@ -34,14 +34,14 @@ def play_adam(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
     g = c1 * d
     m = c0 * b + g
     v = c2 * c + g * g
-    delta = c3 * (m / tl.maximum(tl.sqrt(v), FLOOR))
+    delta = c3 * (m / at_least(tl.sqrt(v), FLOOR))
     return delta, delta, m, v
 
 
 @triton.jit
 def measure_adam(d, a, b, c, lr, k, FLOOR: tl.constexpr):
     beta = tl.load(k)
-    r = (beta * b + d) / tl.maximum(tl.sqrt(beta * beta * c + d * d), FLOOR)
+    r = (beta * b + d) / at_least(tl.sqrt(beta * beta * c + d * d), FLOOR)
     return r * r, d * 0
 
 
@@ -53,6 +53,5 @@ def gather_adam(lr, h0, h1, p, q, k):
 @triton.jit
 def settle_adam(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
     beta = tl.load(k)
-    radius = tl.load(k + 1)
-    clip = tl.where(j0 > radius * radius, radius / tl.sqrt(j0), 1.0)
+    clip = clip_to(tl.load(k + 1), j0)
     return s, 1.0, 0.0, beta, w, beta * beta, -tl.load(at) * clip, 0.0, h0, h1

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from o2nc.kernels.rules.linear import at_least, clip_to
+
 
 @triton.jit
 def play_leader(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
@@ -32,8 +34,7 @@ def gather_ftrl(lr, h0, h1, p, q, k):
 def settle_ftrl(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
     beta = tl.load(k)
     weight = 1 + beta * h0
-    radius = tl.load(k + 2)
-    clip = tl.where(j0 > radius * radius, radius / tl.sqrt(j0), 1.0)
+    clip = clip_to(tl.load(k + 2), j0)
     return s, 1.0, 0.0, beta, w, ftrl_leader(tl.load(at), weight, k) * clip, 0.0, 0.0, weight, h1
 
 
@@ -46,10 +47,8 @@ def gather_scale_free(lr, h0, h1, p, q, k):
 @triton.jit
 def settle_scale_free(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
     beta = tl.load(k)
-    radius = tl.load(k + 1)
-    norm = tl.maximum(tl.sqrt(j0), tl.load(k + 2))
-    length = tl.sqrt(j1) / norm
-    clip = tl.where(length > radius, radius / length, 1.0)
+    norm = at_least(tl.sqrt(j0), tl.load(k + 2))
+    clip = clip_to(tl.load(k + 1), j1 / (norm * norm))
     return s, 1.0, 0.0, beta, w, -tl.load(at) / norm * clip, 0.0, 0.0, beta * beta * h0 + p, h1
 
 
@@ -63,12 +62,13 @@ def settle_coin(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
     beta = tl.load(k)
     lipschitz = tl.load(k + 2)
     norm = tl.sqrt(j0)
-    shorten = tl.minimum(1.0, lipschitz / norm)
-    share = p / tl.maximum(norm, 2.2250738585072014e-308)
+    shorten = clip_to(lipschitz, j0)
+    share = p / at_least(norm, 2.2250738585072014e-308)
     gain = beta * h0 - shorten * q
     norms = beta * h1 + shorten * share
     wealth = tl.load(k + 1) + beta * j2 - shorten * j1
-    wealth = tl.minimum(tl.maximum(wealth, 0.0), tl.load(k + 3))
+    most = tl.load(k + 3)
+    wealth = at_least(tl.where(wealth > most, most, wealth), 0.0)
     total = beta * j3 + shorten * norm
     bet = -beta * beta * wealth / (lipschitz * (lipschitz + beta * total))
     return s, 1.0, 0.0, beta, shorten * w, bet * tl.load(at), 0.0, 0.0, gain, norms

@@ -5,6 +5,16 @@ import triton.language as tl
 
 
 @triton.jit
+def at_least(x, low):
+    return tl.where(x < low, low, x)  # unlike tl.maximum this hands a nan on, as torch's clamp does
+
+
+@triton.jit
+def clip_to(radius, square):
+    return tl.where(square <= radius * radius, 1.0, radius / tl.sqrt(square))  # nan for nan
+
+
+@triton.jit
 def play_linear(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
     delta = c0 * a + c1 * d
     return delta, delta, b, c
@@ -19,7 +29,7 @@ def settle_ogd(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
     h = tl.where(h0 == 0, h_next, h0)
     stopped = h_next == 0
     growth = h / (beta * tl.where(stopped, 1.0, h_next)) - 1
-    growth = tl.where(kappa == 2, tl.maximum(growth, 0.0), growth)
+    growth = tl.where(kappa == 2, at_least(growth, 0.0), growth)
     shrink = 1 + h * decay / beta + kappa * growth
     keep = tl.where(stopped, 0.0, 1 / shrink)
     gain = tl.where(stopped, 0.0, -h / shrink) * w
@@ -40,7 +50,7 @@ def gather_ball(lr, h0, h1, p, q, k):
 @triton.jit
 def settle_ball(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
     lr = tl.load(at)
-    clip = tl.minimum(1.0, tl.load(k + 2) / tl.sqrt(j0))
+    clip = clip_to(tl.load(k + 2), j0)
     return s, 1.0, 0.0, (1 - lr * tl.load(k + 1)) * clip, -lr * w * clip, 0.0, 0.0, 0.0, h0, h1
 
 
@@ -58,10 +68,10 @@ def gather_adagrad(lr, h0, h1, p, q, k):
 @triton.jit
 def adagrad_sizes(v, v_next, last, scale, beta, kappa, floor):
     """Return e_t and κ(e_t/(βe_{t+1}) − 1)."""
-    e_next = scale / (beta * tl.maximum(tl.sqrt(v_next), floor))
-    e = tl.where(v > 0, last / (beta * tl.maximum(tl.sqrt(v), floor)), beta * e_next)
+    e_next = scale / (beta * at_least(tl.sqrt(v_next), floor))
+    e = tl.where(v > 0, last / (beta * at_least(tl.sqrt(v), floor)), beta * e_next)
     growth = e / (beta * e_next) - 1
-    return e, kappa * tl.where(kappa == 2, tl.maximum(growth, 0.0), growth)
+    return e, kappa * tl.where(kappa == 2, at_least(growth, 0.0), growth)
 
 
 @triton.jit
