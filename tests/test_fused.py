@@ -1125,7 +1125,7 @@ def transpose(opt, params):
 
 @pytest.mark.parametrize("surgery", [truncate, transpose])
 def test_another_parameter_at_the_same_address(device, surgery):
-    """The same memory in another shape or order is laid out again; state that does not fit is refused before a move."""
+    """The same memory in another shape or order is laid out again; state that does not fit it is refused."""
     params = begin(device, shapes=[(6, 6), (), (1025,)])
     opt = advance(sgdm(params, momentum=0.9, average=0.99), params, (1, 2))
     whole = params[2].data

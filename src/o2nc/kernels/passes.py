@@ -173,7 +173,7 @@ def step_kernel(
         kept = tl.where(tl.load(now + KEEP) != 0, size, 0)
         average_at = tl.load(addresses + AVERAGE * n + t).to(tl.pointer_type(WIDE)) + start
         output_at = tl.load(addresses + OUTPUT * n + t).to(tl.pointer_type(WIDE)) + start
-        # in float32 within a chunk, which takes no time; in float64 it would take 7 % more, for |x − x̄| beyond 1e19
+        # a float32 parameter's in float32 within a chunk: float64 here would cost bandwidth, for |x − x̄| beyond 1e19
         squares = tl.zeros([BLOCK], WIDE)
         slopes = tl.zeros([BLOCK], WIDE)
         if OWN:

@@ -1,6 +1,7 @@
 """The same as ``o2nc bench`` where only torch is installed: prints Markdown."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -32,16 +33,18 @@ def main() -> None:
             asked.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             parser.error(str(error))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     code = 0
     try:
         bench.run(report)
     except KeyboardInterrupt:
         code = 130
-    print(bench.markdown(report.rows, report.trained, bench.circumstances(report)))
-    if asked.out is not None:
-        bench.save(report, asked.out)
-    for line in [*report.left_out, *report.failed]:
-        print(line, file=sys.stderr)
+    finally:  # what was finished is kept
+        print(bench.markdown(report.rows, report.trained, bench.circumstances(report)))
+        if asked.out is not None:
+            bench.save(report, asked.out)
+        for line in [*report.left_out, *report.failed]:
+            print(line, file=sys.stderr)
     sys.exit(code or bool(report.failed))
 
 

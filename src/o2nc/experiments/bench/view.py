@@ -60,7 +60,7 @@ def training_table(rows: Sequence[TrainingRow]) -> tuple[str, Cells, list[Cells]
     body = []
     for name in dict.fromkeys(r.contender for r in rows):
         mine = [found[name, mode] for mode in modes if (name, mode) in found]
-        cells = [cell for r in mine for cell in (milliseconds(r.step), times(r.ratio))]
+        cells = [cell for r in mine for cell in (milliseconds(r.step), times(r.ratio, 3))]
         cells += [NONE] * (2 * len(modes) - len(cells))
         body.append([named(name, mine[0].error if mine[0].mode == "eager" else None), *cells])
     head = ["contender", *(cell for mode in modes for cell in (f"{mode} ms", f"× {BASE}"))]
@@ -77,9 +77,9 @@ def milliseconds(seconds: float | None) -> str:
     return NONE if seconds is None else f"{1e3 * seconds:.3f}"
 
 
-def times(ratio: float | None) -> str:
+def times(ratio: float | None, digits: int = 2) -> str:
     """Write a ratio."""
-    return NONE if ratio is None else f"{ratio:.2f}"
+    return NONE if ratio is None else f"{ratio:.{digits}f}"
 
 
 def heading(about: dict[str, Any]) -> str:
