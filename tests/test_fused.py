@@ -914,6 +914,16 @@ def test_without_triton(monkeypatch):
     agree(*({str(i): p.detach() for i, p in enumerate(ps)} for ps in (params, others)))
 
 
+def test_a_triton_that_is_too_old(device, monkeypatch):
+    import triton
+
+    monkeypatch.setattr(triton, "__version__", "3.2.0")
+    params = begin(device)
+    set_noise(params, 1)
+    with pytest.raises(RuntimeError, match=r"needs Triton 3\.3 or later, and 3\.2\.0 is installed"):
+        CASES["momentum"](params).step()
+
+
 @some("momentum", "adam")
 @pytest.mark.parametrize("first", [1, 3])
 def test_sparse_gradients_are_refused(device, make, first):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from o2nc.kernels.layout import Layout
 
 DEVICES = ("cuda",)  # the tests add "cpu", where Triton's interpreter stands in
+OLDEST_TRITON = (3, 3)
 COUNTERS = ("step", "weight_sum", "weight_square_sum")
 AVERAGES = ("average", "gradient", "spread", "progress", "rate", "output", "update")
 # ``fresh`` in a parameter's state says what of it no step has touched yet; 3 is all of it
@@ -34,6 +35,10 @@ def why_not(optimizer: "Fused", law: Law | None) -> str | None:
         return f"it runs on CUDA, and some parameters are on {', '.join(sorted(elsewhere))}"
     if importlib.util.find_spec("triton") is None:
         return "it is written in Triton, which is not installed (pip install triton)"
+    import triton
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
+        return f"it needs Triton {'.'.join(map(str, OLDEST_TRITON))} or later, and {triton.__version__} is installed"
     from o2nc.kernels.laws import device_law
     from o2nc.kernels.layout import DTYPES
 
