@@ -54,7 +54,9 @@ class Fused(Certified):
             if reason is None:
                 return True
             if demanded:
-                raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason}")
+                raise RuntimeError(
+                    f"fused=True, but the fused step cannot be taken: {reason} (fused=None does without by itself)"
+                )
         engine.land(self)
         return False
 
