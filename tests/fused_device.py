@@ -1,4 +1,7 @@
-"""Where the fused step is tested: on a GPU, else through Triton's interpreter; and what two runs must share."""
+"""Where the fused step is tested, on whom, and what two runs must share.
+
+On a GPU where there is one (`make test-gpu`), else through Triton's interpreter.
+"""
 
 import importlib.util
 from functools import partial
@@ -7,6 +10,8 @@ from random import Random
 import pytest
 import torch
 
+import o2nc
+from o2nc import learners
 from o2nc.kernels import engine
 from o2nc.vector import wide
 from problem import parameters
@@ -155,3 +160,70 @@ def identical(ours, theirs):
             assert torch.equal(value, theirs[key]), key
         else:
             assert value == theirs[key], key
+
+
+# the interpreter computes with numpy, which warns where IEEE arithmetic is meant: min(1, D/0) is 1
+ieee = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
+
+INF = float("inf")
+LAWS = [o2nc.Exponential(), o2nc.Exponential(2.0), o2nc.Uniform(0, 2), o2nc.Weibull(0.8)]
+# programs take chunks of 1024 elements, in blocks of 512
+SIZES = [(), (0,), (1,), (3, 5), (511,), (512,), (513,), (1023,), (1024,), (1025,), (2049,), (2, 3, 2, 1)]
+FEW = [(3, 2), (), (1025,)]
+LEARNERS = [
+    learners.OGD(lr=0.05, decay=0.3),
+    learners.OGD(lr=0.05, decay=0.3, kappa=2),
+    learners.BallOGD(lr=0.05, radius=0.02, decay=0.1),
+    learners.BallOGD(lr=0.05, radius=INF),
+    learners.FTRL(lr=0.05, decay=0.2),
+    learners.FTRL(lr=0.05, decay=0.2, radius=0.1),
+    learners.AdaGrad(lr=0.05, decay=0.1),
+    learners.AdaGrad(lr=0.05, kappa=2),
+    learners.AdaGrad(lr=0.05, decay=0.1, diagonal=True),
+    learners.AdaGrad(lr=0.05, kappa=2, diagonal=True),
+    learners.ScaleFree(lr=0.05),
+    learners.ScaleFree(lr=0.05, radius=0.1),
+    learners.ScaleFree(lr=0.05, diagonal=False),
+    learners.ScaleFree(lr=0.05, diagonal=False, radius=0.05),
+    learners.CoinBetting(wealth=0.5, lipschitz=20.0),
+]
+
+
+def sgdm(params, fused=True, **options):
+    """ScaledSGDM by the kernels, or by foreach."""
+    engine = {"fused": True} if fused else {"foreach": True}
+    return o2nc.ScaledSGDM(params, **({"lr": 0.05} | options), **engine)
+
+
+def algorithm_2(params, learner, fused=True, **options):
+    return o2nc.ExponentiatedO2NC(params, learner, **({"beta": 0.9} | options), fused=fused)
+
+
+CASES = {
+    "momentum": lambda ps, fused=True: sgdm(ps, fused, momentum=0.9, average=0.99, seed=3),
+    "shared buffer": lambda ps, fused=True: sgdm(ps, fused, momentum=0.9, average=0.9, weight_decay=0.1),
+    "nesterov": lambda ps, fused=True: sgdm(ps, fused, momentum=0.9, nesterov=True, average=0.9),
+    "no momentum": lambda ps, fused=True: sgdm(ps, fused, average=0.99, scaling=o2nc.Uniform(0, 2)),
+    "no average": lambda ps, fused=True: sgdm(ps, fused, momentum=0.9, dampening=0.5),
+    "ogd": lambda ps, fused=True: algorithm_2(ps, LEARNERS[0], fused),
+    "ftrl": lambda ps, fused=True: algorithm_2(ps, LEARNERS[5], fused, scaling=o2nc.Weibull(1.2)),
+    "adagrad": lambda ps, fused=True: algorithm_2(ps, LEARNERS[6], fused),
+    "adam": lambda ps, fused=True: algorithm_2(ps, LEARNERS[10], fused, seed=1),
+    "coin": lambda ps, fused=True: algorithm_2(ps, LEARNERS[14], fused),
+}
+
+
+def some(*names):
+    """Run a test with some of the cases."""
+    return pytest.mark.parametrize("make", [CASES[name] for name in names], ids=names)
+
+
+cases = some(*CASES)
+
+
+def call_off(opt, params, t, missing=()):
+    """Step with an overflow, as a GradScaler calls it off."""
+    set_noise(params, t, missing, scale=INF)
+    opt.found_inf, opt.grad_scale = (torch.tensor([v], device=params[0].device) for v in (1.0, 1024.0))
+    opt.step()
+    del opt.found_inf, opt.grad_scale

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from o2nc import checks
 from o2nc.averaging import Ledger
 from o2nc.certificate import Certificate
-from o2nc.kernels.engine import FRESH_AVERAGES
+from o2nc.persistence import FRESH_AVERAGES
 from o2nc.scaling import uniform
 from o2nc.vector import as_floats, real
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from o2nc.certified import Certified
 from o2nc.kernels import engine
+from o2nc.persistence import land
 
 if TYPE_CHECKING:
     from o2nc.kernels.lanes import Lane, State
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 class Fused(Certified):
     """Takes the fused step of `o2nc.kernels` where it applies, and can do without.
 
-    In state per parameter, beside `Certified`'s: ``fresh``, what of it no step has touched yet (see `engine`).
+    In state per parameter, beside `Certified`'s: ``fresh``, what of it no step has touched yet (see `persistence`).
     """
+
+    _has_other_fused = False  # whether torch has a fused step of its own where ours does not run
 
     @abstractmethod
     def _lanes(self) -> "list[Lane]":
@@ -57,10 +60,8 @@ class Fused(Certified):
                 raise RuntimeError(
                     f"fused=True, but the fused step cannot be taken: {reason} (fused=None does without by itself)"
                 )
-        engine.land(self)
+        land(self)
         return False
-
-    _has_other_fused = False  # torch has a fused step of its own where ours does not run
 
     def _may_fuse(self, demanded: bool) -> bool:
         return True

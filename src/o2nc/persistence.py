@@ -7,6 +7,9 @@ the seed and the step counter live in the parameter groups, the same in each. `P
 * ``state_dict`` writes laws and learners as plain dictionaries, which ``torch.load(weights_only=True)`` reads;
 * ``load_state_dict`` turns them back, and keeps what a checkpoint lacks (one of ``torch.optim.SGD``, say);
 * state keeps its dtype on loading, where torch would cast a float64 V to the parameter's dtype.
+
+While the fused step runs, counters and some numbers of the state are tensors on the device. Checkpoints, and steps of
+another kind, have plain numbers in their place, and no state that only steps called off by a GradScaler have seen.
 """
 
 import warnings
@@ -18,7 +21,6 @@ import torch
 from torch.optim import Optimizer
 
 from o2nc import checks, learners, scaling
-from o2nc.kernels.engine import COUNTERS, plain, plain_state
 from o2nc.vector import real
 
 _KNOWN = {
@@ -36,6 +38,11 @@ _KNOWN = {
         learners.CoinBetting,
     )
 }
+COUNTERS = ("step", "weight_sum", "weight_square_sum")
+_NUMBERS = ("rate", "last_lr", "decay_weight")  # state that is a plain number where no kernel runs
+_AVERAGES = ("average", "gradient", "spread", "progress", "rate", "output", "update")
+# ``fresh`` in a parameter's state says what of it no step has touched yet; 3 is all of it
+FRESH_AVERAGES, FRESH_BUFFER, BOTH = 1, 2, 3
 _NAME = "__name__"  # no field can be called so
 _SHAPED = ("delta", "average", "gradient", "output", "update", "block_average")  # state of the parameter's own shape
 
@@ -62,6 +69,40 @@ def decode(key: str, value: Any, live: Any) -> Any:
     if live is not None and cls is not type(live):
         warnings.warn(f"the checkpoint's {key} {cls.__name__} replaces {type(live).__name__}", stacklevel=4)
     return cls(**members)
+
+
+def land(optimizer: Any) -> None:
+    """Turn what lives on the device back into plain numbers, for a step that no kernel takes."""
+    if not isinstance(optimizer.param_groups[0].get("step"), torch.Tensor):
+        return
+    counters = [plain(optimizer.param_groups[0][key]) for key in COUNTERS]
+    for group in optimizer.param_groups:
+        group.update(zip(COUNTERS, counters, strict=True))
+    for p, state in list(optimizer.state.items()):
+        kept = plain_state(state)
+        if kept is None:
+            del optimizer.state[p]
+        else:
+            optimizer.state[p] = kept
+
+
+def plain(value: Any) -> Any:
+    """Return a tensor of one number as the number."""
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def plain_state(state: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a parameter's state as it is without kernels; None if all its steps so far were called off."""
+    if "fresh" not in state:
+        return state
+    fresh = int(state["fresh"])
+    gone = {"fresh"}
+    if fresh & FRESH_AVERAGES:
+        gone.update(_AVERAGES)
+    if fresh & FRESH_BUFFER:
+        gone.add("momentum_buffer")
+    kept = {key: plain(value) if key in _NUMBERS else value for key, value in state.items() if key not in gone}
+    return kept if fresh != BOTH else None
 
 
 class Persistent(Optimizer):

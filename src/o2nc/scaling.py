@@ -66,7 +66,7 @@ def _mix(z: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _key(seed: int, stream: int) -> int:
+def seed_key(seed: int, stream: int) -> int:
     """Hash a seed of any length and a stream number to 64 bits."""
     key = _mix(stream + _GOLDEN)
     while True:
@@ -93,7 +93,7 @@ def uniform(seed: int, step: int, *, stream: int = 0, draw: int = 0) -> float:
     """
     if step < 1:
         raise ValueError(f"step must be an integer >= 1, got {step!r}")
-    word = _mix((_key(int(seed), stream) + int(step) * _GOLDEN) & _MASK)  # int: numpy's would overflow
+    word = _mix((seed_key(int(seed), stream) + int(step) * _GOLDEN) & _MASK)  # int: numpy's would overflow
     bits = _mix((word + (draw + 1) * _GOLDEN) & _MASK) >> 12
     # 52 bits and a half: neither 0 nor 1 can come out, so a logarithm is safe
     return (bits + 0.5) * 2.0**-52

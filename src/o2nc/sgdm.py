@@ -73,6 +73,8 @@ class ScaledSGDM(Fused, Persistent, SGD):
         "weight_square_sum",
     )
 
+    _has_other_fused = True
+
     def __init__(
         self,
         params: ParamsT,
@@ -207,8 +209,6 @@ class ScaledSGDM(Fused, Persistent, SGD):
         scale = -1.0 if group["maximize"] else 1.0
         loss_scale = getattr(self, "grad_scale", None)
         return Seen(scale if loss_scale is None else scale / loss_scale.item(), _number(group["weight_decay"]))
-
-    _has_other_fused = True
 
     def _may_fuse(self, demanded: bool) -> bool:
         # scaling=None is torch's to the bit, so torch's own functions do it unless the fused step is demanded

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.scaling import Law, _key
+from o2nc.persistence import COUNTERS
+from o2nc.scaling import Law
 
 if TYPE_CHECKING:
     from o2nc.fused import Fused
@@ -19,12 +20,7 @@ if TYPE_CHECKING:
 
 DEVICES = ("cuda",)  # the tests add "cpu", where Triton's interpreter stands in
 OLDEST_TRITON = (3, 3)
-COUNTERS = ("step", "weight_sum", "weight_square_sum")
-AVERAGES = ("average", "gradient", "spread", "progress", "rate", "output", "update")
-# ``fresh`` in a parameter's state says what of it no step has touched yet; 3 is all of it
-FRESH_AVERAGES, FRESH_BUFFER, BOTH = 1, 2, 3
 ON_DEVICE = math.nan  # stands for a number that is copied from a tensor on the device; equal to no plain number
-NUMBERS = ("rate", "last_lr", "decay_weight")  # state that is a plain number where no kernel runs
 
 
 def why_not(optimizer: "Fused", law: Law | None) -> str | None:
@@ -61,9 +57,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
-        self.captured: list[
-            Layout
-        ] = []  # no longer in use, but a graph may still be replayed that reads their tables
+        self.captured: list[Layout] = []  # out of use, but a graph may still be replayed that reads their tables
 
     def take(self, optimizer: "Fused") -> str | None:
         """Take one step, or say why it cannot be taken; without gradients nothing is to be done."""
@@ -128,7 +122,6 @@ class Engine:
         form, rule = device_law(law), optimizer._rule()
         assert form is not None, "why_not was not asked"
         assert rule is not None, "why_not was not asked"
-        device_form = tables.Law(*form, law is not None and law.reweights, (_key(seed, 0), _key(seed, 1)))
         lanes = optimizer._lanes()
         inside = {id(lane.param) for lane in lanes}
         self.outside = [p for p in self.params if id(p) not in inside]
@@ -137,7 +130,7 @@ class Engine:
             counters = tables.Counters.on(device, [groups[0][key] for key in COUNTERS])
             here = [lane for lane in lanes if lane.param.device == device]
             with _on(device):
-                layouts.append(tables.Layout(here, rule, device_form, counters, average, len(groups)))
+                layouts.append(tables.Layout(here, rule, form, seed, counters, average, len(groups)))
         for group in groups:
             group.update(zip(COUNTERS, layouts[0].counters, strict=True))
         self.captured += [layout for layout in self.layouts if layout.live.captured]
@@ -145,40 +138,6 @@ class Engine:
         self.owner = optimizer.state
         self.states = list(self.owner.values())
         self.structure = [optimizer._structure(group) for group in groups]
-
-
-def land(optimizer: Any) -> None:
-    """Turn what lives on the device back into plain numbers, for a step that no kernel takes."""
-    if not isinstance(optimizer.param_groups[0].get("step"), Tensor):
-        return
-    counters = [plain(optimizer.param_groups[0][key]) for key in COUNTERS]
-    for group in optimizer.param_groups:
-        group.update(zip(COUNTERS, counters, strict=True))
-    for p, state in list(optimizer.state.items()):
-        kept = plain_state(state)
-        if kept is None:
-            del optimizer.state[p]
-        else:
-            optimizer.state[p] = kept
-
-
-def plain(value: Any) -> Any:
-    """Return a tensor of one number as the number."""
-    return value.item() if isinstance(value, Tensor) else value
-
-
-def plain_state(state: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a parameter's state as it is without kernels; None if all its steps so far were called off."""
-    if "fresh" not in state:
-        return state
-    fresh = int(state["fresh"])
-    gone = {"fresh"}
-    if fresh & FRESH_AVERAGES:
-        gone.update(AVERAGES)
-    if fresh & FRESH_BUFFER:
-        gone.add("momentum_buffer")
-    kept = {key: plain(value) if key in NUMBERS else value for key, value in state.items() if key not in gone}
-    return kept if fresh != BOTH else None
 
 
 def _on(device: torch.device) -> Any:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from o2nc.averaging import start
-from o2nc.kernels.engine import BOTH, FRESH_AVERAGES, FRESH_BUFFER
 from o2nc.kernels.rules import SGD_PLAYS, Rule
+from o2nc.persistence import BOTH, FRESH_AVERAGES, FRESH_BUFFER
 from o2nc.vector import wide
 
 

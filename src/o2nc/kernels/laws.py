@@ -3,6 +3,8 @@
 The uniform numbers are the host's to the bit. A logarithm may differ from the host's in the last place of float64.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -62,14 +64,24 @@ def _weibull_weight(s, a, b):
     return b / a * tl.exp((1.0 - a) * tl.log(s / b))
 
 
-def device_law(law: Law | None) -> tuple[object, object, float, float] | None:
-    """Return sample and weight as device functions with their two parameters, or None where there are none."""
+class DeviceLaw(NamedTuple):
+    """A law of s: sample(u, a, b), weight(s, a, b), the law's two parameters, and whether the weight varies."""
+
+    sample: Any
+    weight: Any
+    a: float = 0.0
+    b: float = 0.0
+    reweights: bool = False
+
+
+def device_law(law: Law | None) -> DeviceLaw | None:
+    """Return a law on the device, or None for one that has no device form."""
     if law is None:
-        return _one, _one, 0.0, 0.0
+        return DeviceLaw(_one, _one)
     if type(law) is scaling.Exponential:
-        return _exponential, _exponential_weight, law.rate, 0.0
+        return DeviceLaw(_exponential, _exponential_weight, law.rate)
     if type(law) is scaling.Uniform:
-        return _uniform, _uniform_weight, law.high, 0.0
+        return DeviceLaw(_uniform, _uniform_weight, law.high, reweights=True)
     if type(law) is scaling.Weibull:
-        return _weibull, _weibull_weight, law.shape, law.scale
+        return DeviceLaw(_weibull, _weibull_weight, law.shape, law.scale, reweights=True)
     return None

@@ -14,8 +14,10 @@ from o2nc import checks
 from o2nc.kernels import passes
 from o2nc.kernels.lanes import Lane
 from o2nc.kernels.launch import Chain, launches
+from o2nc.kernels.laws import DeviceLaw
 from o2nc.kernels.live import Live
 from o2nc.kernels.rules import Rule
+from o2nc.scaling import seed_key
 from o2nc.vector import wide
 
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
@@ -30,17 +32,6 @@ DTYPES = frozenset(_TYPES)
 _NOWHERE = 16  # the address of a gradient without elements, which nobody reads
 # torch's own check of the inputs of its CUDA graphs, faster than a loop; not every build has it
 _same_pointers = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-
-
-class Law(NamedTuple):
-    """The law of s on the device, and the hashes of the seed for s and for the output."""
-
-    sample: Any
-    weight: Any
-    a: float
-    b: float
-    reweights: bool
-    keys: tuple[int, int]
 
 
 class Counters(NamedTuple):
@@ -81,13 +72,14 @@ class Layout:
         self,
         lanes: list[Lane],
         rule: Rule,
-        law: Law,
+        law: DeviceLaw,
+        seed: int,
         counters: Counters,
         average: float | None,
         groups: int,
     ) -> None:
         self.device = lanes[0].param.device
-        self.rule, self.law, self.counters = rule, law, counters
+        self.rule, self.law, self.seed, self.counters = rule, law, seed, counters
         self.averaged = average is not None
         lanes = sorted(lanes, key=lambda lane: repr(self._kind(lane)))  # what shares a launch stands together
         self.params = [lane.param for lane in lanes]
@@ -164,7 +156,8 @@ class Layout:
         constants = [average or 0.0, self.law.a, self.law.b, *self.rule.constants]
         constants += [0.0] * (passes.CONSTANTS - len(constants))
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
-        signed = [key - (1 << 64) if key >> 63 else key for key in self.law.keys]
+        hashes = [seed_key(self.seed, stream) for stream in (0, 1)]  # of s, and of the output
+        signed = [key - (1 << 64) if key >> 63 else key for key in hashes]
         self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
         self.now = torch.zeros(passes.NOW, dtype=torch.float64, device=device)
         self.rows = torch.zeros(passes.ROWS, self.n, dtype=torch.float64, device=device)
