@@ -82,7 +82,7 @@ def uniform(seed: int, step: int, *, stream: int = 0, draw: int = 0) -> float:
     Args:
         seed: a non-negative integer.
         step: the counter, at least 1.
-        stream: separates uses of one seed (0: the scalars s, 1: the choice of the output).
+        stream: separates uses of one seed (0: the scalars s, 1: the choice of the output; 2, 3: CIFAR-10's images).
         draw: numbers the draws within one step, for laws that need several.
 
     Example:

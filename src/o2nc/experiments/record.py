@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,23 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, contents: bytes | memoryview) -> None:
+    """Write a file, whole or not at all, even if the power fails.
+
+    Raises:
+        OSError: it cannot be written, with the reason; a file that was there is still there.
+    """
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise OSError(f"{path} cannot be written: {error.strerror}") from error

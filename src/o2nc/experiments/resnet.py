@@ -11,17 +11,18 @@ class Block(nn.Module):
         before: channels of the input.
         after: channels of the output.
         stride: of the first convolution; 2 halves the image.
+        norm: the kind of BatchNorm.
     """
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(after)
+        self.norm1 = norm(after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(after)
+        self.norm2 = norm(after)
         self.shortcut: nn.Module = nn.Identity()
         if (before, stride) != (after, 1):  # the shapes differ, so the shortcut has to project
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), norm(after))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return relu(x + f(x))."""
@@ -36,20 +37,21 @@ class ResNet18(nn.Module):
     Args:
         classes: number of outputs.
         width: channels of the stem and the first stage; each later stage doubles them.
+        norm: the kind of BatchNorm.
 
     Example:
         >>> sum(p.numel() for p in ResNet18().parameters())
         11173962
     """
 
-    def __init__(self, classes: int = 10, width: int = 64) -> None:
+    def __init__(self, classes: int = 10, width: int = 64, norm: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
+        self.norm = norm(width)
         blocks, before = [], width
         for stage in range(4):
             after = width * 2**stage
-            blocks += [Block(before, after, stride=1 if stage == 0 else 2), Block(after, after, stride=1)]
+            blocks += [Block(before, after, 1 if stage == 0 else 2, norm), Block(after, after, 1, norm)]
             before = after
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(before, classes)

@@ -1,0 +1,145 @@
+"""The paper's Figure 1 from a run's rows, and the certificates over the epochs."""
+
+import math
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from o2nc.experiments.cifar10.rows import Row
+from o2nc.experiments.cifar10.view import Arms, by_arm, certificate
+from o2nc.experiments.rates_view import BLUE, GREEN, GREY, VERMILION
+from o2nc.experiments.record import write_bytes
+
+Read = Callable[[Row], float | None]
+
+COLOURS = (BLUE, VERMILION, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000", GREY)
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1)))  # in turn, so that equal curves are both seen
+HOLLOW: dict[str, Any] = {"linestyle": ":", "marker": "o", "markersize": 5, "markerfacecolor": "white"}  # x̄
+FEW = 20  # up to so many epochs curves have markers
+LATE = 0.75  # the share of the epochs from which on accuracies are enlarged
+
+
+def figure(rows: Sequence[Row]) -> Figure:
+    """Draw Figure 1: train loss, train accuracy and test accuracy over the epochs, the end of the last enlarged.
+
+    Lines are means over an arm's trials, bands one standard deviation to either side, at the epochs that all trials
+    have reached; where some have not, or one has diverged, every trial is also drawn as a thin line.
+    """
+    picture = Figure(figsize=(13, 4.4), dpi=150, layout="constrained")
+    arms, panels = by_arm(rows), picture.subplots(1, 3)
+    _draw(panels[0], "Train loss", arms, lambda row: row.train_loss, log=True)
+    _draw(panels[1], "Train accuracy", arms, lambda row: row.train_accuracy)
+    _draw(panels[2], "Test accuracy", arms, lambda row: row.test_accuracy)
+    _enlarge(panels[2], arms, lambda row: row.test_accuracy)
+    _finish(picture, arms, _legend(arms))
+    return picture
+
+
+def certificates(rows: Sequence[Row], c: float = 1.0) -> Figure | None:
+    """Draw ‖ḡ‖, V and ‖ḡ‖ + cV over the epochs, and the test accuracy of x̄ beside that of the last iterate.
+
+    Arms that keep no averages are left out, with the colours of the others unchanged; None if no arm keeps them.
+    """
+    kept = {row.arm for row in rows if row.gradient is not None}
+    if not kept:
+        return None
+    arms = {arm: trials if arm in kept else [] for arm, trials in by_arm(rows).items()}
+    picture = Figure(figsize=(11, 7.6), dpi=150, layout="constrained")
+    panels = list(picture.subplots(2, 2).flat)
+    _draw(panels[0], "‖ḡ‖", arms, lambda row: row.gradient, log=True)
+    _draw(panels[1], "V", arms, lambda row: row.spread, log=True)
+    _draw(panels[2], f"Certificate ‖ḡ‖ + cV, c = {c:g}", arms, lambda row: certificate(row, c), log=True)
+    _draw(panels[3], "", arms, lambda row: row.test_accuracy)
+    _draw(panels[3], "Test accuracy, last iterate and x̄", arms, lambda row: row.average_accuracy, hollow=True)
+    _enlarge(panels[3], arms, lambda row: row.test_accuracy, lambda row: row.average_accuracy)
+    _finish(picture, arms, [*_legend(arms), Line2D([], [], color=GREY, **HOLLOW, label="x̄, BatchNorm made anew")])
+    return picture
+
+
+def _draw(axes: Axes, title: str, arms: Arms, read: Read, *, log: bool = False, hollow: bool = False) -> None:
+    final = _final(arms)
+    axes.set_title(title, fontsize=11)
+    axes.set_xlim(0, 1.03 * max(final, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if log:
+        axes.set_yscale("log")
+    else:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        if final == 1:
+            axes.set_ylim(0, 1)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    for trials, colour, dash in zip(arms.values(), cycle(COLOURS), cycle(DASHES)):
+        found = [{row.epoch: value for row in trial if (value := read(row)) is not None} for trial in trials]
+        epochs = sorted({epoch for trial in found for epoch in trial})
+        if not epochs:
+            continue
+        values = np.array([[trial.get(epoch, math.nan) for epoch in epochs] for trial in found])
+        values[np.isinf(values) | (log & (values <= 0))] = np.nan
+        mean = values.mean(0)  # nan where a trial has none
+        thin = values if np.isnan(mean).any() else values[:0]
+        for line, width, stroke in [*((one, 0.7, "-") for one in thin), (mean, 1.6, dash)]:
+            few = final <= FEW or np.isfinite(line).sum() == 1
+            style = HOLLOW if hollow else {"linestyle": stroke, "marker": "o" if few else None, "markersize": 4}
+            axes.plot(epochs, line, linewidth=width, color=colour, **style)
+        if len(trials) > 1 and not hollow:
+            deviation = values.std(0, ddof=1)
+            low, high = mean - deviation, mean + deviation
+            band = (np.where(low > 0, low, values.min(0)), high) if log else (low.clip(0, 1), high.clip(0, 1))
+            axes.fill_between(epochs, *band, color=colour, alpha=0.18, linewidth=0)
+
+
+def _enlarge(axes: Axes, arms: Arms, *reads: Read) -> None:
+    """Draw the end again, larger, in the corner that rising curves leave empty, if they do; second reads hollow."""
+    final, (bottom, top) = _final(arms), axes.get_ylim()
+    rows = [row for trials in arms.values() for trial in trials for row in trial]
+    found = [(row.epoch / final, value) for read in reads for row in rows if (value := read(row)) is not None]
+    if final <= FEW or not all(value > bottom + 0.65 * (top - bottom) for share, value in found if share > 0.25):
+        return
+    late = [value for share, value in found if share >= LATE]
+    inset = axes.inset_axes((0.4, 0.1, 0.57, 0.52))
+    for i, read in enumerate(reads):
+        _draw(inset, "", arms, read, hollow=i > 0)
+    margin = 0.1 * (max(late) - min(late)) + 0.001
+    inset.set(xlim=(LATE * final, final), ylim=(min(late) - margin, max(late) + margin))
+    inset.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    inset.tick_params(labelsize=8)
+    axes.indicate_inset_zoom(inset, edgecolor=GREY)
+
+
+def _final(arms: Arms) -> int:
+    return max((trial[-1].epoch for trials in arms.values() for trial in trials), default=0)
+
+
+def _legend(arms: Arms) -> list[Line2D]:
+    styles = zip(arms.items(), cycle(COLOURS), cycle(DASHES))
+    return [Line2D([], [], color=colour, linestyle=dash, label=arm) for (arm, own), colour, dash in styles if own]
+
+
+def _finish(picture: Figure, arms: Arms, legend: list[Line2D]) -> None:
+    for axes in picture.axes:
+        axes.set_xlabel("epochs")
+    least, most = (pick((len(own) for own in arms.values() if own), default=0) for pick in (min, max))
+    trials = f"{most} trials" if least == most else f"up to {most} trials"
+    over = "one trial per arm" if most == 1 else f"mean ± standard deviation over {trials}"
+    picture.suptitle(f"CIFAR-10, ResNet-18: {over}", fontsize=14, fontweight="bold")
+    columns = len(legend) if len(legend) <= 5 else -(-len(legend) // 2)
+    picture.legend(handles=legend, loc="outside lower center", ncols=max(columns, 1), frameon=False)
+
+
+def save(picture: Figure, folder: Path, name: str) -> list[Path]:
+    """Write the picture as PNG and SVG, each whole or not at all."""
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        drawn = BytesIO()
+        picture.savefig(drawn, format=path.suffix[1:])
+        write_bytes(path, drawn.getbuffer())
+    return paths

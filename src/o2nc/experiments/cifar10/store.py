@@ -1,0 +1,106 @@
+"""The folder of a run: what is finished, what is under way, and who is at work on it.
+
+    settings.json           what all its trials have in common; another run's folder is refused
+    trials/NAME.pt          the last checkpoint of a trial, its final state once it is finished
+    lock                    held by the process at work, and let go by the system when that dies
+
+Every file is written whole or not at all, so a process may be killed at any moment.
+"""
+
+import io
+import json
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+
+from o2nc.experiments import record
+
+FORMAT = 1
+
+
+class Store:
+    """A folder of trials.
+
+    Args:
+        folder: made if missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out.
+
+        Raises:
+            OSError: another one is at work here, or the folder cannot be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(self.folder / "lock", timeout=0)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise OSError(f"{self.folder}: another process is at work in this folder; choose another --out") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def settle(self, common: dict[str, Any]) -> None:
+        """Write down what all trials have in common, or refuse it if others have begun otherwise.
+
+        Raises:
+            OSError: the folder belongs to a run with other settings, or cannot be written.
+        """
+        path = self.folder / "settings.json"
+        common = json.loads(json.dumps(common))
+        if not path.exists():
+            record.write(path, common)
+            return
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            differ = [key for key in common if known.get(key) != common[key]]
+        except (ValueError, AttributeError):
+            raise OSError(f"{path} is damaged; choose another --out") from None
+        if differ:
+            there, here = (", ".join(f"{key} {values.get(key)}" for key in differ) for values in (known, common))
+            raise OSError(f"{self.folder} has trials with {there}, not {here}; choose another --out")
+
+    def load(self, trial: str) -> dict[str, Any] | None:
+        """Return the last checkpoint of a trial, None if there is none.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        path = self._path(trial)
+        if not path.exists():
+            return None
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise OSError(f"{path} is damaged ({reason}); delete it to begin this trial again") from error
+        if not isinstance(state, dict) or state.get("format") != FORMAT or state.get("trial") != trial:
+            raise OSError(f"{path} is no checkpoint of {trial}; delete it to begin this trial again")
+        return state
+
+    def save(self, trial: str, state: dict[str, Any]) -> None:
+        """Replace the checkpoint of a trial.
+
+        Raises:
+            OSError: it cannot be written; the former one is still there.
+        """
+        path = self._path(trial)
+        path.parent.mkdir(exist_ok=True)
+        contents = io.BytesIO()
+        torch.save({"format": FORMAT, "trial": trial, **state}, contents)
+        record.write_bytes(path, contents.getbuffer())
+
+    def _path(self, trial: str) -> Path:
+        return self.folder / "trials" / (re.sub(r"[^\w.=+-]", "_", trial) + ".pt")

@@ -1,0 +1,112 @@
+"""The processes that train one model together, each with an equal part of every batch.
+
+Started by ``torchrun``; without it a team of one, and nothing here communicates. Since the scalar s is a pure
+function of the seed and the step, all processes draw the same one and never talk about it.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Team:
+    """Which process this is, and of how many."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, batch: int) -> tuple[int, int]:
+        """Return where this process's part of a batch begins, and how many images it has."""
+        part = batch // self.size
+        return self.rank * part, part
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model with its gradients averaged over the team."""
+        return model if self.size == 1 else DistributedDataParallel(model)
+
+    def sum_(self, numbers: Tensor) -> Tensor:
+        """Add up the team's numbers, in place."""
+        if self.size > 1:
+            distributed.all_reduce(numbers)
+        return numbers
+
+    def hear(self, said: Any) -> Any:
+        """Return what the first process said."""
+        if self.size == 1:
+            return said
+        heard = [said]
+        distributed.broadcast_object_list(heard, src=0)
+        return heard[0]
+
+    @property
+    def norm(self) -> type[nn.BatchNorm2d]:
+        """BatchNorm over the whole batch, whoever has it."""
+        return nn.BatchNorm2d if self.size == 1 else JointBatchNorm2d
+
+
+@contextmanager
+def join(device: torch.device) -> Iterator[Team]:
+    """Join the team that ``torchrun`` has started, if it has, and leave it at the end."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield Team()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # long enough for the first process to look through a large folder, short enough to notice that one has died
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10))
+    try:
+        yield Team(distributed.get_rank(), size)
+    finally:
+        distributed.destroy_process_group()
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the team; what each has contributed enters everybody's loss, so gradients are summed too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.contiguous().clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _Total.forward(ctx, gradient)
+
+
+class JointBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm2d whose statistics in training are those of the whole team's batch, on any device.
+
+    ``torch.nn.SyncBatchNorm`` knows no CPU.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise by the mean and variance over all processes' images."""
+        if not self.training:
+            return super().forward(x)
+        size = distributed.get_world_size()
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        mean = _Total.apply(wide.mean(dim=(0, 2, 3))) / size
+        centred = wide - mean.reshape(-1, 1, 1)
+        variance = _Total.apply(centred.square().mean(dim=(0, 2, 3))) / size
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            # momentum None: the plain mean over all batches
+            momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            count = size * x.numel() // x.shape[1]
+            self.running_mean.lerp_(mean, momentum)
+            self.running_var.lerp_(variance * (count / (count - 1)), momentum)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (centred * scale.reshape(-1, 1, 1) + self.bias.reshape(-1, 1, 1)).to(x.dtype)
