@@ -257,6 +257,8 @@ class Trial:
             trained = self._means(self.trained, images)
             tested = self._means(self.tested, self.images.test_size)
             averages = self._averages()
+        if self.stream is not None:
+            self.stream.synchronize()  # the weights are back in their places for whoever reads them
         seconds = time() - self.begun
         return Row(self.arm.name, self.seed, self.epoch, lr, *trained, *tested, *averages, seconds)  # type: ignore[arg-type, call-arg]
 
