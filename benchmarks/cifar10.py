@@ -22,15 +22,15 @@ from o2nc.experiments import record
 from o2nc.experiments.bench.hardware import describe, find_device
 from o2nc.experiments.cifar10.arms import TABLE, parse
 from o2nc.experiments.cifar10.data import Data
-from o2nc.experiments.cifar10.partition import divide
+from o2nc.experiments.cifar10.feed import Images, to_device
 from o2nc.experiments.cifar10.settings import Settings
-from o2nc.experiments.cifar10.trial import Images, Trial, to_device
+from o2nc.experiments.cifar10.trial import Trial
 from o2nc.experiments.resnet import ResNet18
 
 SIZES = {"cpu": (8, 2000, 4), "cuda": (64, 50_000, 60)}  # width, images, steps per round
 WARM_UP = 8
 FAST = "bfloat16, compiled and captured"
-PARTS = ((0, 1), (0, 3), (0, 6), (3, 3), (2, 6), (3, 6), (6, 6))  # of the GPU (0: not divided), and trials in all
+TOGETHER = (1, 3, 4, 6)  # trials at once
 
 
 class Full(Trial):
@@ -75,14 +75,7 @@ def speeds(device: torch.device, width: int, count: int, steps: int, rounds: int
     ways: list[tuple[str, list[Trial]]] = [("float32, launched one by one", [make(Full, settings, data, fast=False)])]
     if device.type == "cuda":
         ways.append(("bfloat16, launched one by one", [make(Trial, settings, data, fast=False)]))
-        for parts, k in PARTS:
-            try:
-                streams = divide(parts, device) * (k // parts) if parts else [None] * k
-            except RuntimeError as reason:
-                print(f"left out: {reason}")
-                continue
-            way = f"{FAST}, {f'in {parts} parts of' if parts else 'sharing'} the GPU"
-            ways.append((way, [make(Trial, settings, data, seed, stream) for seed, stream in enumerate(streams)]))
+        ways += [(FAST, [make(Trial, settings, data, seed) for seed in range(k)]) for k in TOGETHER]
     times: list[list[float]] = [[] for _ in ways]
     for turn in range(rounds + 1):
         for (_, trials), found in zip(ways, times, strict=True):
@@ -104,11 +97,9 @@ def speeds(device: torch.device, width: int, count: int, steps: int, rounds: int
     ]
 
 
-def make(
-    kind: type[Trial], settings: Settings, data: Images, seed: int = 0, stream: Any = None, *, fast: bool = True
-) -> Trial:
+def make(kind: type[Trial], settings: Settings, data: Images, seed: int = 0, *, fast: bool = True) -> Trial:
     """Return a trial."""
-    trial = kind(parse(TABLE[1]), seed, settings, data, stream=stream, fast=fast)
+    trial = kind(parse(TABLE[1]), seed, settings, data, fast=fast)
     _wait(data.train.device)
     return trial
 

@@ -36,13 +36,12 @@ def recalibrated(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
 
     Example:
         >>> import torch, o2nc
-        >>> from o2nc.batchnorm import recalibrated
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
         >>> opt = o2nc.ScaledSGDM(model.parameters(), lr=0.1, average=0.9)
         >>> batches = torch.randn(5, 8, 3)
         >>> model(batches[0]).square().mean().backward()
         >>> opt.step()
-        >>> with opt.averaged(), recalibrated(model, batches):  # in this order: x̄ first, then its statistics
+        >>> with opt.averaged(), o2nc.recalibrated(model, batches):  # in this order: x̄ first, then its statistics
         ...     loss = model.eval()(batches[0]).square().mean()
         >>> model.training
         True

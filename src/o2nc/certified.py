@@ -143,7 +143,7 @@ class Certified(Optimizer):
         """Put x̄ into the parameters inside a ``with`` block and restore them bitwise on leaving it.
 
         Changes made to the parameters inside are lost; ``step()`` inside is refused. Buffers are not averaged:
-        recompute BatchNorm's statistics before you evaluate.
+        with BatchNorm, evaluate inside `o2nc.recalibrated` as well.
         """
         averages = self._averages("averaged()", self._average_key)
         was_inside = self._inside_averaged

@@ -1,5 +1,10 @@
-"""CIFAR-10: 50 000 images to train on and 10 000 to test on, 32 × 32 pixels, ten classes (Krizhevsky 2009).
+"""Table 1 and Figure 1 of the paper: ResNet-18 on CIFAR-10 (Krizhevsky 2009), with random scaling and without.
 
-* `data` reads the official files, checks them, and gets them if asked to.
-* `augment` shuffles, crops and flips them, all as a pure function of the seed and a counter on the device.
+    data, download → augment, feed → trial (arms, replay, team) → table (store) → rows → view, pictures
+
+* `data` reads the official files and checks them; `download` gets them.
+* `augment` shuffles, crops and flips, as a pure function of the seed and a counter; `feed` is a trial's place in it.
+* `arms` are the optimizers by name; `trial` trains with one, captured by `replay` on a GPU, shared out by `team`.
+* `table` trains all trials and keeps them in a `store`; `view` and `pictures` show their `rows`.
+* `command` is the command line's part.
 """

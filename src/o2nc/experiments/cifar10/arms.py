@@ -102,8 +102,8 @@ def parse(text: str) -> Arm:
         ValueError: it cannot be understood; the text says what can.
 
     Example:
-        >>> parse("sgdm(lr=0.1)+weibull(shape=2)").law
-        Weibull(shape=2, scale=1.1283791670955126)
+        >>> parse("sgdm(lr=0.1)+uniform").law
+        Uniform(low=0.0, high=2.0)
     """
     name, options, rest = _split(text, text)
     if name not in DEFAULTS:

@@ -18,10 +18,11 @@ from o2nc.experiments.bench.hardware import available, describe, find_device
 from o2nc.experiments.cifar10 import arms, pictures, table, view
 from o2nc.experiments.cifar10.data import Data, load
 from o2nc.experiments.cifar10.download import download
+from o2nc.experiments.cifar10.feed import to_device
+from o2nc.experiments.cifar10.rows import untidy
 from o2nc.experiments.cifar10.settings import Settings
 from o2nc.experiments.cifar10.store import Store
 from o2nc.experiments.cifar10.team import Team, join
-from o2nc.experiments.cifar10.trial import to_device
 from o2nc.experiments.commands import console_for
 
 MOST = 6  # trials at once: more of them wait for each other
@@ -113,18 +114,18 @@ def show(asked: Asked) -> None:
         about = record.circumstances(
             asked.command, seeds=list(asked.seeds), processes=team.size, at_once=plan.at_once, **describe(device)
         )
+        numbers = asked.out / "cifar10.json"
         try:
             with _told(console, asked, team) as tell:
-                plan.train(images, team, entries, tell)
+                plan.train(images, team, entries, tell, lambda: record.write(numbers, plan.results(entries, about)))
         except BaseException:
             if team.rank == 0 and any(entry.rows for entry in entries):
                 with suppress(OSError):  # the first error is the one to hear of
-                    _write(plan, entries, about, asked)
+                    _write(plan.results(entries, about), asked)
             raise
     if team.rank == 0:
-        files = _write(plan, entries, about, asked)
-        rows = [row for entry in entries for row in entry.rows]
-        console.print(view.table(rows, c=asked.c))
+        files = _write(plan.results(entries, about), asked)
+        console.print(view.table([row for entry in entries for row in entry.rows], c=asked.c))
         console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
 
 
@@ -150,13 +151,12 @@ def _at_once(asked: Asked, device: torch.device, trials: int, team_size: int) ->
     return min(trials, asked.at_once or max(1, min(MOST, (available(device) or 0) // ROOM)))
 
 
-def _write(plan: table.Table, entries: Sequence[table.Entry], about: dict[str, Any], asked: Asked) -> list[Path]:
+def _write(found: dict[str, Any], asked: Asked) -> list[Path]:
     """Write results, table and pictures; return their paths."""
-    out, found = asked.out, table.results(plan, entries, about)
+    out, rows = asked.out, untidy(found)
     files = [out / "cifar10.json", out / "cifar10.md"]
     record.write(files[0], found)
     record.write_text(files[1], view.markdown(found, c=asked.c))
-    rows = [row for entry in entries for row in entry.rows]
     files += pictures.save(pictures.figure(rows), out, "cifar10")
     certificates = pictures.certificates(rows, asked.c)
     return files if certificates is None else [*files, *pictures.save(certificates, out, "certificates")]

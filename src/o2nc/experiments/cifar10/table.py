@@ -11,12 +11,12 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from o2nc.experiments.cifar10.arms import Arm
-from o2nc.experiments.cifar10.partition import streams
+from o2nc.experiments.cifar10.feed import Images
 from o2nc.experiments.cifar10.rows import Row, tidy
 from o2nc.experiments.cifar10.settings import Settings
 from o2nc.experiments.cifar10.store import Store
 from o2nc.experiments.cifar10.team import Team
-from o2nc.experiments.cifar10.trial import Images, Trial
+from o2nc.experiments.cifar10.trial import Trial
 
 
 class News(NamedTuple):
@@ -79,7 +79,14 @@ class Table:
     at_once: int = 1
     save_every: float = 60.0
 
-    def train(self, images: Images, team: Team, entries: list[Entry], tell: Callable[[News], object]) -> None:
+    def train(
+        self,
+        images: Images,
+        team: Team,
+        entries: list[Entry],
+        tell: Callable[[News], object],
+        kept: Callable[[], object] = lambda: None,
+    ) -> None:
         """Train what is not finished yet.
 
         Args:
@@ -87,6 +94,7 @@ class Table:
             team: the processes that train together.
             entries: empty; has all trials' rows on return, and whatever is kept if an exception ends it.
             tell: called at the end of every epoch of every trial.
+            kept: called by the first process when checkpoints are made.
 
         Raises:
             OSError: the folder is in use, belongs to other settings, or cannot be written.
@@ -96,7 +104,7 @@ class Table:
             entries += team.hear(self._look_up() if team.rank == 0 else None)
             waiting = [entry for entry in entries if len(entry.rows) < self.settings.epochs]
             active: list[tuple[Entry, Trial]] = []
-            free = streams(min(self.at_once, len(waiting)), images.train.device)
+            free: list[Any] = [None] * min(self.at_once, len(waiting))
             with self._keeper(team) as keep:
                 saved = began
                 while waiting or active:
@@ -110,12 +118,34 @@ class Table:
                         for entry, trial in active:
                             entry.spans[-1][1] = saved
                             keep(entry, trial)
+                        if team.rank == 0:
+                            kept()
                         free += [trial.stream for _, trial in active if trial.finished]
                         active = [pair for pair in active if not pair[1].finished]
 
+    def results(self, entries: Sequence[Entry], circumstances: dict[str, Any]) -> dict[str, Any]:
+        """Return all that is known as one record, for JSON."""
+        complete = [len(entry.rows) == self.settings.epochs for entry in entries]
+        return {
+            "circumstances": circumstances,
+            "settings": self.common,
+            "complete": all(complete) and bool(entries),
+            "seconds": union([span for entry in entries for span in entry.spans]),
+            "trials": [
+                {"arm": entry.arm.name, "seed": entry.seed, "epochs": len(entry.rows), "complete": done}
+                for entry, done in zip(entries, complete, strict=True)
+            ],
+            **tidy([row for entry in entries for row in entry.rows]),
+        }
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What all trials of a folder must share."""
+        return {**asdict(self.settings), "data": self.digest}
+
     def _look_up(self) -> list[Entry]:
         """Return all trials with what is kept of them."""
-        self.store.settle({**asdict(self.settings), "data": self.digest})
+        self.store.settle(self.common)
         entries = [Entry(arm, seed) for arm in self.arms for seed in self.seeds]
         for entry in entries:
             state = self.store.load(entry.name)
@@ -175,23 +205,6 @@ class Table:
             yield keep
             for future in writing:
                 future.result()
-
-
-def results(table: Table, entries: Sequence[Entry], circumstances: dict[str, Any]) -> dict[str, Any]:
-    """Return all that is known as one record, for JSON."""
-    epochs = table.settings.epochs
-    complete = [len(entry.rows) == epochs for entry in entries]
-    return {
-        "circumstances": circumstances,
-        "settings": {**asdict(table.settings), "data": table.digest},
-        "complete": all(complete) and bool(entries),
-        "seconds": union([span for entry in entries for span in entry.spans]),
-        "trials": [
-            {"arm": entry.arm.name, "seed": entry.seed, "epochs": len(entry.rows), "complete": done}
-            for entry, done in zip(entries, complete, strict=True)
-        ],
-        **tidy([row for entry in entries for row in entry.rows]),
-    }
 
 
 def union(spans: Sequence[Sequence[float]]) -> float:
