@@ -44,6 +44,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/o2nc bench
 	$(BIN)/python benchmarks/certify.py --quick
+	$(BIN)/python benchmarks/cifar10.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

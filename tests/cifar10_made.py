@@ -12,8 +12,8 @@ import torch
 
 from o2nc import cli
 from o2nc.experiments.cifar10.data import BINARY, Data, load
+from o2nc.experiments.cifar10.feed import to_device
 from o2nc.experiments.cifar10.settings import Settings
-from o2nc.experiments.cifar10.trial import to_device
 
 CPU = torch.device("cpu")
 SMALL = Settings(epochs=3, batch=32, average=0.9, width=2)

@@ -11,8 +11,9 @@ from cifar10_made import CPU, images, train_by_hand
 from o2nc import Exponential, ExponentiatedO2NC, Gamma, ScaledSGDM, Uniform, Weibull, learners
 from o2nc.certified import Certified
 from o2nc.experiments.cifar10.arms import DEFAULTS, LAWS, LEARNERS, TABLE, parse
+from o2nc.experiments.cifar10.feed import Feed
 from o2nc.experiments.cifar10.settings import Settings
-from o2nc.experiments.cifar10.trial import Feed, Trial
+from o2nc.experiments.cifar10.trial import Trial
 from problem import flat, parameters, set_gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import sys
@@ -36,11 +37,12 @@ from o2nc.experiments.cifar10 import store as store_module
 from o2nc.experiments.cifar10 import table as table_module
 from o2nc.experiments.cifar10.arms import parse
 from o2nc.experiments.cifar10.data import load
+from o2nc.experiments.cifar10.feed import to_device
 from o2nc.experiments.cifar10.rows import Row, tidy, untidy
 from o2nc.experiments.cifar10.store import Store
-from o2nc.experiments.cifar10.table import Table, results, union
+from o2nc.experiments.cifar10.table import Table, union
 from o2nc.experiments.cifar10.team import Team
-from o2nc.experiments.cifar10.trial import Trial, to_device
+from o2nc.experiments.cifar10.trial import Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -483,7 +485,7 @@ def test_a_disk_that_is_really_full(files, tmp_path):
     process = start(*given, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)))
     code, out, err = finish(process)
     assert code == 1
-    assert err == f"o2nc: {path} cannot be written: File too large\n"
+    assert re.fullmatch(rf"o2nc: {re.escape(str(tmp_path / 'a'))}/\S+ cannot be written: File too large\n", err)
     assert "epoch 2/2" in out
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -544,7 +546,6 @@ def test_killed_three_times_it_ends_with_the_same_numbers(files, tmp_path):
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-        assert not (out / "cifar10.json").exists()
     assert len(set(kept)) == 3  # every time it went on
     code, _, err = finish(start(*arguments(files, out, *KILLED, "--epochs", 5)))
     assert (code, err) == (0, "")
@@ -626,7 +627,7 @@ def test_results_of_a_diverged_run_are_strict_json(tmp_path):
     begin = time.time()
     entries = run(table)
     wall = time.time() - begin
-    found = json.loads(json.dumps(results(table, entries, {"command": "x"}), allow_nan=False))
+    found = json.loads(json.dumps(table.results(entries, {"command": "x"}), allow_nan=False))
     assert found["circumstances"] == {"command": "x"}
     assert found["settings"] == {"epochs": 3, "batch": 32, "average": 0.9, "width": 2, "limit": None, "data": "made"}
     assert found["complete"] is True
@@ -641,17 +642,17 @@ def test_results_of_a_diverged_run_are_strict_json(tmp_path):
     assert rows[2].train_loss is None
     assert rows[-1].train_loss > 0
     again = run(table)  # a checkpoint has nan itself
-    assert results(table, again, {"command": "x"}) == results(table, entries, {"command": "x"})
+    assert table.results(again, {"command": "x"}) == table.results(entries, {"command": "x"})
 
 
 def test_results_of_an_unfinished_run(tmp_path):
     table, entries = make(tmp_path), []
     with pytest.raises(KeyboardInterrupt):
         table.train(images(), Team(), entries, stop_after(5))
-    found = results(table, entries, {})
+    found = table.results(entries, {})
     assert found["complete"] is False
     assert [(t["epochs"], t["complete"]) for t in found["trials"]] == [(3, True), (2, False), (0, False)]
-    assert results(table, [], {})["complete"] is False
+    assert table.results([], {})["complete"] is False
 
 
 def test_seconds_add_up_over_processes(tmp_path):
@@ -666,7 +667,7 @@ def test_seconds_add_up_over_processes(tmp_path):
     second = time.time() - begin
     (one, two) = entries[0].spans
     assert one[0] < one[1] < two[0] < two[1]
-    assert results(table, entries, {})["seconds"] == pytest.approx(one[1] - one[0] + two[1] - two[0])
+    assert table.results(entries, {})["seconds"] == pytest.approx(one[1] - one[0] + two[1] - two[0])
     assert one[1] - one[0] <= first
     assert two[1] - two[0] <= second
 

@@ -29,11 +29,12 @@ from cifar10_made import (
 )
 from o2nc.experiments.cifar10.arms import parse
 from o2nc.experiments.cifar10.data import load
+from o2nc.experiments.cifar10.feed import to_device
 from o2nc.experiments.cifar10.rows import tidy
 from o2nc.experiments.cifar10.store import Store
 from o2nc.experiments.cifar10.table import Table
 from o2nc.experiments.cifar10.team import JointBatchNorm2d, Team, join
-from o2nc.experiments.cifar10.trial import Trial, judge, to_device
+from o2nc.experiments.cifar10.trial import Trial, judge
 from o2nc.experiments.resnet import ResNet18
 
 pytestmark = [

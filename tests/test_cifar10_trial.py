@@ -12,13 +12,15 @@ from torch import nn
 from cifar10_made import CPU, SMALL, bits, data, images, timeless, train_by_hand
 from o2nc import Exponential, Uniform
 from o2nc.batchnorm import recalibrated
+from o2nc.experiments.cifar10 import feed
 from o2nc.experiments.cifar10 import trial as trial_module
 from o2nc.experiments.cifar10.arms import DEFAULTS, parse
 from o2nc.experiments.cifar10.augment import MEAN, STD, crops, normalise, shuffle, statistics
 from o2nc.experiments.cifar10.augment import augment as augmented
+from o2nc.experiments.cifar10.feed import to_device
 from o2nc.experiments.cifar10.rows import Row
 from o2nc.experiments.cifar10.settings import Settings
-from o2nc.experiments.cifar10.trial import Trial, to_device
+from o2nc.experiments.cifar10.trial import Trial
 from o2nc.experiments.resnet import ResNet18
 from problem import flat
 from twin import averages
@@ -28,6 +30,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def make(arm="sgdm+exponential", seed=0, settings=SMALL, **more):
     return Trial(parse(arm), seed, settings, images(**more))
+
+
+def at_a_time(monkeypatch, images):
+    """Evaluate so many images at once, where it is usually a thousand."""
+    for module in (feed, trial_module):
+        monkeypatch.setattr(module, "EVALUATED", images)
 
 
 def whole(trial):
@@ -150,7 +158,7 @@ def calibrate(model, made, seed, order, together):
 )
 def test_a_trial_is_what_is_written_openly(arm, options, law, together, monkeypatch):
     """In float64, with batches that go on across epochs; evaluated all at once, or 15 and 2 images at a time."""
-    monkeypatch.setattr(trial_module, "EVALUATED", together)
+    at_a_time(monkeypatch, together)
     settings, made, seed = Settings(epochs=2, batch=16, average=0.9, width=2), data(40, 17), 5
     trial = Trial(parse(arm), seed, settings, to_device(made, CPU, dtype=torch.float64))
     count = 0
@@ -173,7 +181,7 @@ def test_a_trial_is_what_is_written_openly(arm, options, law, together, monkeypa
 
 def test_the_columns_are_what_they_say(monkeypatch):
     """Certificate and progress are the optimizer's; x̄ is measured with BatchNorm's statistics made anew."""
-    monkeypatch.setattr(trial_module, "EVALUATED", 30)
+    at_a_time(monkeypatch, 30)
     trial = make(settings=SMALL, train=80, test=31)
     for _ in range(2):
         (row,) = train_by_hand(trial, 1)
@@ -250,12 +258,12 @@ def test_evaluation_changes_nothing(arm):
             trial.step()
         assert all(module.training for module in trial.model.modules())
         before = whole(trial)
-        feed = bits(list(trial.feed))
+        place = bits(list(trial.feed))
         trial.launch_evaluation()
         assert whole(trial) == before
         trial.end_epoch()
         assert whole(trial) == before
-        assert bits(list(trial.feed)) == feed
+        assert bits(list(trial.feed)) == place
         assert all(module.momentum == 0.1 for module in trial.model.modules() if isinstance(module, nn.BatchNorm2d))
 
 
