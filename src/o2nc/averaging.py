@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch._utils import _flatten_dense_tensors
 
 from o2nc.vector import Scalar, real, wide
@@ -104,7 +103,6 @@ class Ledger:
             and all(map(is_, self._views, _laid_out(self.states)))
         )
 
-    @_disable_dynamo  # a compiled γ would be last step's
     @torch.no_grad()
     def add_(
         self,

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from o2nc import checks
 from o2nc.averaging import Ledger
 from o2nc.certificate import Certificate
 from o2nc.persistence import FRESH_AVERAGES
 from o2nc.scaling import uniform
+from o2nc.stepping import Stepping
 from o2nc.vector import as_floats, real
 
 
-class Certified(Optimizer):
+class Certified(Stepping):
     """Keeps averages of the iterates and answers for them.
 
     State per parameter: ``average`` x̄, ``gradient`` ḡ (absent where the momentum buffer tells it), ``spread`` V,
@@ -159,7 +159,7 @@ class Certified(Optimizer):
                 for (_, p, _), saved in zip(averages, backup, strict=True):
                     restore.callback(p.detach().copy_, saved)
 
-    def _refuse_inside_averaged(self) -> None:
+    def _check_state(self) -> None:
         if self._inside_averaged:
             raise RuntimeError("step() inside averaged(): the parameters hold x̄ there; leave the with block first")
 

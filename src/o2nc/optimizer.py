@@ -9,7 +9,6 @@ At call t = 1, 2, … of ``step`` the parameters are x_t and ``.grad`` is g_t (x
 takes them into the averages, asks the learner and moves the parameters to x_{t+1}.
 """
 
-from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -121,14 +120,6 @@ def play(learner: Learner, found: Active, grads: list[Tensor], beta: float) -> N
         raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
 
 
-def evaluate(closure: Callable[[], Any] | None) -> Any:
-    """Call the closure, if there is one, with gradients enabled."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
 class ExponentiatedO2NC(Fused, Persistent):
     """Algorithm 2: learner × scaling × averaging.
 
@@ -199,23 +190,13 @@ class ExponentiatedO2NC(Fused, Persistent):
         self._step_supports_amp_scaling = bool(fused)  # a GradScaler then leaves unscaling and skipping to the step
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move from x_t to x_{t+1}.
-
-        Args:
-            closure: recomputes the loss and the gradients, and returns the loss.
-
-        Returns:
-            What the closure returned, or None.
-        """
-        self._refuse_inside_averaged()
-        loss = evaluate(closure)
+    def _take(self) -> None:
         if self._fuse():
-            return loss
+            return
         learner, beta, law, seed, average, step, *sums = (self.param_groups[0][key] for key in self.shared)
         found = active(self, learner, averaged=average is not None)
         if found is None:
-            return loss
+            return
         t = step + 1
         weight = relative_weight(law, seed, t)
         if average is not None:
@@ -230,7 +211,6 @@ class ExponentiatedO2NC(Fused, Persistent):
         found.move_(s)
         for group in self.param_groups:
             group.update(step=t, weight_sum=sums[0], weight_square_sum=sums[1])
-        return loss
 
     def _rule(self) -> Any:
         from o2nc.kernels.rules import device_rule

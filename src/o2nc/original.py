@@ -9,7 +9,6 @@ The parameters hold w_n when the gradient is taken. x_n needs no buffer, since s
 x_n = w_n + (1 − s_n)Δ_n, and so one call moves w_n to w_{n+1} = w_n + (1 − s_n)Δ_n + s_{n+1}Δ_{n+1}.
 """
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +18,7 @@ from torch.optim.optimizer import ParamsT
 from o2nc import checks
 from o2nc.certified import Certified
 from o2nc.learners import Learner
-from o2nc.optimizer import FOREIGN, active, check_learner, evaluate, play
+from o2nc.optimizer import FOREIGN, active, check_learner, play
 from o2nc.persistence import Persistent
 from o2nc.scaling import Uniform
 
@@ -76,21 +75,11 @@ class OriginalO2NC(Certified, Persistent):
         return state["block_gradient_squared"], state["block_spread"], float(self.param_groups[0]["period"])
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move from w_n to w_{n+1}.
-
-        Args:
-            closure: recomputes the loss and the gradients, and returns the loss.
-
-        Returns:
-            What the closure returned, or None.
-        """
-        self._refuse_inside_averaged()
-        loss = evaluate(closure)
+    def _take(self) -> None:
         learner, period, seed, restart, step = (self.param_groups[0][key] for key in self.shared)
         found = active(self, learner, averaged=True)
         if found is None:
-            return loss
+            return
         n = step + 1
         gamma = 1 / (step % period + 1)  # uniform weights within a block
         self._ledger("active", found.params, found.gs).add_(found.gs, found.deltas, gamma)
@@ -111,7 +100,6 @@ class OriginalO2NC(Certified, Persistent):
         found.move_(_LAW.sample(seed, n + 1))
         for group in self.param_groups:
             group["step"] = n
-        return loss
 
     def _complete_block(self, seed: int, k: int) -> None:
         """Publish w̄_k and its certificate; the running averages go on as the next block's."""

@@ -18,9 +18,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch.optim import Optimizer
 
 from o2nc import checks, learners, scaling
+from o2nc.stepping import Compilable
 from o2nc.vector import real
 
 _KNOWN = {
@@ -105,7 +105,7 @@ def plain_state(state: dict[str, Any]) -> dict[str, Any] | None:
     return kept if fresh != BOTH else None
 
 
-class Persistent(Optimizer):
+class Persistent(Compilable):
     """The part of an optimizer that keeps its shared entries together and survives a checkpoint."""
 
     shared: ClassVar[tuple[str, ...]]  # the keys that all parameter groups have in common

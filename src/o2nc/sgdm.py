@@ -7,7 +7,6 @@ lr = βη/(1 − β + ημ); torch starts its buffer at g_1 where the theory sta
 exact map. The step itself is torch's own function, so ``scaling=None`` is ``torch.optim.SGD`` to the bit.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,7 +18,6 @@ from torch.optim.sgd import sgd
 from o2nc import checks
 from o2nc.averaging import Ledger, Seen, Weights, start
 from o2nc.fused import Fused
-from o2nc.optimizer import evaluate
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
 from o2nc.vector import real, wide
@@ -118,20 +116,9 @@ class ScaledSGDM(Fused, Persistent, SGD):
     def _keeps_dtype(self, key: str) -> bool:
         return key != "momentum_buffer"  # torch's own, cast as torch casts it
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move from x_t to x_{t+1}.
-
-        Args:
-            closure: recomputes the loss and the gradients, and returns the loss.
-
-        Returns:
-            What the closure returned, or None.
-        """
-        self._refuse_inside_averaged()
-        loss = evaluate(closure)
+    def _take(self) -> None:
         if not self._fuse():
             self._step_by_torch()
-        return loss
 
     @_use_grad_for_differentiable
     def _step_by_torch(self) -> None:

@@ -107,7 +107,11 @@ class RandomlyScaled(Persistent):
         if not self._hooked:
             self._hook()
 
+    def _take(self) -> None:
+        self.step()
+
     def _hook(self) -> None:
+        self._list()
         self._hooked = True
         self.register_step_pre_hook(_scale_before)
         self.register_step_post_hook(_scale_after)
@@ -115,6 +119,8 @@ class RandomlyScaled(Persistent):
 
 def _guarded_step(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Step, and put the learning rates back if the step ends in an error."""
+    if torch.compiler.is_compiling() and not (args or kwargs):  # a closure's gradients come too late for one node
+        return self._take_as_one_node()
     if self._guarded:
         return super(type(self), self).step(*args, **kwargs)
     self._guarded = True

@@ -1,0 +1,118 @@
+"""``step()``, the same for all optimizers, and as one node of a compiled graph.
+
+s, γ and the counters are numbers of the host that change with every step: torch.compile would freeze them, or compile
+anew each time. So to a compiler the whole step is one operator, given the parameters and their gradients; when it is
+run it takes the same step as ever, fused on a GPU, at the learning rates of that moment.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from operator import is_not
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+_LIVE: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+class Compilable(Optimizer):
+    """An optimizer whose step a compiler sees as one node.
+
+    ``_listed`` repeats the parameters: to look at the parameter groups would make a compiler compile anew whenever a
+    number in them changes.
+    """
+
+    _listed: list[Tensor]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make it known to compiled graphs, copies included."""
+        optimizer = super().__new__(cls)
+        _LIVE[id(optimizer)] = optimizer
+        return optimizer
+
+    @abstractmethod
+    def _take(self) -> None:
+        """Move the parameters, with the gradients that they have."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, as in torch."""
+        super().add_param_group(param_group)
+        self._list()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._list()
+
+    def _list(self) -> None:
+        _LIVE[id(self)] = self
+        self._listed = _everyone(self)
+
+    def _take_as_one_node(self) -> None:
+        """Put the step into the graph that is being made."""
+        at = [i for i, p in enumerate(self._listed) if p.grad is not None]
+        with torch.no_grad():
+            _node([self._listed[i] for i in at], [self._listed[i].grad for i in at], at, id(self))
+
+
+class Stepping(Compilable):
+    """The part of an optimizer that steps."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move from x_t to x_{t+1}.
+
+        Args:
+            closure: recomputes the loss and the gradients, and returns the loss.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        self._check_state()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if torch.compiler.is_compiling():
+            self._take_as_one_node()
+        else:
+            self._take()
+        return loss
+
+    def _check_state(self) -> None:
+        """Refuse to step where that makes no sense."""
+
+
+def _everyone(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+@torch.library.custom_op("o2nc::step", mutates_args=("params",))
+def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
+    owner = _LIVE[optimizer]
+    everyone = _everyone(owner)
+    if len(everyone) != len(owner._listed) or any(map(is_not, everyone, owner._listed)):
+        owner._list()
+        raise RuntimeError("the lists of parameters were changed by hand after step() was compiled: call it again")
+    before = [p.grad for p in everyone]
+    # a compiler may hand over copies, which it writes back afterwards
+    copies = [(everyone[i], p) for i, p in zip(at, params, strict=True) if everyone[i].data_ptr() != p.data_ptr()]
+    try:
+        for p in everyone:
+            p.grad = None
+        for i, g in zip(at, grads, strict=True):
+            everyone[i].grad = g
+        for own, given in copies:
+            own.detach().copy_(given)
+        owner._take()
+        for own, given in copies:
+            given.copy_(own.detach())
+    finally:
+        for p, former in zip(everyone, before, strict=True):
+            p.grad = former
+
+
+@_node.register_fake
+def _(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
+    return None
