@@ -13,6 +13,7 @@ from o2nc.averaging import Ledger
 from o2nc.certificate import Certificate
 from o2nc.persistence import FRESH_AVERAGES
 from o2nc.scaling import uniform
+from o2nc.sharding import assemble, is_sharded, to_part, to_whole
 from o2nc.stepping import Stepping
 from o2nc.vector import as_floats, real
 
@@ -127,10 +128,12 @@ class Certified(Stepping):
         """
         checks.positive("c", c)
         c = float(c)
-        averages = self._averages("certificate()", self._average_key)
-        parts = [self._summary(state) for _, _, state in averages]
-        squares = as_floats([square for square, _, _ in parts])
-        spreads = as_floats([spread for _, spread, _ in parts])
+        with self._home():
+            averages = self._averages("certificate()", self._average_key)
+            parts = [self._summary(state) for _, _, state in averages]
+            params = [p for _, p, _ in averages]
+            squares = self._totals([square for square, _, _ in parts], params)
+            spreads = self._totals([spread for _, spread, _ in parts], params)
         by_parameter: dict[str | int, Certificate] = {
             name: Certificate(c, square**0.5, spread, part[2])
             for (name, _, _), part, square, spread in zip(averages, parts, squares, spreads, strict=True)
@@ -145,7 +148,8 @@ class Certified(Stepping):
         Changes made to the parameters inside are lost; ``step()`` inside is refused. Buffers are not averaged:
         with BatchNorm, evaluate inside `o2nc.recalibrated` as well.
         """
-        averages = self._averages("averaged()", self._average_key)
+        with self._home():
+            averages = self._averages("averaged()", self._average_key)
         was_inside = self._inside_averaged
         backup = [p.detach().clone() for _, p, _ in averages]
         self._inside_averaged = True
@@ -170,15 +174,16 @@ class Certified(Stepping):
             A copy for every parameter, in the order of the parameter groups; a parameter that never had a
             gradient is returned as it stands.
         """
-        self._averages("output()", "output")
+        with self._home():
+            self._averages("output()", "output")
         result = []
-        for group in self.param_groups:
-            for p in group["params"]:
-                kept = self.state.get(p, {}).get("output")
-                if kept is None:
-                    result.append(p.detach().clone())
-                else:
-                    result.append(torch.view_as_complex(kept.clone()) if p.is_complex() else kept.clone())
+        for p in self._listed:
+            kept = self.state.get(p, {}).get("output")
+            if kept is None:
+                result.append(p.detach().clone())
+                continue
+            kept = torch.view_as_complex(kept.clone()) if p.is_complex() else kept.clone()
+            result.append(assemble(p, kept) if is_sharded(p) else kept)
         return result
 
     @property
@@ -187,5 +192,20 @@ class Certified(Stepping):
 
         Its noise adds up over the steps: with minibatches or long steps one run's value can be far off.
         """
-        averages = self._averages("progress", "progress")
-        return math.fsum(as_floats([state["progress"] for _, _, state in averages]))
+        with self._home():
+            averages = self._averages("progress", "progress")
+            return math.fsum(
+                self._totals([state["progress"] for _, _, state in averages], [p for _, p, _ in averages])
+            )
+
+    def _totals(self, values: list[Tensor], params: list[Tensor]) -> list[float]:
+        """Return sums over coordinates as numbers, one per parameter, over all processes that have a shard of it."""
+        if self._shards is None:
+            return as_floats(values)
+        return self._shards.total(torch.stack([v.to(values[0].device) for v in values]), params).tolist()
+
+    def _to_saved(self, p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        return to_whole(p, state, self._shards) if self._shards is not None and is_sharded(p) else state
+
+    def _from_saved(self, p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        return to_part(p, state) if is_sharded(p) else state

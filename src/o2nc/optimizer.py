@@ -23,6 +23,7 @@ from o2nc.fused import Fused
 from o2nc.learners import Learner
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
+from o2nc.sharding import joint_norms
 from o2nc.vector import real, wide
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ def _initial(learner: Learner, delta: Tensor) -> dict[str, Any]:
 
 def play(learner: Learner, found: Active, grads: list[Tensor], beta: float) -> None:
     """Have the learner replace Δ_t by Δ_{t+1}."""
-    if learner.update(found.deltas, grads, found.states, found.lrs, beta) is not None:  # type: ignore[func-returns-value]
+    with joint_norms(found.params):
+        returned = learner.update(found.deltas, grads, found.states, found.lrs, beta)  # type: ignore[func-returns-value]
+    if returned is not None:
         raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
 
 

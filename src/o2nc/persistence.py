@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from o2nc import checks, learners, scaling
+from o2nc.sharding import local
 from o2nc.stepping import Compilable
 from o2nc.vector import real
 
@@ -153,7 +154,8 @@ class Persistent(Compilable):
             {k: plain(v) if k in COUNTERS else encode(v) for k, v in group.items()} for group in saved["param_groups"]
         ]
         states = {i: plain_state(state) for i, state in saved["state"].items()}
-        kept = {i: state for i, state in states.items() if state is not None}
+        params = dict(enumerate(self._listed))
+        kept = {i: self._to_saved(params[i], state) for i, state in states.items() if state is not None}
         return {**saved, "state": kept, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -171,11 +173,14 @@ class Persistent(Compilable):
             own | {k: decode(k, v, own[k]) if k in own else v for k, v in group.items()}
             for group in state_dict["param_groups"]
         ]
-        kept = self._kept(groups, state_dict["state"])
+        ids = [i for group in groups for i in group["params"]]
+        owners = dict(zip(ids, self._listed, strict=False))  # torch says itself when there are more of one
+        states = {i: self._from_saved(owners[i], s) if i in owners else s for i, s in state_dict["state"].items()}
+        kept = self._kept(owners, states)
         try:
             self._optimizer_load_state_dict_pre_hooks = OrderedDict()
             self._optimizer_load_state_dict_post_hooks = OrderedDict()
-            super().load_state_dict({**state_dict, "param_groups": groups})
+            super().load_state_dict({**state_dict, "state": states, "param_groups": groups})
         finally:
             self._optimizer_load_state_dict_pre_hooks = before
             self._optimizer_load_state_dict_post_hooks = after
@@ -185,19 +190,26 @@ class Persistent(Compilable):
             post_hook(self)
 
     def _kept(
-        self, groups: list[dict[str, Any]], state: dict[Any, Any]
+        self, owners: dict[Any, torch.Tensor], states: dict[Any, Any]
     ) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
         """Return the saved tensors that are to keep their dtype, with parameter and key; refuse other shapes."""
         kept = []
-        ids = [i for group in groups for i in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for i, p in zip(ids, params, strict=False):  # torch says itself when there are more of one
-            for key, value in state.get(i, {}).items():
+        for i, p in owners.items():
+            shape = real(local(p)).shape
+            for key, value in states.get(i, {}).items():
                 if isinstance(value, torch.Tensor) and self._keeps_dtype(key):
-                    if key in _SHAPED and value.shape != real(p).shape:
+                    if key in _SHAPED and value.shape != shape:
                         raise ValueError(
                             f"the checkpoint's {key} of parameter {i} has shape {tuple(value.shape)}, "
-                            f"the parameter has {tuple(real(p).shape)}: are the parameters in another order?"
+                            f"the parameter has {tuple(shape)}: are the parameters in another order?"
                         )
                     kept.append((p, key, value))
         return kept
+
+    def _to_saved(self, p: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a parameter's state as a checkpoint has it."""
+        return state
+
+    def _from_saved(self, p: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        """Undo `_to_saved`."""
+        return state

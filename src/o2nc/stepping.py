@@ -7,6 +7,7 @@ run it takes the same step as ever, fused on a GPU, at the learning rates of tha
 
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from operator import is_not
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,6 +15,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from o2nc.sharding import Shards, at_home, is_sharded
 
 _LIVE: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
@@ -58,7 +61,17 @@ class Compilable(Optimizer):
 
 
 class Stepping(Compilable):
-    """The part of an optimizer that steps."""
+    """The part of an optimizer that steps, with parameters that may be sharded."""
+
+    _shards: Shards | None = None
+
+    def _list(self) -> None:
+        super()._list()
+        self._shards = Shards(self._listed) if any(map(is_sharded, self._listed)) else None
+
+    def _home(self) -> AbstractContextManager[None]:
+        """Return the context in which parameters and state are this process's own."""
+        return nullcontext() if self._shards is None else at_home(self)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move from x_t to x_{t+1}.
@@ -76,8 +89,11 @@ class Stepping(Compilable):
                 loss = closure()
         if torch.compiler.is_compiling():
             self._take_as_one_node()
-        else:
+        elif self._shards is None:
             self._take()
+        else:
+            with at_home(self):
+                self._take()
         return loss
 
     def _check_state(self) -> None:

@@ -3,11 +3,15 @@
 Norms are joint over the whole list. They stay on the device as float64 tensors, so nothing here waits for the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+_COMPLETE: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("complete", default=None)
 
 Vector: TypeAlias = list[Tensor]
 Scalar: TypeAlias = float | Tensor
@@ -32,12 +36,28 @@ def squares(x: Vector) -> Tensor:
     result = torch.stack([n.to(home, torch.float64) for n in norms]).square()
     if home.type == "cpu" and not result.isfinite().all():
         result = torch.stack([n.to(home) for n in torch._foreach_norm(x, 2, torch.float64)]).square()
-    return result
+    return _complete(result)
 
 
 def dots(x: Vector, y: Vector) -> Tensor:
     """Return ⟨x_p, y_p⟩ for every pair of the lists, as one float64 tensor."""
-    return torch.stack([(a * b).sum(dtype=torch.float64).to(x[0].device) for a, b in zip(x, y, strict=True)])
+    products = [(a * b).sum(dtype=torch.float64).to(x[0].device) for a, b in zip(x, y, strict=True)]
+    return _complete(torch.stack(products))
+
+
+@contextmanager
+def completed(complete: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Where tensors are parts of larger ones, have `squares` and `dots` completed by the other parts' share."""
+    token = _COMPLETE.set(complete)
+    try:
+        yield
+    finally:
+        _COMPLETE.reset(token)
+
+
+def _complete(sums: Tensor) -> Tensor:
+    complete = _COMPLETE.get()
+    return sums if complete is None else complete(sums)
 
 
 def combine_(y: Vector, a: Sequence[Scalar], x: Vector, b: Sequence[Scalar]) -> None:

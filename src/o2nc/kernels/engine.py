@@ -49,6 +49,8 @@ def why_not(optimizer: "Fused", law: Law | None) -> str | None:
         return "the learner has no device form"
     if rule.measure is not None and len({p.device for p in params}) > 1:
         return "the learner's norm is joint, and the parameters are on several devices"
+    if rule.measure is not None and optimizer._shards is not None:
+        return "the learner's norm is joint, and the parameters are sharded"
     return None
 
 

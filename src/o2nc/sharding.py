@@ -1,0 +1,153 @@
+"""Parameters in shards (DTensor, as FSDP2 makes them): every process steps the part that it has.
+
+Inside `at_home` the optimizer's parameters are the local parts, and all else is as without shards, kernels included.
+x̄, ḡ, Δ and whatever has the parameter's shape are kept in parts of the same placement. Norms of R^d are sums over
+the processes: a learner that needs one waits for them at every step; V and the progress are kept as this process's
+part and added up only when asked for. In a checkpoint they are whole, to be read by any number of processes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from o2nc import vector
+
+_CURRENT: ContextVar["Shards | None"] = ContextVar("shards", default=None)
+PARTS = ("spread", "progress", "block_spread", "block_gradient_squared")  # state that is a sum over the processes
+
+
+def is_sharded(p: Tensor) -> bool:
+    """Say whether a tensor is a DTensor."""
+    return hasattr(p, "to_local") and hasattr(p, "placements")
+
+
+def local(p: Any) -> Tensor:
+    """Return the part of a tensor that this process has."""
+    return p.detach().to_local() if is_sharded(p) else p
+
+
+class Shards:
+    """The local parts of an optimizer's parameters; those that are not sharded stand for themselves.
+
+    Args:
+        params: all of them.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.parts = {p: self._part(p) for p in params}
+        self.owners = {part: p for p, part in self.parts.items()}
+        self.state: dict[Tensor, Any] = defaultdict(dict)  # by part; the same objects as the optimizer's by parameter
+
+    @staticmethod
+    def _part(p: Any) -> Tensor:
+        return torch.nn.Parameter(local(p), p.requires_grad) if is_sharded(p) else p
+
+    def refresh(self) -> None:
+        """Bring the parts' memory and gradients up to date."""
+        for p, part in self.parts.items():
+            if part is p:
+                continue
+            here = local(p)
+            if here.data_ptr() != part.data_ptr() or here.shape != part.shape:
+                part.data = here
+            grad: Any = p.grad
+            if grad is not None and grad.placements != p.placements:  # type: ignore[attr-defined]
+                grad = grad.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
+            part.grad = None if grad is None else grad.to_local()
+
+    def total(self, values: Tensor, parts: Sequence[Tensor]) -> Tensor:
+        """Return the sums over the processes of one number per parameter."""
+        kinds: dict[Any, list[int]] = {}
+        for i, part in enumerate(parts):
+            p: Any = self.owners[part]
+            if p is not part:
+                dims = [d for d, placement in enumerate(p.placements) if placement.is_shard()]
+                for dim in dims:
+                    kinds.setdefault((p.device_mesh, dim), []).append(i)
+        if kinds:
+            values = values.clone()
+        for (mesh, dim), at in kinds.items():
+            some = values[at]
+            distributed.all_reduce(some, group=mesh.get_group(dim))
+            values[at] = some
+        return values
+
+
+@contextmanager
+def at_home(optimizer: Any) -> Iterator[None]:
+    """Put the local parts in the places of the parameters, and their state with them."""
+    shards: Shards = optimizer._shards
+    shards.refresh()
+    whole, params = optimizer.state, [group["params"] for group in optimizer.param_groups]
+    _exchange(whole, shards.state, shards.parts)
+    for group, owners in zip(optimizer.param_groups, params, strict=True):
+        group["params"] = [shards.parts[p] for p in owners]
+    optimizer.state = shards.state
+    token = _CURRENT.set(shards)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+        optimizer.state = whole
+        for group, owners in zip(optimizer.param_groups, params, strict=True):
+            group["params"] = owners
+        _exchange(shards.state, whole, shards.owners)
+
+
+def _exchange(source: dict[Tensor, Any], target: dict[Tensor, Any], names: dict[Tensor, Tensor]) -> None:
+    """Make the target hold the source's state under other names, with as little writing as possible."""
+    for gone in [p for p in target if p not in {names[q] for q in source}]:
+        del target[gone]
+    for p, state in source.items():
+        if target.get(names[p]) is not state:
+            target[names[p]] = state
+
+
+@contextmanager
+def joint_norms(parts: Sequence[Tensor]) -> Iterator[None]:
+    """Make norms over vectors with one tensor for each of these parameters sums over the processes, too."""
+    shards = _CURRENT.get()
+    if shards is None:
+        yield
+        return
+    with vector.completed(lambda values: shards.total(values, parts)):
+        yield
+
+
+def assemble(p: Any, part: Tensor) -> Tensor:
+    """Return the tensor of which every process has such a part, placed like the parameter."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
+def to_whole(p: Any, state: dict[str, Any], shards: Shards) -> dict[str, Any]:
+    """Return a sharded parameter's state as a checkpoint has it."""
+    part = shards.parts[p]
+    whole = {}
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.dim() and value.shape == part.shape:
+            value = assemble(p, value)
+        elif key in PARTS:
+            value = shards.total(value.reshape(1), [part]).reshape(())
+        whole[key] = value
+    return whole
+
+
+def to_part(p: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Undo `to_whole`: a sum over the processes is given to the first of them."""
+    coordinate = p.device_mesh.get_coordinate()
+    first = all(c == 0 for c, placement in zip(coordinate, p.placements, strict=True) if placement.is_shard())
+    part = {}
+    for key, value in state.items():
+        if is_sharded(value):
+            value = value.redistribute(p.device_mesh, p.placements).to_local()
+        elif key in PARTS and not first:
+            value = torch.zeros_like(value)
+        part[key] = value
+    return part

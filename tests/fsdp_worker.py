@@ -1,0 +1,134 @@
+"""What every process of test_fsdp.py does: ``torchrun … fsdp_worker.py FOLDER TASK``; without torchrun, unsharded."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import o2nc
+from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
+
+STEPS, LATER = 6, 4
+OPTIMIZERS = {
+    "sgdm": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.99, weight_decay=1e-2),
+    "sgdm, average == momentum": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9),
+    "sgdm, nesterov": lambda ps: o2nc.ScaledSGDM(ps, 0.1, 0.9, 0, 0, True, average=0.99),
+    "sgdm, no averages": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9),
+    "ogd": lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1, decay=1.0), beta=0.9),
+    "ball": lambda ps: o2nc.ExponentiatedO2NC(ps, BallOGD(lr=0.1, radius=0.05), beta=0.9),
+    "ftrl in a ball": lambda ps: o2nc.ExponentiatedO2NC(ps, FTRL(lr=0.1, radius=0.05), beta=0.9),
+    "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.1), beta=0.9, scaling=o2nc.Uniform()),
+    "scale-free": lambda ps: o2nc.ExponentiatedO2NC(ps, ScaleFree(lr=0.01), beta=0.9),
+    "scale-free, joint": lambda ps: o2nc.ExponentiatedO2NC(ps, ScaleFree(lr=0.1, diagonal=False), beta=0.9),
+    "coin betting": lambda ps: o2nc.ExponentiatedO2NC(ps, CoinBetting(), beta=0.9),
+    "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.05), period=3),
+    "AdamW, scaled": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.01)),
+}
+
+
+def make(name, mesh=None):
+    """Return a model, sharded if there is a mesh, and its optimizer; rows of weights do not divide evenly."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double()
+    if mesh is not None:
+        for module in (model[0], model[2], model):
+            fully_shard(module, mesh=mesh)
+    return model, OPTIMIZERS[name](model.parameters())
+
+
+def train(model, optimizer, begin, end, rank=0, size=1):
+    """Take steps, each on a batch of its own, of which every process has a share."""
+    for step in range(begin, end):
+        x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(x[rank::size]).abs().mean().backward()
+        optimizer.step()
+
+
+def whole(tensors):
+    return [(t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for t in tensors]
+
+
+def summary(model, optimizer):
+    """Return all that a user can ask for, in plain tensors and numbers; all processes have to call it."""
+    found = {"parameters": whole(model.parameters())}
+    if not hasattr(optimizer, "certificate") or optimizer.param_groups[0].get("average", 1) is None:
+        return found
+    certificate = optimizer.certificate(c=2.0)
+    with optimizer.averaged():
+        found["averages"] = whole(model.parameters())
+    return found | {
+        "restored": whole(model.parameters()),
+        "certificate": (certificate.gradient, certificate.spread, certificate.ess),
+        "by parameter": [(c.gradient, c.spread) for c in certificate.by_parameter.values()],
+        "progress": optimizer.progress,
+        "output": whole(optimizer.output()),
+    }
+
+
+def shapes(model, optimizer):
+    """Return the shapes of what a process keeps, by parameter."""
+    return [
+        (
+            tuple(p.to_local().shape),
+            {key: tuple(v.shape) for key, v in optimizer.state[p].items() if hasattr(v, "shape")},
+        )
+        for p in model.parameters()
+    ]
+
+
+def equal(mesh, rank, size):
+    """Train every optimizer on shards."""
+    found = {}
+    for name in OPTIMIZERS:
+        model, optimizer = make(name, mesh)
+        train(model, optimizer, 0, STEPS, rank, size)
+        found[name] = summary(model, optimizer) | {"shapes": shapes(model, optimizer)}
+    return found
+
+
+def save(mesh, rank, size):
+    """Train, save, train on."""
+    found = {}
+    for name in OPTIMIZERS:
+        model, optimizer = make(name, mesh)
+        train(model, optimizer, 0, STEPS, rank, size)
+        states = get_state_dict(model, optimizer)
+        dcp.save(dict(zip(("model", "optimizer"), states, strict=True)), checkpoint_id=FOLDER / "saved" / name)
+        train(model, optimizer, STEPS, STEPS + LATER, rank, size)
+        found[name] = summary(model, optimizer)
+    return found
+
+
+def load(mesh, rank, size):
+    """Load what other processes, perhaps more or fewer, have saved; save it again, and train on."""
+    found = {}
+    for name in OPTIMIZERS:
+        model, optimizer = make(name, mesh)
+        states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        dcp.load(states, checkpoint_id=FOLDER / "saved" / name)
+        set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+        again = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        dcp.save(again, checkpoint_id=FOLDER / "saved" / name)
+        train(model, optimizer, STEPS, STEPS + LATER, rank, size)
+        found[name] = summary(model, optimizer)
+    return found
+
+
+if __name__ == "__main__":
+    FOLDER, task = Path(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    found = globals()[task](init_device_mesh("cpu", (size,)), rank, size)
+    torch.save(found, FOLDER / f"{task}-{size}-{rank}.pt")
+    distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads may abort a process that ends in the ordinary way

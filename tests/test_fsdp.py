@@ -1,0 +1,87 @@
+"""FSDP2: parameters in shards step as if they were whole, and checkpoints go to other numbers of processes and back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from fsdp_worker import LATER, OPTIMIZERS, STEPS, make, summary, train
+
+WORKER = Path(__file__).with_name("fsdp_worker.py")
+NAMES = list(OPTIMIZERS)
+
+
+def launch(folder, task, processes):
+    """Run a task in so many processes and return what each has found."""
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), WORKER, folder, task]
+    done = subprocess.run([sys.executable, "-m", *map(str, command)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"{task}-{processes}-{rank}.pt") for rank in range(processes)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """2 processes train; 2 save and go on; 1 loads, saves and goes on; 2 load that."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    tasks = {"equal": ("equal", 2), "saved by 2": ("save", 2), "loaded by 1": ("load", 1), "loaded by 2": ("load", 2)}
+    return {name: launch(folder, *task) for name, task in tasks.items()}
+
+
+def difference(a, b):
+    """Return the largest difference between what two runs have found."""
+    assert a.keys() - {"shapes"} == b.keys() - {"shapes"}
+    pairs = [(a[key], b[key]) for key in a.keys() - {"shapes"}]
+    leaves = [(x, y) for u, v in pairs for x, y in zip(tree_leaves(u), tree_leaves(v), strict=True)]
+    return max(float((torch.as_tensor(x) - torch.as_tensor(y)).abs().max()) for x, y in leaves)
+
+
+def alone(name, steps):
+    model, optimizer = make(name)
+    train(model, optimizer, 0, steps)
+    return summary(model, optimizer)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_equal_one(runs, name):
+    """Parameters, x̄, output, certificates as a whole and by parameter, and progress."""
+    found = runs["equal"][0][name]
+    assert difference(found, alone(name, STEPS)) < 1e-13
+    for x, y in zip(found["parameters"], found.get("restored", found["parameters"]), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_processes_find_the_same(runs, name):
+    first, second = (rank[name] for rank in runs["equal"])
+    assert difference(first, second) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_is_sharded_like_the_parameters(runs, name):
+    """Every tensor of the state has the shape of the local part, or is one number."""
+    for rank, parts in ((0, [(4, 5), (4,), (2, 7), (2,)]), (1, [(3, 5), (3,), (1, 7), (1,)])):
+        found = runs["equal"][rank][name]["shapes"]
+        assert [part for part, _ in found] == parts
+        if name != "AdamW, scaled":  # torch's own state: DTensors
+            assert all(shape in (part, ()) for part, state in found for shape in state.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("run", ["loaded by 1", "loaded by 2"])
+def test_checkpoints_continue_in_other_numbers_of_processes(runs, name, run):
+    """2 → 1 → 2: the same numbers as without a stop, up to the order of a few sums."""
+    unbroken = runs["saved by 2"][0][name]
+    assert difference(runs[run][0][name], unbroken) < 1e-13
+    assert difference(unbroken, alone(name, STEPS + LATER)) < 1e-13
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_number_of_processes_continues_to_the_bit(runs, name):
+    """2 → 1 → 2 against 2 without a stop: gradients are made by the same two processes, so parameters and x̄ agree."""
+    again, unbroken = (runs[run][0][name] for run in ("loaded by 2", "saved by 2"))
+    for key in ("parameters", "averages"):
+        for x, y in zip(again.get(key, []), unbroken.get(key, []), strict=True):
+            assert torch.equal(x, y)
