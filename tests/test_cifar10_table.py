@@ -320,6 +320,7 @@ def damages(good, state, mark, folder):
         torch.save(thing, folder / "other.pt")
         yield f"saved {name}", (folder / "other.pt").read_bytes()
     store = Store(folder / "other")
+    state = {key: value for key, value in state.items() if key not in ("format", "trial")}
     for name, form, trial in (("another format", 2, TRIAL), ("another trial", 1, "sgdm seed 0")):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(store_module, "FORMAT", form)
@@ -507,6 +508,7 @@ def test_a_second_process_is_refused_until_the_first_is_dead(files, tmp_path, mo
     try:
         wait_for((tmp_path / "trials" / "sgdm_seed_0.pt").exists, first)
         said = f"{tmp_path}: another process is at work in this folder; choose another --out"
+        monkeypatch.setattr(Trial, "step", stop_after(1, AssertionError("it was trained")))
         assert call(monkeypatch, capsys, *given) == (1, "", f"o2nc: {said}\n")
         assert first.poll() is None
     finally:

@@ -1,4 +1,4 @@
-"""FSDP2: parameters in shards step as if they were whole, and checkpoints go to other numbers of processes and back."""
+"""FSDP2: parameters in shards step as if they were whole, and checkpoints go to other numbers of processes."""
 
 import subprocess
 import sys
