@@ -257,8 +257,8 @@ def build_app() -> "typer.Typer":
         asked = command.Asked(
             data,
             download,
-            _folder(out),
-            tuple(dict.fromkeys(arm)) if arm else TABLE,
+            out,
+            tuple(dict.fromkeys("".join(name.split()) for name in arm)) if arm else TABLE,
             range(seed, seed + seeds),
             settings,
             device,

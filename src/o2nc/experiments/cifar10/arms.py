@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from o2nc import ExponentiatedO2NC, ScaledSGDM, learners, random_scaling, scaling
+from o2nc import ExponentiatedO2NC, ScaledSGDM, checks, learners, random_scaling, scaling
 from o2nc.scaling import Law
 
 LAWS: dict[str, tuple[type, dict[str, float]]] = {
@@ -43,6 +43,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-3, "weight_decay": 0.05},
 } | {name: {f.name: f.default for f in fields(learner)} | own | _PLAYED for name, (learner, own) in LEARNERS.items()}
 TABLE = ("sgdm", "sgdm+exponential")
+LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Arm:
     """One way to train.
 
     Attributes:
-        name: as the user wrote it.
+        name: as the user wrote it, without spaces.
         base: sgdm, adamw or a learner's name.
         options: its numbers, defaults filled in.
         law: of s, None for no scaling.
@@ -105,7 +106,10 @@ def parse(text: str) -> Arm:
         >>> parse("sgdm(lr=0.1)+uniform").law
         Uniform(low=0.0, high=2.0)
     """
-    name, options, rest = _split(text, text)
+    if len(text) > LONGEST:
+        raise ValueError(f"arm {text[:20]!r}… is longer than {LONGEST} characters")
+    compact = "".join(text.split())
+    name, options, rest = _split(compact, text)
     if name not in DEFAULTS:
         raise ValueError(f"arm {text!r}: the optimizer is one of {', '.join(DEFAULTS)}")
     unknown = options.keys() - DEFAULTS[name].keys()
@@ -116,9 +120,10 @@ def parse(text: str) -> Arm:
         raise ValueError(f"arm {text!r}: after the optimizer comes nothing, or '+' and one of {', '.join(LAWS)}")
     try:  # laws and optimizers know best what they take
         law = LAWS[wanted][0](**LAWS[wanted][1] | given) if wanted else None
-        arm = Arm(text, name, DEFAULTS[name] | options, law)
+        arm = Arm(compact, name, DEFAULTS[name] | options, law)
+        checks.non_negative("weight_decay", arm.options["weight_decay"])
         arm.make([torch.nn.Parameter(torch.zeros(1))], 0.9, 0, torch.device("cpu"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"arm {text!r}: {error}") from None
     return arm
 
@@ -134,8 +139,11 @@ def _split(text: str, whole: str) -> tuple[str, dict[str, Any], str]:
         if call.args or not all(keyword.arg for keyword in call.keywords):
             raise ValueError
         options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        if not all(isinstance(value, int | float) and math.isfinite(value) for value in options.values()):
+        finite = all(isinstance(value, int | float) and math.isfinite(value) for value in options.values())
+        if not finite or len(options) < len(call.keywords):
             raise ValueError
-    except (SyntaxError, ValueError):
-        raise ValueError(f"arm {whole!r}: options are written (key=value, …), with finite numbers") from None
+    except (SyntaxError, ValueError, OverflowError):
+        raise ValueError(
+            f"arm {whole!r}: options are (key=value, …), each once, with finite numbers"
+        ) from None
     return found[1], options, text[found.end() :]

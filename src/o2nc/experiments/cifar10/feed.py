@@ -30,6 +30,7 @@ def to_device(data: Data, device: torch.device, team: Team = Team(), dtype: torc
     tests = [
         (normalise(part, numbers), truth)
         for part, truth in zip(images.split(EVALUATED), labels.split(EVALUATED), strict=True)
+        if len(part)  # there may be more processes than images
     ]
     return Images(data.train_images.to(device), data.train_labels.to(device), numbers, tests, len(data.test_images))
 

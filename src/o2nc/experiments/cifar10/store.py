@@ -9,8 +9,8 @@ Every file is written whole or not at all, so a process may be killed at any mom
 
 import io
 import json
-import pickle
 import re
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,12 +41,16 @@ class Store:
         Raises:
             OSError: another one is at work here, or the folder cannot be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(self.folder / "lock", timeout=0)
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except filelock.Timeout:
             raise OSError(f"{self.folder}: another process is at work in this folder; choose another --out") from None
+        except OSError as error:
+            raise OSError(
+                f"{self.folder} cannot be written: {error.strerror or error}; choose another --out"
+            ) from None
         try:
             yield
         finally:
@@ -82,10 +86,13 @@ class Store:
         if not path.exists():
             return None
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise OSError(f"{path} is damaged ({reason}); delete it to begin this trial again") from error
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # torch does not look at the checksums
+            state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged file can raise nearly anything
+            raise OSError(f"{path} is damaged; delete it to begin this trial again") from error
+        if damaged:
+            raise OSError(f"{path} is damaged; delete it to begin this trial again")
         if not isinstance(state, dict) or state.get("format") != FORMAT or state.get("trial") != trial:
             raise OSError(f"{path} is no checkpoint of {trial}; delete it to begin this trial again")
         return state
