@@ -22,8 +22,9 @@ verify: $(STAMP)
 rates: $(STAMP)
 	$(BIN)/o2nc rates
 
+# a process per core, each with one thread: most tests are too small for more
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

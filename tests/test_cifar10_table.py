@@ -1,6 +1,8 @@
 """A table ends with the same numbers however often it was stopped: by an exception, a full disk or SIGKILL."""
 
+import builtins
 import errno
+import io
 import json
 import math
 import os
@@ -377,6 +379,28 @@ def test_a_flipped_bit_is_noticed(store):
     assert taken == []
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE])
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(number, store, monkeypatch):
+    """It may be whole: nobody should be told to delete it."""
+    table, path = store
+    opened = io.open
+
+    def refuse(file, *given, **named):
+        if str(file) == str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(file, *given, **named)
+
+    with monkeypatch.context() as patched:
+        for module in (io, builtins):
+            patched.setattr(module, "open", refuse)
+        with pytest.raises(OSError) as info:
+            table.store.load(TRIAL)
+    assert str(path) in str(info.value)
+    assert os.strerror(number) in str(info.value)
+    assert "delete" not in str(info.value)
+    assert table.store.load(TRIAL) is not None
+
+
 def test_a_torn_part_is_ignored(store, whole):
     table, path = store
     part = path.with_name(path.name + ".part")
@@ -571,17 +595,17 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(files, tmp_path, cap
     """Twenty runs, each killed once between its start and its end, then started again by the same command."""
     rng, runs, good, cut = random.Random(1), 20, 0, 0
     begin = time.monotonic()
-    assert finish(start(*arguments(files, tmp_path / "whole", *KILLED, "--epochs", 4)))[0] == 0
+    assert finish(start(*arguments(files, tmp_path / "whole", *KILLED, "--epochs", 12)))[0] == 0
     duration = time.monotonic() - begin
     expected = recorded(tmp_path / "whole")
     for i in range(runs):
         out = tmp_path / str(i)
-        process = start(*arguments(files, out, *KILLED, "--epochs", 4))
+        process = start(*arguments(files, out, *KILLED, "--epochs", 12))
         time.sleep(rng.uniform(0, duration))
         process.kill()
         process.communicate()
         cut += len(stamps(out)) > 0 and not (out / "certificates.svg").exists()
-        code, _, err = finish(start(*arguments(files, out, *KILLED, "--epochs", 4)))
+        code, _, err = finish(start(*arguments(files, out, *KILLED, "--epochs", 12)))
         found = recorded(out)
         good += (code, err, found["rows"], found["complete"]) == (0, "", expected["rows"], True)
         shutil.rmtree(out)
@@ -590,7 +614,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(files, tmp_path, cap
             f"\n{good} of {runs} killed runs end with the numbers of one that was not; {cut} were killed in training"
         )
     assert good == runs
-    assert cut >= 3
+    assert cut >= 5
 
 
 # --- records
