@@ -251,6 +251,7 @@ def build_app() -> "typer.Typer":
         try:
             checks.fraction("--average", average)
             checks.positive("--c", c)
+            checks.non_negative("--save-every", save_every)
         except (TypeError, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
         settings = Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit)

@@ -17,6 +17,7 @@ from rich import box
 from rich.table import Table
 
 import o2nc
+from o2nc.experiments.colours import BLUE, SKY, VERMILION
 from o2nc.experiments.record import circumstances, write
 from o2nc.problems import Climber
 
@@ -179,7 +180,7 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-VERMILION, BLUES = "#D55E00", ("#0072B2", "#56B4E9", "#003F66")  # told apart by all common kinds of colour vision
+BLUES = (BLUE, SKY, "#003F66")
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "handlelength": 1.4, "columnspacing": 1.5}
 
 

@@ -12,10 +12,10 @@ from matplotlib.lines import Line2D
 from rich import box
 from rich.table import Table
 
+from o2nc.experiments.colours import BLUE, GREEN, GREY, VERMILION
 from o2nc.experiments.extremes import BETA, CHAIN, STEPS, C, Escape, Search
 from o2nc.experiments.rates import ARMS, ORIGINAL, Curve, least_error, studies
 
-BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 STYLES: dict[str, tuple[str, Any, str | None]] = {
     "sharp": (BLUE, "-", "o"),
     "sharp, s = 1": (BLUE, ":", None),

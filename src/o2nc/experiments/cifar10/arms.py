@@ -122,8 +122,10 @@ def parse(text: str) -> Arm:
         law = LAWS[wanted][0](**LAWS[wanted][1] | given) if wanted else None
         arm = Arm(compact, name, DEFAULTS[name] | options, law)
         checks.non_negative("weight_decay", arm.options["weight_decay"])
-        arm.make([torch.nn.Parameter(torch.zeros(1))], 0.9, 0, torch.device("cpu"))
-    except (TypeError, ValueError, OverflowError) as error:
+        x = torch.nn.Parameter(torch.zeros(1))
+        x.grad = torch.ones(1)
+        arm.make([x], 0.9, 0, x.device).step()
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"arm {text!r}: {error}") from None
     return arm
 
@@ -143,7 +145,5 @@ def _split(text: str, whole: str) -> tuple[str, dict[str, Any], str]:
         if not finite or len(options) < len(call.keywords):
             raise ValueError
     except (SyntaxError, ValueError, OverflowError):
-        raise ValueError(
-            f"arm {whole!r}: options are (key=value, …), each once, with finite numbers"
-        ) from None
+        raise ValueError(f"arm {whole!r}: options are (key=value, …), each once, with finite numbers") from None
     return found[1], options, text[found.end() :]

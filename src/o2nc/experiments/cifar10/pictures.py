@@ -15,12 +15,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from o2nc.experiments.cifar10.rows import Row
 from o2nc.experiments.cifar10.view import Arms, by_arm, certificate
-from o2nc.experiments.rates_view import BLUE, GREEN, GREY, VERMILION
+from o2nc.experiments.colours import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION
 from o2nc.experiments.record import write_bytes
 
 Read = Callable[[Row], float | None]
 
-COLOURS = (BLUE, VERMILION, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000", GREY)
+COLOURS = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, BLACK, GREY)
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1)))  # in turn, so that equal curves are both seen
 HOLLOW: dict[str, Any] = {"linestyle": ":", "marker": "o", "markersize": 5, "markerfacecolor": "white"}  # x̄
 FEW = 20  # up to so many epochs curves have markers

@@ -86,11 +86,16 @@ class Store:
         if not path.exists():
             return None
         try:
-            with zipfile.ZipFile(path) as archive:
+            contents = io.BytesIO(path.read_bytes())
+        except OSError as error:
+            raise OSError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            with zipfile.ZipFile(contents) as archive:
                 damaged = archive.testzip()  # torch does not look at the checksums
-            state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged file can raise nearly anything
-            raise OSError(f"{path} is damaged; delete it to begin this trial again") from error
+            contents.seek(0)
+            state = None if damaged else torch.load(contents, map_location="cpu", weights_only=True)
+        except Exception:  # a damaged file can raise nearly anything
+            damaged = path.name
         if damaged:
             raise OSError(f"{path} is damaged; delete it to begin this trial again")
         if not isinstance(state, dict) or state.get("format") != FORMAT or state.get("trial") != trial:

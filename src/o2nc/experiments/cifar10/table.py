@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from time import time
 from typing import Any, NamedTuple
@@ -100,8 +100,8 @@ class Table:
             OSError: the folder is in use, belongs to other settings, or cannot be written.
         """
         began = time()
-        with self.store.locked() if team.rank == 0 else nullcontext():
-            entries += team.hear(self._look_up() if team.rank == 0 else None)
+        with ExitStack() as held:
+            entries += self._agree(team, held)
             waiting = [entry for entry in entries if len(entry.rows) < self.settings.epochs]
             active: list[tuple[Entry, Trial]] = []
             free: list[Any] = [None] * min(self.at_once, len(waiting))
@@ -143,6 +143,20 @@ class Table:
         """What all trials of a folder must share."""
         return {**asdict(self.settings), "data": self.digest}
 
+    def _agree(self, team: Team, held: ExitStack) -> list[Entry]:
+        """Return what the first process finds in the folder, which it holds from now on, or refuse in all of them."""
+        said: list[Entry] | OSError = []
+        if team.rank == 0:
+            try:
+                held.enter_context(self.store.locked())
+                said = self._look_up()
+            except OSError as error:
+                said = error
+        heard = team.hear(said)
+        if isinstance(heard, OSError):
+            raise heard if team.rank == 0 else SystemExit(1)  # one of them says it
+        return heard
+
     def _look_up(self) -> list[Entry]:
         """Return all trials with what is kept of them."""
         self.store.settle(self.common)
@@ -150,6 +164,8 @@ class Table:
         for entry in entries:
             state = self.store.load(entry.name)
             if state is not None:
+                if state["settings"] != self.common:
+                    raise OSError(f"{entry.name} was begun with other settings in {self.store.folder}")
                 entry.rows = [Row(*row) for row in state["rows"]]
                 entry.spans = state["spans"]
         return entries
@@ -199,6 +215,7 @@ class Table:
                 while len(writing) >= self.at_once:
                     writing.pop(0).result()
                 state = tree_map_only(torch.Tensor, lambda t: t.to("cpu", copy=True), trial.state())
+                state["settings"] = self.common
                 state |= {"rows": [list(row) for row in entry.rows], "spans": [list(span) for span in entry.spans]}
                 writing.append(thread.submit(self.store.save, entry.name, state))
 
