@@ -91,7 +91,11 @@ def equal(mesh, rank, size):
         model, optimizer = make(name, mesh)
         train(model, optimizer, 0, STEPS, rank, size)
         found[name] = summary(model, optimizer) | {"shapes": shapes(model, optimizer)}
-    return found
+    model, optimizer = make("sgdm")
+    fully_shard(model, mesh=mesh)
+    optimizer.param_groups[0]["params"] = list(model.parameters())  # as accelerate does
+    train(model, optimizer, 0, STEPS, rank, size)
+    return found | {"exchanged": summary(model, optimizer)}
 
 
 def save(mesh, rank, size):

@@ -53,6 +53,11 @@ def test_two_processes_equal_one(runs, name):
         assert torch.equal(x, y)
 
 
+def test_parameters_may_be_sharded_after_the_optimizer_was_made(runs):
+    """As accelerate does: it puts the sharded ones in the places of the others."""
+    assert difference(runs["equal"][0]["exchanged"], alone("sgdm", STEPS)) < 1e-13
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_all_processes_find_the_same(runs, name):
     first, second = (rank[name] for rank in runs["equal"])

@@ -8,13 +8,14 @@
 
 `ExponentiatedO2NC` (Algorithm 2 of the paper) multiplies any three; `ScaledSGDM` is the instance that replaces
 ``torch.optim.SGD``; `OriginalO2NC` is Algorithm 1; `random_scaling` scales any torch optimizer. `recalibrated` makes
-BatchNorm's statistics fit x̄, `certify` certifies iterates afterwards, `theory` has the theorems as functions,
-`problems` objectives with known constants.
+BatchNorm's statistics fit x̄, `CertificateLogger` writes certificates down, `certify` certifies iterates afterwards,
+`theory` has the theorems as functions, `problems` objectives with known constants.
 """
 
 from o2nc import learners, problems, theory
 from o2nc.batchnorm import recalibrated
 from o2nc.certificate import Certificate, Goldstein
+from o2nc.logger import CertificateLogger
 from o2nc.offline import certify
 from o2nc.optimizer import ExponentiatedO2NC
 from o2nc.original import OriginalO2NC
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Certificate",
+    "CertificateLogger",
     "Exponential",
     "ExponentiatedO2NC",
     "Gamma",

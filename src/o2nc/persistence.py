@@ -149,6 +149,7 @@ class Persistent(Compilable):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does, with laws and learners as plain dictionaries."""
+        self._keep_listed()
         saved = super().state_dict()
         groups = [
             {k: plain(v) if k in COUNTERS else encode(v) for k, v in group.items()} for group in saved["param_groups"]
@@ -165,6 +166,7 @@ class Persistent(Compilable):
         state_dict = state_dict.copy()
         for hook in before.values():
             state_dict = hook(self, state_dict) or state_dict
+        self._keep_listed()
         own = {key: self.param_groups[0][key] for key in self.shared}
         missing = [key for key in self.needed if any(key not in group for group in state_dict["param_groups"])]
         if missing:

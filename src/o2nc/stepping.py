@@ -53,6 +53,14 @@ class Compilable(Optimizer):
         _LIVE[id(self)] = self
         self._listed = _everyone(self)
 
+    def _keep_listed(self) -> bool:
+        """Notice parameters that were exchanged in the groups, as wrappers of models do; return whether they were."""
+        everyone = _everyone(self)
+        exchanged = len(everyone) != len(self._listed) or any(map(is_not, everyone, self._listed))
+        if exchanged:
+            self._list()
+        return exchanged
+
     def _take_as_one_node(self) -> None:
         """Put the step into the graph that is being made."""
         at = [i for i, p in enumerate(self._listed) if p.grad is not None]
@@ -71,6 +79,7 @@ class Stepping(Compilable):
 
     def _home(self) -> AbstractContextManager[None]:
         """Return the context in which parameters and state are this process's own."""
+        self._keep_listed()
         return nullcontext() if self._shards is None else at_home(self)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -89,10 +98,8 @@ class Stepping(Compilable):
                 loss = closure()
         if torch.compiler.is_compiling():
             self._take_as_one_node()
-        elif self._shards is None:
-            self._take()
         else:
-            with at_home(self):
+            with self._home():
                 self._take()
         return loss
 
@@ -107,10 +114,9 @@ def _everyone(optimizer: Optimizer) -> list[Tensor]:
 @torch.library.custom_op("o2nc::step", mutates_args=("params",))
 def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
     owner = _LIVE[optimizer]
-    everyone = _everyone(owner)
-    if len(everyone) != len(owner._listed) or any(map(is_not, everyone, owner._listed)):
-        owner._list()
+    if owner._keep_listed():
         raise RuntimeError("the lists of parameters were changed by hand after step() was compiled: call it again")
+    everyone = owner._listed
     before = [p.grad for p in everyone]
     # a compiler may hand over copies, which it writes back afterwards
     copies = [(everyone[i], p) for i, p in zip(at, params, strict=True) if everyone[i].data_ptr() != p.data_ptr()]

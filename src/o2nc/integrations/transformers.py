@@ -1,0 +1,104 @@
+"""Hugging Face's Trainer: certificates where it logs, and x̄ to evaluate and to save.
+
+The Trainer shows a log to its reporters (TensorBoard and the like) before it shows it to any callback of the user's.
+So nothing can be added to it, and the callback logs for itself, through the Trainer's own ``log``: every training
+entry of ``log_history`` is followed by one with the certificate of the same step.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+from transformers.training_args import TrainingArguments
+
+from o2nc import checks
+from o2nc.logger import certified, has_averages, scalars
+
+FOLDER = "averaged"  # of a checkpoint
+PREFIX = "eval_averaged"  # of metrics
+
+
+@contextmanager
+def averaged(trainer: Any) -> Iterator[None]:
+    """Put x̄ into the model inside a ``with`` block, to evaluate, predict, save or push it; restored on leaving it.
+
+    Args:
+        trainer: a `transformers.Trainer` that has trained.
+
+    Example::
+
+        with averaged(trainer):
+            trainer.evaluate(metric_key_prefix="eval_averaged")
+            trainer.save_model("model")  # from_pretrained("model") reads it
+    """
+    with certified(trainer.optimizer).averaged():
+        yield
+
+
+class CertificateCallback(TrainerCallback):
+    """Logs the certificate, its gradient and spread, and the progress whenever the Trainer logs the loss.
+
+    The optimizer is one of o2nc's that keeps averages, given to the Trainer as ``optimizers=(opt, schedule)`` or
+    ``optimizer_cls_and_kwargs=(o2nc.ScaledSGDM, {"lr": …, "average": 0.999})``. Checkpoints need nothing from this
+    callback: all is in the optimizer's state.
+
+    Args:
+        trainer: the Trainer that it is added to.
+        c: the price of spread, > 0.
+        evaluate: before each evaluation during the training make one at x̄, logged as ``eval_averaged_loss`` etc.
+        save: put the averaged model into every checkpoint, as its folder ``averaged``.
+
+    Example::
+
+        trainer = Trainer(model, args, train_dataset=data, optimizers=(opt, None))
+        trainer.add_callback(CertificateCallback(trainer))
+        trainer.train()
+    """
+
+    def __init__(self, trainer: Any, c: float = 1.0, *, evaluate: bool = False, save: bool = False) -> None:
+        checks.positive("c", c)
+        checks.flag("evaluate", evaluate)
+        checks.flag("save", save)
+        self.trainer, self.c, self.evaluate, self.save = trainer, c, evaluate, save
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Refuse an optimizer that has no certificates."""
+        certified(self.trainer.optimizer)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Log the certificate after the loss."""
+        optimizer = certified(self.trainer.optimizer)
+        if "loss" in kwargs["logs"] and has_averages(optimizer):
+            self.trainer.log(scalars(optimizer.certificate(self.c), optimizer.progress))
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Evaluate x̄ if the Trainer is about to evaluate."""
+        return self._evaluate(control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Evaluate x̄ if the Trainer is about to evaluate."""
+        return self._evaluate(control)
+
+    def _evaluate(self, control: TrainerControl) -> TrainerControl:
+        if self.evaluate and control.should_evaluate and has_averages(certified(self.trainer.optimizer)):
+            asked = vars(control).copy()  # an evaluation answers what was asked for in the Trainer's name
+            with averaged(self.trainer), torch.random.fork_rng(devices=[]):  # loaders draw: the run must not notice
+                self.trainer.evaluate(metric_key_prefix=PREFIX)
+            vars(control).update(asked)
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Save the averaged model into the checkpoint."""
+        if self.save and has_averages(certified(self.trainer.optimizer)):
+            with averaged(self.trainer):
+                folder = Path(self.trainer.args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER
+                self.trainer.save_model(str(folder), _internal_call=True)

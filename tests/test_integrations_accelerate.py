@@ -1,0 +1,112 @@
+"""accelerate prepares an optimizer of o2nc like any other, which stays within reach as ``.optimizer``."""
+
+import csv
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+import o2nc  # noqa: E402
+from o2nc.logger import CertificateLogger, certified  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _new_accelerator():
+    """Forget the settings of earlier Accelerators, which it keeps for the whole process."""
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+def make(precision="no", accumulate=1, dtype=torch.float32, batch_size=8, shuffle=True, dropout=0.2):
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=accumulate)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1)).to(dtype)
+    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.05, momentum=0.9, average=0.95)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    x = torch.randn(64, 4, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(TensorDataset(x, x[:, :1].abs()), batch_size=batch_size, shuffle=shuffle)
+    return accelerator, *accelerator.prepare(model, optimizer, schedule, loader)
+
+
+def train(accelerator, model, optimizer, schedule, loader, epochs=1, clip=1.0):
+    for _ in range(epochs):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward((model(x) - y).abs().mean())
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+
+
+def everything(model, optimizer):
+    states = [optimizer.optimizer.state[p] for p in model.parameters()]
+    return [t for state in states for t in state.values() if isinstance(t, torch.Tensor)] + list(model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_resumed_run_ends_where_an_unbroken_one_does(precision, tmp_path):
+    """By save_state and load_state: weights, averages and certificate to the bit, with dropout and shuffling."""
+    whole = make(precision, accumulate=2)
+    train(*whole)
+    whole[0].save_state(tmp_path)
+    train(*whole, epochs=2)
+    resumed = make(precision, accumulate=2)
+    resumed[0].load_state(tmp_path)
+    train(*resumed, epochs=2)
+    for x, y in zip(everything(*whole[1:3]), everything(*resumed[1:3]), strict=True):
+        assert torch.equal(x, y)
+    first, second = (run[2].optimizer for run in (whole, resumed))
+    assert first.param_groups[0]["step"] == 3 * 4
+    assert first.certificate() == second.certificate()
+    assert first.progress == second.progress
+
+
+def test_accumulated_micro_batches_are_one_batch():
+    runs = []
+    for k in (1, 4):
+        run = make(accumulate=k, batch_size=16 // k, shuffle=False, dropout=0.0, dtype=torch.float64)
+        train(*run)
+        runs.append(everything(*run[1:3]))
+    for x, y in zip(*runs, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
+
+
+def test_bf16_computes_in_bfloat16_and_averages_in_float32():
+    run = make("bf16")
+    seen = []
+    run[1][0].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    train(*run)
+    assert set(seen) == {torch.bfloat16}
+    for p in run[1].parameters():
+        assert p.dtype == run[2].optimizer.state[p]["average"].dtype == torch.float32
+
+
+def test_certificate_and_average_are_within_reach(tmp_path):
+    accelerator, model, optimizer, *rest = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=4)  # the prepared one will do
+    train(accelerator, model, optimizer, *rest, clip=0.1)
+    inner = certified(optimizer)
+    assert inner is optimizer.optimizer
+    certificate = inner.certificate()
+    assert 0 < certificate.gradient <= 0.1  # as it was clipped
+    assert list(certificate.by_parameter) == [name for name, _ in model.named_parameters()]
+    with log.path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [4, 8]
+    assert float(rows[-1]["certificate"]) == certificate.value
+    live = [p.detach().clone() for p in model.parameters()]
+    with inner.averaged():
+        accelerator.save_model(model, tmp_path / "averaged")
+        average = [p.detach().clone() for p in model.parameters()]
+    assert all(map(torch.equal, live, model.parameters()))
+    accelerate.load_checkpoint_in_model(model, tmp_path / "averaged")
+    assert all(map(torch.equal, average, model.parameters()))

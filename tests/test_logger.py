@@ -1,0 +1,493 @@
+"""The log of certificates: what is in it, what a kill leaves, and how it goes on."""
+
+import copy
+import csv
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import o2nc
+from o2nc.integrations.matplotlib import plot
+from o2nc.learners import OGD, BallOGD
+from o2nc.logger import FIELDS, LAYER_FIELDS, CertificateLogger
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+OPTIMIZERS = {
+    "sgdm": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9),
+    "sgdm, own average": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.99),
+    "exponentiated": lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1), beta=0.9),
+    "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.1), period=7),
+}
+
+
+def make(name="sgdm"):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    return model, OPTIMIZERS[name](model.named_parameters())
+
+
+def train(model, optimizer, steps, after=lambda: None):
+    for _ in range(steps):
+        step = int(optimizer.param_groups[0]["step"])
+        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (model(x) - x[:, :1]).abs().mean().backward()
+        optimizer.step()
+        after()
+
+
+def read(path):
+    """Return the rows of a file, numbers as numbers."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v if k == "parameter" else float(v) for k, v in row.items()} for row in rows]
+
+
+def steps(path):
+    return [int(row["step"]) for row in read(path)]
+
+
+class Writer:
+    """As much of a SummaryWriter as is asked for."""
+
+    def __init__(self):
+        self.found = []
+
+    def add_scalar(self, tag, value, step):
+        self.found.append((tag, value, step))
+
+
+# --- what is in it
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rows_are_the_optimizers_own_answers(name, tmp_path):
+    model, optimizer = make(name)
+    expected, parts = [], []
+
+    def ask():
+        step = optimizer.param_groups[0]["step"]
+        if step % 5 == 0 and (name != "original" or step >= 7):
+            found = optimizer.certificate(c=2.0)
+            numbers = (step, found.gradient, found.spread, found.value, optimizer.progress, found.ess)
+            expected.append(dict(zip(FIELDS, numbers, strict=True)))
+            for key, part in found.by_parameter.items():
+                parts.append(dict(zip(LAYER_FIELDS, (step, key, part.gradient, part.spread), strict=True)))
+
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=5, c=2.0)
+    train(model, optimizer, 23, ask)
+    assert read(tmp_path / "certificate.csv") == expected  # to the bit
+    assert read(tmp_path / "certificate.layers.csv") == parts
+    assert [row["step"] for row in expected] == ([10, 15, 20] if name == "original" else [5, 10, 15, 20])
+    assert {row["parameter"] for row in parts} == set(dict(model.named_parameters()))
+    log.close()
+
+
+def test_the_run_is_the_same_with_a_log(tmp_path):
+    runs = [make(), make()]
+    CertificateLogger(runs[0][1], tmp_path / "certificate.csv", every=3)
+    for model, optimizer in runs:
+        train(model, optimizer, 10)
+    for x, y in zip(*(torch.utils._pytree.tree_leaves(optimizer.state_dict()) for _, optimizer in runs), strict=True):
+        assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+
+
+def test_without_layers_there_is_one_file(tmp_path):
+    model, optimizer = make()
+    CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, layers=False)
+    train(model, optimizer, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["certificate.csv"]
+    assert steps(tmp_path / "certificate.csv") == [2, 4]
+
+
+def test_a_writer_gets_the_same(tmp_path):
+    model, optimizer = make()
+    writer = Writer()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=4, writer=writer)
+    train(model, optimizer, 4)
+    (row,) = read(log.path)
+    found = {tag: value for tag, value, step in writer.found if step == 4}
+    assert len(found) == len(writer.found) == 5 + 2 * 4
+    assert found["certificate/value"] == row["certificate"]
+    assert [found[f"certificate/{key}"] for key in ("gradient", "spread", "progress", "ess")] == [
+        row[key] for key in ("gradient", "spread", "progress", "ess")
+    ]
+    for part in read(log.layers_path):
+        assert found[f"gradient/{part['parameter']}"] == part["gradient"]
+        assert found[f"spread/{part['parameter']}"] == part["spread"]
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, optimizer = make()
+    writer = SummaryWriter(tmp_path / "events")
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=4, writer=writer)
+    train(model, optimizer, 8)
+    events = EventAccumulator(str(tmp_path / "events")).Reload()  # the writer is still open
+    assert [e.step for e in events.Scalars("certificate/value")] == [4, 8]
+    assert [e.value for e in events.Scalars("spread/0.weight")] == pytest.approx(
+        [row["spread"] for row in read(log.layers_path) if row["parameter"] == "0.weight"], rel=1e-6
+    )
+    writer.close()
+
+
+def test_names_that_need_quoting_and_parameters_that_come_late(tmp_path):
+    x, y = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = o2nc.ScaledSGDM([('a, "b"', x)], lr=0.1, average=0.9)
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1)
+    x.grad, y.grad = torch.ones(3), torch.ones(3)
+    optimizer.step()
+    optimizer.add_param_group({"params": [("late", y)]})
+    optimizer.step()
+    assert [(row["step"], row["parameter"]) for row in read(log.layers_path)] == [
+        (1, 'a, "b"'),
+        (2, 'a, "b"'),
+        (2, "late"),
+    ]
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_steps_called_off_by_a_grad_scaler_are_not_counted(fused, tmp_path):
+    """Step n of the log is step n of the optimizer, also where an optimizer is called and does nothing (fused)."""
+    x = torch.nn.Parameter(torch.ones(3))
+    optimizer = o2nc.ScaledSGDM([x], lr=0.1, momentum=0.9, average=0.9, fused=fused)
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for off in (True, False, True, True, False, True, False, False):
+        optimizer.zero_grad()
+        scaler.scale(x.sum() * (torch.inf if off else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.param_groups[0]["step"] == 4
+    assert steps(log.path) == [2, 4]
+
+
+def test_a_counter_in_a_tensor_is_read_rarely(tmp_path):
+    """On a GPU the counter is a tensor of the device: to look at it is to wait."""
+
+    class Counter(torch.Tensor):
+        reads = 0
+
+        def __int__(self):
+            Counter.reads += 1
+            return int(self.item())
+
+    _, optimizer = make()
+    group = optimizer.param_groups[0]
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=50)
+    for step in range(1, 201):
+        group["step"] = torch.tensor(step).as_subclass(Counter)
+        log._after_step()
+    assert Counter.reads <= 2 * (200 // 50) + 1
+
+
+def test_record_writes_a_row_of_its_own_once(tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=4)
+    log.record()  # nothing yet
+    train(model, optimizer, 6)
+    log.record()
+    log.record()
+    train(model, optimizer, 3)
+    assert steps(log.path) == [4, 6, 8]
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_steps_are_logged(fullgraph, tmp_path):
+    """The hook stands outside of the graph; where no break is allowed, torch says so."""
+    torch._dynamo.reset()
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2)
+    model(torch.ones(1, 4)).sum().backward()
+    step = torch.compile(optimizer.step, backend="aot_eager", fullgraph=fullgraph)
+    if fullgraph:
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            step()
+    else:
+        for _ in range(4):
+            step()
+        assert steps(log.path) == [2, 4]
+    torch._dynamo.reset()
+
+
+# --- stopping and going on
+
+
+def test_a_resumed_run_writes_what_an_unbroken_one_does(tmp_path):
+    """Killed after 13 steps, resumed from the checkpoint of step 7: rows 9 and 12 are made anew, not twice."""
+    model, optimizer = make()
+    whole = CertificateLogger(optimizer, tmp_path / "whole.csv", every=3)
+    train(model, optimizer, 20)
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "broken.csv", every=3)
+    train(model, optimizer, 7)
+    saved = copy.deepcopy([object_.state_dict() for object_ in (model, optimizer)])
+    train(model, optimizer, 6)
+    log.close()
+    for early in (True, False):  # the log may be opened before the checkpoint is loaded, or after
+        model, optimizer = make()
+        if early:
+            log = CertificateLogger(optimizer, tmp_path / "broken.csv", every=3)
+        for object_, state in zip((model, optimizer), copy.deepcopy(saved), strict=True):
+            object_.load_state_dict(state)
+        if not early:
+            log = CertificateLogger(optimizer, tmp_path / "broken.csv", every=3)
+        assert steps(log.path)[-1] > 7
+        train(model, optimizer, 13)
+        log.close()
+        for name in ("path", "layers_path"):
+            assert getattr(log, name).read_text() == getattr(whole, name).read_text()
+
+
+def test_rows_behind_a_checkpoint_go_even_if_none_takes_their_place(tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2)
+    train(model, optimizer, 4)
+    saved = optimizer.state_dict()
+    train(model, optimizer, 6)
+    log.close()
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=50):
+        optimizer.load_state_dict(saved)
+        train(model, optimizer, 1)
+    assert steps(log.path) == [2, 4]
+
+
+def test_a_step_before_a_checkpoint_is_loaded_drops_nothing(tmp_path):
+    """As torch.distributed.checkpoint takes one, to have state to load into."""
+    model, optimizer = make()
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2) as log:
+        train(model, optimizer, 5)
+    saved = optimizer.state_dict()
+    model, optimizer = make()
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2):
+        train(model, optimizer, 1)
+        optimizer.load_state_dict(saved)
+        assert steps(log.path) == [2, 4]
+        train(model, optimizer, 1)
+    assert steps(log.path) == [2, 4, 6]
+
+
+def test_a_checkpoint_loaded_in_the_middle_rewinds_the_log(tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2)
+    train(model, optimizer, 3)
+    saved = optimizer.state_dict()
+    train(model, optimizer, 5)
+    optimizer.load_state_dict(saved)
+    train(model, optimizer, 2)
+    assert steps(log.path) == [2, 4]
+
+
+def test_a_run_that_begins_anew_begins_the_log_anew(tmp_path):
+    for steps_made in (10, 4):
+        model, optimizer = make()
+        with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2) as log:
+            train(model, optimizer, steps_made)
+    assert steps(log.path) == [2, 4]
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.5, 0.999])
+def test_torn_files_are_repaired(keep, tmp_path):
+    """A machine that dies may leave half a row."""
+    model, optimizer = make()
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2) as log:
+        train(model, optimizer, 8)
+    for path in (log.path, log.layers_path):
+        text = path.read_text()
+        path.write_text(text[: int(keep * len(text))])
+    with CertificateLogger(optimizer, log.path, every=2):
+        train(model, optimizer, 2)
+    assert steps(log.path)[-1] == 10
+    assert all(None not in row.values() for path in (log.path, log.layers_path) for row in read(path))
+
+
+KILLED = """
+import os, signal, sys, torch, o2nc
+from o2nc.logger import CertificateLogger
+torch.set_num_threads(1)
+x = torch.nn.Parameter(torch.ones(3))
+optimizer = o2nc.ScaledSGDM([("x", x)], lr=0.01, average=0.9)
+CertificateLogger(optimizer, sys.argv[1], every=5)
+for step in range(1, 100):
+    x.grad = torch.ones(3)
+    optimizer.step()
+    if step == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_a_kill_loses_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "certificate.csv"], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert steps(tmp_path / "certificate.csv") == [5, 10, 15, 20]
+    assert steps(tmp_path / "certificate.layers.csv") == [5, 10, 15, 20]
+
+
+def test_closing_takes_the_hooks_away(tmp_path):
+    model, optimizer = make()
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2) as log:
+        train(model, optimizer, 2)
+        assert len(optimizer._optimizer_step_post_hooks) == 1
+    assert not optimizer._optimizer_step_post_hooks
+    assert not optimizer._optimizer_load_state_dict_post_hooks
+    train(model, optimizer, 2)
+    assert steps(log.path) == [2]
+    log.close()
+    with pytest.raises(ValueError, match="is closed"):
+        log.record()
+
+
+# --- what is refused
+
+
+def test_refusals(tmp_path):
+    model, optimizer = make()
+    path = tmp_path / "certificate.csv"
+    with pytest.raises(ValueError, match="every must be an integer >= 1, got 0"):
+        CertificateLogger(optimizer, path, every=0)
+    with pytest.raises(TypeError, match="every must be an integer"):
+        CertificateLogger(optimizer, path, every=1.5)
+    with pytest.raises(ValueError, match="c must be a finite number > 0"):
+        CertificateLogger(optimizer, path, c=0.0)
+    with pytest.raises(TypeError, match="layers must be True or False"):
+        CertificateLogger(optimizer, path, layers="all")
+    with pytest.raises(TypeError, match="writer must have add_scalar"):
+        CertificateLogger(optimizer, path, writer=print)
+    with pytest.raises(ValueError, match=r"keeps no averages \(average=None\): pass average=0.999"):
+        CertificateLogger(o2nc.ScaledSGDM(model.parameters(), lr=0.1), path)
+    with pytest.raises(TypeError, match=r"one that certifies.*got SGD"):
+        CertificateLogger(torch.optim.SGD(model.parameters()), path)
+    with pytest.raises(TypeError, match="got AdamW"):
+        CertificateLogger(o2nc.random_scaling(torch.optim.AdamW(model.parameters())), path)
+    assert not list(tmp_path.iterdir())
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_paths_that_cannot_be_written_and_files_of_others(tmp_path):
+    _, optimizer = make()
+    with pytest.raises(OSError, match=r"cannot be written: Is a directory"):
+        CertificateLogger(optimizer, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot be written"):
+        CertificateLogger(optimizer, tmp_path / "file" / "certificate.csv")
+    (tmp_path / "mine.csv").write_text("step,loss\n1,2\n")
+    with pytest.raises(ValueError, match="is not a log of certificates, and is left alone"):
+        CertificateLogger(optimizer, tmp_path / "mine.csv")
+    assert (tmp_path / "mine.csv").read_text() == "step,loss\n1,2\n"
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_folders_are_made(tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, str(tmp_path / "runs" / "1" / "certificate.csv"), every=1)
+    train(model, optimizer, 1)
+    assert steps(log.path) == [1]
+
+
+# --- the picture
+
+
+@pytest.mark.parametrize("layers", [True, False])
+def test_the_picture(layers, tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1, layers=layers)
+    train(model, optimizer, 12)
+    figure = log.plot(tmp_path / "certificate.png")
+    assert (tmp_path / "certificate.png").read_bytes().startswith(b"\x89PNG")
+    assert len(figure.axes) == (4 if layers else 2)
+    terms = figure.axes[0]
+    assert (terms.get_xscale(), terms.get_yscale()) == ("log", "log")
+    value, gradient, spread = (line.get_ydata() for line in terms.lines)
+    assert value == pytest.approx([a + b for a, b in zip(gradient, spread, strict=True)])
+    if layers:
+        names = [text.get_text() for text in figure.axes[2].get_legend().get_texts()]
+        assert set(names) == set(dict(model.named_parameters()))
+    log.close()
+    assert len(plot(log.path).axes) == len(figure.axes)  # a log is read without the run
+
+
+@pytest.mark.parametrize("numbers", [(), (0.0,), (float("nan"), 1.0), (float("inf"), 0.0, 2.0), (1.0,) * 60])
+def test_pictures_of_odd_logs(numbers, tmp_path):
+    """No rows, zeros, nans and infinities are drawn without a warning."""
+    (tmp_path / "certificate.csv").write_text(
+        "\n".join([",".join(FIELDS), *(f"{k},{v},{v},{v},{v},1.0" for k, v in enumerate(numbers, 1)), ""])
+    )
+    rows = [f"{k},p{i},{v},{v}" for k, v in enumerate(numbers, 1) for i in range(8)]
+    (tmp_path / "certificate.layers.csv").write_text("\n".join([",".join(LAYER_FIELDS), *rows, ""]))
+    plot(tmp_path / "certificate.csv", tmp_path / "certificate.svg")
+
+
+# --- several processes
+
+
+SHARDED = """
+import os, sys, torch, o2nc
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from o2nc.logger import CertificateLogger
+
+folder = sys.argv[1]
+torch.set_num_threads(1)
+distributed.init_process_group("gloo")
+rank, size = distributed.get_rank(), distributed.get_world_size()
+for kind in ("fsdp", "ddp"):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double()
+    if kind == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+        trained = model
+    else:
+        trained = nn.parallel.DistributedDataParallel(model)
+    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99)
+    with CertificateLogger(optimizer, f"{folder}/{rank}/{kind}.csv", every=2):
+        for step in range(5):
+            x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            trained(x[rank::size]).abs().mean().backward()
+            optimizer.step()
+distributed.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="needs gloo and torchrun")
+def test_the_first_process_writes_for_all(tmp_path):
+    """The same numbers as one process with the whole batch finds; a parameter's norm is that of all its shards."""
+    (tmp_path / "worker.py").write_text(SHARDED)
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "worker.py", tmp_path]
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3)).double()
+    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99)
+    with CertificateLogger(optimizer, tmp_path / "alone.csv", every=2) as log:
+        for step in range(5):
+            x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            model(x).abs().mean().backward()
+            optimizer.step()
+    for kind in ("fsdp", "ddp"):
+        for suffix, path in ((".csv", log.path), (".layers.csv", log.layers_path)):
+            found, alone = read(tmp_path / "0" / (kind + suffix)), read(path)
+            assert len(found) == len(alone) > 0
+            for a, b in zip(found, alone, strict=True):
+                assert a.pop("parameter", None) == b.pop("parameter", None)
+                assert a == pytest.approx(b, rel=1e-12)
+    assert not (tmp_path / "1").exists()

@@ -1,0 +1,249 @@
+"""Every recipe of docs/recipes.md runs as written, in a folder of its own, and does what it says."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import o2nc
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # torch's own, in a compiler
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    # Lightning's own: of torch's pytrees, of loaders without workers (with more cores than two)
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+]
+
+TEXT = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+OPENING, *SECTIONS = re.split(r"^## ", TEXT, flags=re.MULTILINE)
+RECIPES = dict(section.split("\n", 1) for section in SECTIONS)
+NEEDED = {
+    "A log of certificates": ("tensorboard", "matplotlib"),
+    "Hugging Face transformers": ("transformers", "accelerate", "tensorboard"),
+    "accelerate": ("accelerate",),
+    "Lightning": ("lightning", "tensorboard"),
+}
+
+
+def blocks(text, language="python"):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def is_script(block):
+    return re.match(r"# \w+\.py\n", block) is not None
+
+
+@pytest.fixture
+def namespace(tmp_path, monkeypatch):
+    """What a recipe begins with, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "recipe"}
+    with torch.random.fork_rng():
+        exec(compile(*blocks(OPENING), "docs/recipes.md", "exec"), names)
+        yield names
+    if sys.modules.get("accelerate"):
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+IN_PROCESS = [name for name, text in RECIPES.items() if not any(map(is_script, blocks(text)))]
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_recipe(name, namespace):
+    for package in NEEDED.get(name, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    for block in blocks(RECIPES[name]):
+        exec(compile(block, f"docs/recipes.md, {name}", "exec"), namespace)
+    if name == "torch.compile":
+        torch._dynamo.reset()
+    SAYS[name](namespace)
+
+
+def optimizer_of(names):
+    return getattr(names["opt"], "optimizer", names["opt"])
+
+
+def accumulates(names):
+    assert optimizer_of(names).param_groups[0]["step"] == 2
+    with torch.random.fork_rng():
+        twin = {}
+        exec(compile(*blocks(OPENING), "docs/recipes.md", "exec"), twin)
+    opt = o2nc.ScaledSGDM(twin["model"].parameters(), lr=0.01, momentum=0.9, average=0.99)
+    for half in (slice(0, 128), slice(128, 256)):
+        opt.zero_grad()
+        twin["loss_of"](twin["model"](twin["data"][half]), twin["target"][half]).backward()
+        opt.step()
+    for x, y in zip(names["model"].parameters(), twin["model"].parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+
+
+def clips(names):
+    assert names["opt"].certificate().gradient <= 0.1
+
+
+def keeps_groups(names):
+    first, second = names["opt"].param_groups
+    assert (first["lr"], first["weight_decay"]) == (0.01, 5e-4)
+    assert (second["lr"], second["weight_decay"]) == (0.02, 0)
+
+
+def ends_at_zero(names):
+    assert names["opt"].param_groups[0]["lr"] < 1e-12
+
+
+def steps_with_every_batch(names):
+    optimizers = names["opt"].values() if isinstance(names["opt"], dict) else [names["opt"]]
+    assert {opt.param_groups[0]["step"] for opt in optimizers} == {len(names["batches"])}
+
+
+def has_two_averages(names):
+    assert names["opt"].param_groups[0]["lr"] == pytest.approx(0.01)
+    with names["opt"].averaged():
+        averages = zip(names["swa"].module.parameters(), names["model"].parameters(), strict=True)
+        assert not any(torch.equal(x, y) for x, y in averages)
+
+
+def is_as_before(names):
+    assert names["model"].training
+    assert names["model"][1].num_batches_tracked == len(names["batches"])
+
+
+def has_float32_averages(names):
+    for p in names["model"].parameters():
+        assert (p.dtype, names["opt"].state[p]["average"].dtype) == (torch.bfloat16, torch.float32)
+
+
+def is_scheduled_and_compiled(names):
+    steps_with_every_batch(names)
+    ends_at_zero(names)
+
+
+def leaves_a_log(names):
+    assert len(Path("certificate.csv").read_text().splitlines()) == 1 + 8
+    assert len(Path("certificate.layers.csv").read_text().splitlines()) == 1 + 8 * 4
+    assert Path("certificate.png").read_bytes().startswith(b"\x89PNG")
+    assert list(Path("runs").iterdir())
+
+
+def is_in_the_history(names):
+    assert sum("certificate/value" in entry for entry in names["trainer"].state.log_history) == 4
+    saved = type(names["model"]).from_pretrained("gpt/averaged")
+    with optimizer_of(names).averaged():
+        assert all(map(torch.equal, saved.parameters(), names["model"].parameters()))
+
+
+def is_prepared(names):
+    assert optimizer_of(names).param_groups[0]["step"] == 4
+    assert Path("averaged").is_dir()
+    assert Path("checkpoint").is_dir()
+
+
+def is_monitored(names):
+    trainer = names["trainer"]
+    assert trainer.optimizers[0].param_groups[0]["step"] == 24
+    value = trainer.optimizers[0].certificate().value
+    assert float(trainer.callback_metrics["certificate/value"]) == pytest.approx(value, rel=1e-6)
+    saved = torch.load("averaged.ckpt")["state_dict"]
+    average = trainer.optimizers[0].state[trainer.lightning_module.net[0].weight]["average"]
+    assert torch.equal(saved["net.0.weight"], average)
+
+
+SAYS = {
+    "Gradient accumulation": accumulates,
+    "Clipping": clips,
+    "Parameter groups": keeps_groups,
+    "Learning-rate schedules": ends_at_zero,
+    "Hooks": steps_with_every_batch,
+    "torch.func": steps_with_every_batch,
+    "torch.optim.swa_utils": has_two_averages,
+    "BatchNorm": is_as_before,
+    "Autocast and GradScaler": steps_with_every_batch,
+    "bfloat16 parameters": has_float32_averages,
+    "torch.compile": is_scheduled_and_compiled,
+    "A log of certificates": leaves_a_log,
+    "Hugging Face transformers": is_in_the_history,
+    "accelerate": is_prepared,
+    "Lightning": is_monitored,
+}
+
+
+# --- scripts
+
+
+def launch(name, folder):
+    """Write a recipe's script, run its commands one after the other, and return what they print."""
+    (script,) = (block for block in blocks(RECIPES[name]) if is_script(block))
+    # torch's threads may abort a process that ends in the ordinary way, also one without o2nc (torch 2.13, gloo)
+    (folder / script.split()[1]).write_text(script + "\nimport os, sys\n\nsys.stdout.flush()\nos._exit(0)\n")
+    printed = []
+    for line in "".join(blocks(RECIPES[name], "sh")).splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "torchrun"
+        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+        printed.append(done.stdout.splitlines())
+    return printed
+
+
+def alone(steps):
+    """Do what the scripts do, in this process."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
+        data = torch.randn(256, 10)
+    opt = o2nc.ScaledSGDM(model.parameters(), lr=0.01, momentum=0.9, average=0.99, seed=0)
+    for _ in range(steps):
+        opt.zero_grad()
+        model(data).abs().mean().backward()
+        opt.step()
+    with torch.no_grad(), opt.averaged():
+        return opt.certificate().value, model(data).abs().mean().item()
+
+
+needs_torchrun = pytest.mark.skipif(
+    not torch.distributed.is_available() or sys.platform != "linux", reason="needs gloo and torchrun"
+)
+
+
+@needs_torchrun
+def test_ddp(tmp_path):
+    (lines,) = launch("DistributedDataParallel", tmp_path)
+    found = dict(re.findall(r"rank (\d): (\d\.\d+)", "".join(lines)))  # both may have written to one line
+    assert found.keys() == {"0", "1"}
+    assert found["0"] == found["1"]
+    assert float(found["0"]) == pytest.approx(alone(50)[0], rel=1e-5)
+
+
+@needs_torchrun
+def test_fsdp(tmp_path):
+    for steps, (line,) in zip((25, 50), launch("FSDP2", tmp_path), strict=True):
+        step, value, loss = re.fullmatch(r"step (\d+): (\S+), loss at x̄ (\S+)", line).groups()
+        assert int(step) == steps
+        assert (float(value), float(loss)) == pytest.approx(alone(steps), rel=1e-5)
+
+
+def test_all_recipes_are_tested():
+    scripts = {name for name, text in RECIPES.items() if any(map(is_script, blocks(text)))}
+    assert scripts == {"DistributedDataParallel", "FSDP2"}
+    assert SAYS.keys() == set(IN_PROCESS)
+
+
+def test_the_contents_link_to_every_recipe():
+    links = set(re.findall(r"\]\(#([\w-]+)\)", OPENING))
+    anchors = {re.sub(r"[^\w\- ]", "", name).lower().replace(" ", "-") for name in RECIPES}
+    assert links == anchors
