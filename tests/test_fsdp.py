@@ -1,7 +1,5 @@
 """FSDP2: parameters in shards step as if they were whole, and checkpoints go to other numbers of processes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fsdp_worker import LATER, OPTIMIZERS, STEPS, make, summary, train
+from processes import torchrun
 
 WORKER = Path(__file__).with_name("fsdp_worker.py")
 NAMES = list(OPTIMIZERS)
@@ -16,9 +15,7 @@ NAMES = list(OPTIMIZERS)
 
 def launch(folder, task, processes):
     """Run a task in so many processes and return what each has found."""
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), WORKER, folder, task]
-    done = subprocess.run([sys.executable, "-m", *map(str, command)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(WORKER, folder, task, processes=processes)
     return [torch.load(folder / f"{task}-{processes}-{rank}.pt") for rank in range(processes)]
 
 

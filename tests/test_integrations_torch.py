@@ -2,7 +2,6 @@
 
 import copy
 import os
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import o2nc
 from o2nc.learners import OGD, AdaGrad, BallOGD
+from processes import torchrun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -492,15 +492,7 @@ os._exit(0)
 def test_two_processes_with_half_batches_are_one_with_the_whole(tmp_path):
     """Nothing but gradients is communicated: s_n is known to every rank, and all ranks agree to the bit."""
     (tmp_path / "worker.py").write_text(WORKER)
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "worker.py", tmp_path]
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, command), os.path.dirname(__file__)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(tmp_path / "worker.py", tmp_path, os.path.dirname(__file__))
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for name in OPTIMIZERS:
         assert same(first[name], second[name])

@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import o2nc
 from o2nc.integrations.matplotlib import plot
 from o2nc.learners import OGD, BallOGD
 from o2nc.logger import FIELDS, LAYER_FIELDS, CertificateLogger
+from processes import torchrun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -465,15 +465,7 @@ os._exit(0)
 def test_the_first_process_writes_for_all(tmp_path):
     """The same numbers as one process with the whole batch finds; a parameter's norm is that of all its shards."""
     (tmp_path / "worker.py").write_text(SHARDED)
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "worker.py", tmp_path]
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, command)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(tmp_path / "worker.py", tmp_path)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3)).double()
     optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99)

@@ -235,13 +235,13 @@ def build_app() -> "typer.Typer":
         c: Annotated[float, typer.Option("--c", help="Price of spread in the certificates shown.")] = 1.0,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     ) -> None:
-        """Make Table 1 and Figure 1: ResNet-18 on CIFAR-10, scaled and not (a quarter of an hour on an H200).
+        """Make Table 1 and Figure 1: ResNet-18 on CIFAR-10, scaled and not.
 
         Started again with the same arguments, it goes on where it was.
 
         Examples:  o2nc cifar10 --data DIR --seeds 3 --epochs 200
 
-        o2nc cifar10 --data DIR --epochs 2 --width 8 --limit 2000 --seeds 1   (a minute on a CPU)
+        o2nc cifar10 --data DIR --epochs 2 --width 8 --limit 2000 --seeds 1   (a try on a CPU)
         """
         from o2nc import checks
         from o2nc.experiments.cifar10 import command

@@ -66,9 +66,9 @@ class Shards:
         for i, part in enumerate(parts):
             p: Any = self.owners[part]
             if p is not part:
-                dims = [d for d, placement in enumerate(p.placements) if placement.is_shard()]
-                for dim in dims:
-                    kinds.setdefault((p.device_mesh, dim), []).append(i)
+                for dim, placement in enumerate(p.placements):
+                    if placement.is_shard():
+                        kinds.setdefault((p.device_mesh, dim), []).append(i)
         if kinds:
             values = values.clone()
         for (mesh, dim), at in kinds.items():
@@ -101,7 +101,8 @@ def at_home(optimizer: Any) -> Iterator[None]:
 
 def _exchange(source: dict[Tensor, Any], target: dict[Tensor, Any], names: dict[Tensor, Tensor]) -> None:
     """Make the target hold the source's state under other names, with as little writing as possible."""
-    for gone in [p for p in target if p not in {names[q] for q in source}]:
+    kept = {names[p] for p in source}
+    for gone in [p for p in target if p not in kept]:
         del target[gone]
     for p, state in source.items():
         if target.get(names[p]) is not state:

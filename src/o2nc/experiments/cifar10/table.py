@@ -77,7 +77,7 @@ class Table:
     store: Store
     digest: str
     at_once: int = 1
-    save_every: float = 60.0
+    save_every: float = 120.0
 
     def train(
         self,
@@ -104,13 +104,12 @@ class Table:
             entries += self._agree(team, held)
             waiting = [entry for entry in entries if len(entry.rows) < self.settings.epochs]
             active: list[tuple[Entry, Trial]] = []
-            free: list[Any] = [None] * min(self.at_once, len(waiting))
             with self._keeper(team) as keep:
                 saved = began
                 while waiting or active:
-                    while waiting and free:
+                    while waiting and len(active) < self.at_once:
                         entry = waiting.pop(0)
-                        active.append((entry, self._begin(entry, images, team, free.pop())))
+                        active.append((entry, self._begin(entry, images, team)))
                         entry.spans.append([saved, saved])
                     self._epoch(active, waiting, tell)
                     if any(trial.finished for _, trial in active) or time() - saved >= self.save_every:
@@ -120,7 +119,6 @@ class Table:
                             keep(entry, trial)
                         if team.rank == 0:
                             kept()
-                        free += [trial.stream for _, trial in active if trial.finished]
                         active = [pair for pair in active if not pair[1].finished]
 
     def results(self, entries: Sequence[Entry], circumstances: dict[str, Any]) -> dict[str, Any]:
@@ -170,9 +168,9 @@ class Table:
                 entry.spans = state["spans"]
         return entries
 
-    def _begin(self, entry: Entry, images: Images, team: Team, stream: Any) -> Trial:
+    def _begin(self, entry: Entry, images: Images, team: Team) -> Trial:
         """Make a trial, and have it go on where it was."""
-        trial = Trial(entry.arm, entry.seed, self.settings, images, team, stream)
+        trial = Trial(entry.arm, entry.seed, self.settings, images, team)
         state = team.hear(self.store.load(entry.name) if team.rank == 0 else None)
         if state is not None:
             trial.restore(state)

@@ -45,7 +45,7 @@ def learn(model: nn.Module, images: Images, feed: Feed, first: int, size: int, t
 @cache
 def compiled(function: Any) -> Any:
     """Compile a function once for all trials: they differ in tensors only."""
-    # the many small kernels (casts of weights, ends of reductions) in few launches: 5 % of a step on an H200
+    # the many small kernels (casts of weights, ends of reductions) in few launches
     return torch.compile(function, dynamic=False, options={"combo_kernels": True})
 
 
@@ -58,26 +58,17 @@ class Trial:
         settings: of the run.
         images: of `to_device`.
         team: the processes that share every batch.
-        stream: of the GPU, to launch everything in; a new one if None.
         fast: on a GPU, compile and capture (a team launches its kernels one by one).
     """
 
     def __init__(
-        self,
-        arm: Arm,
-        seed: int,
-        settings: Settings,
-        images: Images,
-        team: Team = Team(),
-        stream: Any = None,
-        *,
-        fast: bool = True,
+        self, arm: Arm, seed: int, settings: Settings, images: Images, team: Team = Team(), *, fast: bool = True
     ) -> None:
         device = images.train.device
         self.arm, self.seed, self.settings = arm, seed, settings
         self.images, self.team, self.device = images, team, device
         fast = fast and team.size == 1 and device.type == "cuda"
-        self.stream = stream or (torch.cuda.Stream(device) if device.type == "cuda" else None)
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             model = ResNet18(width=settings.width, norm=team.norm)
