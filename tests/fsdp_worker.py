@@ -95,7 +95,11 @@ def equal(mesh, rank, size):
     fully_shard(model, mesh=mesh)
     optimizer.param_groups[0]["params"] = list(model.parameters())  # as accelerate does
     train(model, optimizer, 0, STEPS, rank, size)
-    return found | {"exchanged": summary(model, optimizer)}
+    found["exchanged"] = summary(model, optimizer)
+    model, optimizer = make("ball", mesh)
+    optimizer.step = torch.compile(optimizer.step, backend="eager")
+    train(model, optimizer, 0, STEPS, rank, size)
+    return found | {"compiled": summary(model, optimizer)}
 
 
 def save(mesh, rank, size):

@@ -55,6 +55,10 @@ def test_parameters_may_be_sharded_after_the_optimizer_was_made(runs):
     assert difference(runs["equal"][0]["exchanged"], alone("sgdm", STEPS)) < 1e-13
 
 
+def test_a_compiled_step_takes_shards(runs):
+    assert difference(runs["equal"][0]["compiled"], alone("ball", STEPS)) < 1e-13
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_all_processes_find_the_same(runs, name):
     first, second = (rank[name] for rank in runs["equal"])

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from o2nc.sharding import Shards, at_home, is_sharded
@@ -96,12 +97,22 @@ class Stepping(Compilable):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
+            self._take_at_home()
+        elif self._shards is None:
             self._take_as_one_node()
         else:
-            with self._home():
-                self._take()
+            self._take_outside()
         return loss
+
+    def _take_at_home(self) -> None:
+        with self._home():
+            self._take()
+
+    @_disable_dynamo
+    def _take_outside(self) -> None:
+        """Break the graph: shards cannot be handed to an operator."""
+        self._take_at_home()
 
     def _check_state(self) -> None:
         """Refuse to step where that makes no sense."""
