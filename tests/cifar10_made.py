@@ -1,9 +1,11 @@
-"""Small images of CIFAR-10's shape; as a script, ``o2nc cifar10`` on files that are not the official ones."""
+"""Small images of CIFAR-10's shape and tables of them; as a script, ``o2nc cifar10`` on unofficial files."""
 
 import json
 import os
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +13,13 @@ import numpy as np
 import torch
 
 from o2nc import cli
-from o2nc.experiments.cifar10.data import BINARY, Data, load
+from o2nc.experiments.cifar10.arms import parse
+from o2nc.experiments.cifar10.data import BINARY, Data, DataError, load
 from o2nc.experiments.cifar10.feed import to_device
 from o2nc.experiments.cifar10.settings import Settings
+from o2nc.experiments.cifar10.store import Store
+from o2nc.experiments.cifar10.table import Table
+from o2nc.experiments.cifar10.team import Team
 
 CPU = torch.device("cpu")
 SMALL = Settings(epochs=3, batch=32, average=0.9, width=2)
@@ -42,17 +48,32 @@ def images(train=48, test=12, seed=0, dtype=torch.float32):
     return to_device(data(train, test, seed), CPU, dtype=dtype)
 
 
+def as_binary(pixels, labels):
+    """A file of the binary layout: a label and 3072 pixels per record."""
+    return np.concatenate([np.array(labels, np.uint8)[:, None], pixels], axis=1).tobytes()
+
+
 def write_files(folder, train=160, test=32, seed=0):
-    """Write it in the binary layout: a label and 3072 pixels per record, in five files and one."""
+    """Write it in the binary layout, in five files and one."""
     folder.mkdir(parents=True, exist_ok=True)
     made = data(train, test, seed)
-    labels = torch.cat([made.train_labels, made.test_labels]).numpy().astype(np.uint8)
-    pixels = torch.cat([made.train_images, made.test_images]).flatten(1).numpy()
-    records = np.concatenate([labels[:, None], pixels], axis=1)
-    parts = [*np.array_split(records[:train], 5), records[train:]]
-    for file, part in zip(BINARY.files, parts, strict=True):
-        (folder / file.name).write_bytes(part.tobytes())
+    pixels = [*made.train_images.flatten(1).tensor_split(5), made.test_images.flatten(1)]
+    labels = [*made.train_labels.tensor_split(5), made.test_labels]
+    for file, x, y in zip(BINARY.files, pixels, labels, strict=True):
+        (folder / file.name).write_bytes(as_binary(x.numpy(), y.numpy()))
     return folder
+
+
+@contextmanager
+def refused(*parts):
+    """Check that what is done inside is refused in one sentence that has these parts."""
+    import pytest  # not for the processes
+
+    with pytest.raises(DataError) as info:
+        yield
+    for part in parts:
+        assert str(part) in str(info.value), info.value
+    assert "\n" not in str(info.value), info.value
 
 
 def train_by_hand(trial, epochs=None):
@@ -83,6 +104,51 @@ def bits(tensors):
     return tensors
 
 
+# --- tables
+
+ARMS = ("sgdm+exponential", "scale-free+exponential", "adamw+uniform")
+
+
+def make_table(folder, arms=ARMS, seeds=(0,), settings=SMALL, digest="made", **more):
+    return Table([parse(arm) for arm in arms], seeds, settings, Store(folder), digest, **{"save_every": 0, **more})
+
+
+def run_table(table, tell=lambda news: None, own=None):
+    """Train a table in this process; return what is known of its trials."""
+    entries = []
+    table.train(images() if own is None else own, Team(), entries, tell)
+    return entries
+
+
+def outcome(table, entries):
+    """Everything that must not depend on interruptions: rows but for the time, and the last states."""
+    states = {entry.name: table.store.load(entry.name) for entry in entries}
+    kept = {name: {key: state[key] for key in ("epoch", "model", "optimizer")} for name, state in states.items()}
+    return {entry.name: timeless(entry.rows) for entry in entries}, bits(kept)
+
+
+def undisturbed(folder, *given, own=None, **more):
+    """The outcome of a table that nothing interrupts; in one thread, since a module's fixtures precede that one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    table = make_table(folder, *given, **more)
+    found = outcome(table, run_table(table, own=own))
+    torch.set_num_threads(threads)
+    return found
+
+
+def stop_after(count, error=KeyboardInterrupt):
+    """A function that raises at its call of this number."""
+    calls = []
+
+    def function(*_):
+        calls.append(1)
+        if len(calls) == count:
+            raise error
+
+    return function
+
+
 # --- the command line in a process of its own
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "PYTHONIOENCODING": "utf-8"}
@@ -111,6 +177,15 @@ def finish(process, timeout=120):
     """Wait for it; return its code, stdout and stderr."""
     out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
+
+
+def wait_for(condition, process, seconds=60):
+    """Wait until something is so, as long as the process lives."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def call(monkeypatch, capsys, *given):
