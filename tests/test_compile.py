@@ -18,8 +18,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*before.*optimizer.step"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
 ]
 STEPS = 200
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # on a GPU the fused step is compiled
 
 OPTIMIZERS = {
     "sgdm": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9),
@@ -49,7 +51,8 @@ def make(name):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
         data = torch.randn(16, 4)
-    return model, OPTIMIZERS[name](model.parameters()), data
+    model = model.to(DEVICE)
+    return model, OPTIMIZERS[name](model.parameters()), data.to(DEVICE)
 
 
 def train(model, optimizer, data, step, steps):
