@@ -1,11 +1,11 @@
 """The paper's Figure 1 from a run's rows, and the certificates over the epochs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,6 +27,44 @@ FEW = 20  # up to so many epochs curves have markers
 LATE = 0.75  # the share of the epochs from which on accuracies are enlarged
 
 
+class Panel(NamedTuple):
+    """One pair of axes.
+
+    Attributes:
+        title: what is drawn.
+        reads: what is read of every epoch; the second of two is drawn hollow.
+        log: whether the axis is logarithmic; one that is not shows shares of 1 in per cent.
+        enlarged: whether the end is drawn again, larger, where there is room.
+    """
+
+    title: str
+    reads: tuple[Read, ...]
+    log: bool = False
+    enlarged: bool = False
+
+
+FIGURE = (
+    Panel("Train loss", (lambda row: row.train_loss,), log=True),
+    Panel("Train accuracy", (lambda row: row.train_accuracy,)),
+    Panel("Test accuracy", (lambda row: row.test_accuracy,), enlarged=True),
+)
+AVERAGE = Line2D([], [], color=GREY, **HOLLOW, label="x̄, BatchNorm made anew")
+
+
+def certificate_panels(c: float) -> tuple[Panel, ...]:
+    """Return the panels of what the averages tell, at this price of spread."""
+    return (
+        Panel("‖ḡ‖", (lambda row: row.gradient,), log=True),
+        Panel("V", (lambda row: row.spread,), log=True),
+        Panel(f"Certificate ‖ḡ‖ + cV, c = {c:g}", (lambda row: certificate(row, c),), log=True),
+        Panel(
+            "Test accuracy, last iterate and x̄",
+            (lambda row: row.test_accuracy, lambda row: row.average_accuracy),
+            enlarged=True,
+        ),
+    )
+
+
 def figure(rows: Sequence[Row]) -> Figure:
     """Draw Figure 1: train loss, train accuracy and test accuracy over the epochs, the end of the last enlarged.
 
@@ -34,12 +72,8 @@ def figure(rows: Sequence[Row]) -> Figure:
     have reached; where some have not, or one has diverged, every trial is also drawn as a thin line.
     """
     picture = Figure(figsize=(13, 4.4), dpi=150, layout="constrained")
-    arms, panels = by_arm(rows), picture.subplots(1, 3)
-    _draw(panels[0], "Train loss", arms, lambda row: row.train_loss, log=True)
-    _draw(panels[1], "Train accuracy", arms, lambda row: row.train_accuracy)
-    _draw(panels[2], "Test accuracy", arms, lambda row: row.test_accuracy)
-    _enlarge(panels[2], arms, lambda row: row.test_accuracy)
-    _finish(picture, arms, _legend(arms))
+    arms = by_arm(rows)
+    _fill(picture, picture.subplots(1, 3), FIGURE, arms, legend(arms))
     return picture
 
 
@@ -48,25 +82,40 @@ def certificates(rows: Sequence[Row], c: float = 1.0) -> Figure | None:
 
     Arms that keep no averages are left out, with the colours of the others unchanged; None if no arm keeps them.
     """
-    kept = {row.arm for row in rows if row.gradient is not None}
-    if not kept:
+    arms = averaging(rows)
+    if not any(arms.values()):
         return None
-    arms = {arm: trials if arm in kept else [] for arm, trials in by_arm(rows).items()}
     picture = Figure(figsize=(11, 7.6), dpi=150, layout="constrained")
-    panels = list(picture.subplots(2, 2).flat)
-    _draw(panels[0], "‖ḡ‖", arms, lambda row: row.gradient, log=True)
-    _draw(panels[1], "V", arms, lambda row: row.spread, log=True)
-    _draw(panels[2], f"Certificate ‖ḡ‖ + cV, c = {c:g}", arms, lambda row: certificate(row, c), log=True)
-    _draw(panels[3], "", arms, lambda row: row.test_accuracy)
-    _draw(panels[3], "Test accuracy, last iterate and x̄", arms, lambda row: row.average_accuracy, hollow=True)
-    _enlarge(panels[3], arms, lambda row: row.test_accuracy, lambda row: row.average_accuracy)
-    _finish(picture, arms, [*_legend(arms), Line2D([], [], color=GREY, **HOLLOW, label="x̄, BatchNorm made anew")])
+    _fill(picture, picture.subplots(2, 2).flat, certificate_panels(c), arms, [*legend(arms), AVERAGE])
     return picture
 
 
-def _draw(axes: Axes, title: str, arms: Arms, read: Read, *, log: bool = False, hollow: bool = False) -> None:
+def averaging(rows: Sequence[Row]) -> Arms:
+    """Return the arms, without trials those that keep no averages."""
+    kept = {row.arm for row in rows if row.gradient is not None}
+    return {arm: trials if arm in kept else [] for arm, trials in by_arm(rows).items()}
+
+
+def draw(axes: Axes, panel: Panel, arms: Arms) -> None:
+    """Draw one panel, without its title."""
+    for i, read in enumerate(panel.reads):
+        _draw(axes, arms, read, log=panel.log, hollow=i > 0)
+    if panel.enlarged:
+        _enlarge(axes, arms, *panel.reads)
+    axes.set_xlabel("epochs")
+
+
+def _fill(picture: Figure, panels: Iterable[Axes], drawn: Sequence[Panel], arms: Arms, handles: list[Line2D]) -> None:
+    for axes, panel in zip(panels, drawn, strict=True):
+        draw(axes, panel, arms)
+        axes.set_title(panel.title, fontsize=11)
+    picture.suptitle(f"CIFAR-10, ResNet-18: {over_trials(arms)}", fontsize=14, fontweight="bold")
+    columns = len(handles) if len(handles) <= 5 else -(-len(handles) // 2)
+    picture.legend(handles=handles, loc="outside lower center", ncols=max(columns, 1), frameon=False)
+
+
+def _draw(axes: Axes, arms: Arms, read: Read, *, log: bool = False, hollow: bool = False) -> None:
     final = _final(arms)
-    axes.set_title(title, fontsize=11)
     axes.set_xlim(0, 1.03 * max(final, 1))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if log:
@@ -107,7 +156,7 @@ def _enlarge(axes: Axes, arms: Arms, *reads: Read) -> None:
     late = [value for share, value in found if share >= LATE]
     inset = axes.inset_axes((0.4, 0.1, 0.57, 0.52))
     for i, read in enumerate(reads):
-        _draw(inset, "", arms, read, hollow=i > 0)
+        _draw(inset, arms, read, hollow=i > 0)
     margin = 0.1 * (max(late) - min(late)) + 0.001
     inset.set(xlim=(LATE * final, final), ylim=(min(late) - margin, max(late) + margin))
     inset.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
@@ -119,20 +168,17 @@ def _final(arms: Arms) -> int:
     return max((trial[-1].epoch for trials in arms.values() for trial in trials), default=0)
 
 
-def _legend(arms: Arms) -> list[Line2D]:
+def legend(arms: Arms) -> list[Line2D]:
+    """Return a line for every arm that has trials."""
     styles = zip(arms.items(), cycle(COLOURS), cycle(DASHES))
     return [Line2D([], [], color=colour, linestyle=dash, label=arm) for (arm, own), colour, dash in styles if own]
 
 
-def _finish(picture: Figure, arms: Arms, legend: list[Line2D]) -> None:
-    for axes in picture.axes:
-        axes.set_xlabel("epochs")
+def over_trials(arms: Arms) -> str:
+    """Return what lines and bands are."""
     least, most = (pick((len(own) for own in arms.values() if own), default=0) for pick in (min, max))
     trials = f"{most} trials" if least == most else f"up to {most} trials"
-    over = "one trial per arm" if most == 1 else f"mean ± standard deviation over {trials}"
-    picture.suptitle(f"CIFAR-10, ResNet-18: {over}", fontsize=14, fontweight="bold")
-    columns = len(legend) if len(legend) <= 5 else -(-len(legend) // 2)
-    picture.legend(handles=legend, loc="outside lower center", ncols=max(columns, 1), frameon=False)
+    return "one trial per arm" if most == 1 else f"mean ± standard deviation over {trials}"
 
 
 def save(picture: Figure, folder: Path, name: str) -> list[Path]:
