@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
-.PHONY: setup demo verify rates test test-slow test-gpu check format bench clean
+.PHONY: setup demo verify rates test test-slow test-gpu check format bench docs clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,10 @@ bench: $(STAMP)
 	$(BIN)/o2nc bench
 	$(BIN)/python benchmarks/certify.py --quick
 	$(BIN)/python benchmarks/cifar10.py
+
+# the site: build/docs/index.html is its front page
+docs: $(STAMP)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
