@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
-.PHONY: setup demo verify rates test test-slow test-gpu check format bench docs clean
+.PHONY: setup demo verify rates test test-slow test-gpu check format bench docs package clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,14 @@ bench: $(STAMP)
 	$(BIN)/o2nc bench
 	$(BIN)/python benchmarks/certify.py --quick
 	$(BIN)/python benchmarks/cifar10.py
+
+# the wheel and the sdist, each installed where nothing else is and used; some minutes
+package: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt twine
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/installed.py dist/*
 
 # the site: build/docs/index.html is its front page
 docs: $(STAMP)
