@@ -135,7 +135,7 @@ def build_app() -> "typer.Typer":
             list[str] | None, typer.Argument(help="Names of checks, or how they begin; all if none.")
         ] = None,
         out: Annotated[
-            Path | None, typer.Option(help="Folder for verify.md and verify.json.", file_okay=False)
+            Path | None, typer.Option(help="Folder for verify.json, verify.md and report.html.", file_okay=False)
         ] = None,
         seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
         workers: Annotated[int, typer.Option(help="Processes.", min=1)] = WORKERS,
@@ -156,7 +156,7 @@ def build_app() -> "typer.Typer":
     @app.command()
     def rates(
         out: Annotated[
-            Path, typer.Option(help="Folder for rates.json, rates.png and rates.svg.", file_okay=False)
+            Path, typer.Option(help="Folder for rates.json, pictures and report.html.", file_okay=False)
         ] = Path("o2nc-rates"),
         seed: Annotated[int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
         seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 8,
@@ -189,7 +189,9 @@ def build_app() -> "typer.Typer":
         rounds: Annotated[int, typer.Option(help="Timed steps of every contender.", min=1)] = ROUNDS,
         device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")] = None,
         training: Annotated[bool, typer.Option("--training", help="Time training steps of ResNet-18, too.")] = False,
-        out: Annotated[Path | None, typer.Option(help="Folder for bench.md and bench.json.", file_okay=False)] = None,
+        out: Annotated[
+            Path | None, typer.Option(help="Folder for bench.json, bench.md and report.html.", file_okay=False)
+        ] = None,
         seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     ) -> None:
@@ -270,6 +272,28 @@ def build_app() -> "typer.Typer":
         )
         with _interruptible("; the same command goes on"):
             command.show(asked)
+
+    @app.command()
+    def report(
+        folders: Annotated[
+            list[Path],
+            typer.Argument(help="Folders of results, or single files of them.", metavar="DIR…", exists=True),
+        ],
+        out: Annotated[
+            Path | None,
+            typer.Option(help="The page; without it report.html, in the folder if there is but one.", dir_okay=False),
+        ] = None,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    ) -> None:
+        """Make a page of results again: those of demo, verify, rates, cifar10 and bench, several side by side.
+
+        Example:  o2nc report o2nc-demo
+
+        o2nc report monday/bench.json friday/bench.json --out compared.html
+        """
+        from o2nc.experiments import commands
+
+        commands.show_report(folders, out, quiet)
 
     return app
 

@@ -1,6 +1,7 @@
 """What the commands do: run an experiment with a progress bar, show it, write it down."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from o2nc import theory
-from o2nc.experiments import bench, demo, extremes, planning, pool, rates, rates_view, record, verify
+from o2nc.experiments import bench, demo, extremes, planning, pool, rates, rates_view, record, report, verify
 
 
 def show_demo(out: Path, seeds: range, steps: int, quiet: bool) -> None:
@@ -83,6 +84,7 @@ def show_verify(only: list[str], out: Path | None, seed: int, workers: int, quie
         if rows and out is not None:
             record.write_text(out / "verify.md", verify.markdown(rows))
             record.write(out / "verify.json", verify.record(rows, seed, only, complete=len(rows) == len(selected)))
+            report.write([out])
         if len(rows) < len(selected):
             console.print(f"{len(rows)} of {len(selected)} checks made")
     wrong = [row.key for row in rows if not row.verdict]
@@ -90,7 +92,7 @@ def show_verify(only: list[str], out: Path | None, seed: int, workers: int, quie
     if wrong and quiet:
         print(f"o2nc: wrong: {', '.join(wrong)}", file=sys.stderr)
     if out is not None:
-        console.print(f"Table: {out / 'verify.md'}   Numbers: {out / 'verify.json'}", markup=False, soft_wrap=True)
+        say_files(console, [out / name for name in ("verify.json", "verify.md", report.NAME)])
     return not wrong
 
 
@@ -127,12 +129,14 @@ def show_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool)
         )
         if curves:
             files += rates_view.save(rates_view.figure(curves, complete=complete), out)
+        files.append(report.write([out]))
+        if curves:
             console.print(rates_view.rates_table(curves, console.width))
         if escapes:
             console.print(rates_view.traps_table(escapes, console.width))
         if searches:
             console.print(rates_view.chain_table(searches))
-    console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
+    say_files(console, files)
     wrong = [f"{c.study}, {c.arm}" for c in curves if not c.agrees]
     wrong += [f"hard chain at eps = {s.eps:g}" for s in searches if not s.agrees]
     if wrong:
@@ -148,29 +152,38 @@ def plan_bench(models: list[str], rounds: int, device: str | None, training: boo
         raise typer.BadParameter(str(error)) from None
 
 
-def show_bench(report: bench.Report, out: Path | None, quiet: bool) -> bool:
+def show_bench(plan: bench.Report, out: Path | None, quiet: bool) -> bool:
     """Measure what was planned, show and write it; return whether no contender failed."""
     console = console_for(quiet)
-    for refusal in report.left_out:
+    for refusal in plan.left_out:
         console.print(f"left out: {refusal}", markup=False, soft_wrap=True)
     try:
         with bar_on(console, quiet) as bar:
-            task = bar.add_task(", ".join(report.models), total=report.total)
-            bench.run(report, lambda made: bar.advance(task, made))
+            task = bar.add_task(", ".join(plan.models), total=plan.total)
+            bench.run(plan, lambda made: bar.advance(task, made))
     finally:
-        if report.rows or report.trained:
-            console.print(bench.heading(bench.circumstances(report)), markup=False, soft_wrap=True)
-            for grid in bench.grids(report.rows, report.trained):
+        if plan.rows or plan.trained:
+            console.print(bench.heading(bench.circumstances(plan)), markup=False, soft_wrap=True)
+            for grid in bench.grids(plan.rows, plan.trained):
                 console.print(grid)
             if out is not None:
-                table, numbers = reversed(bench.save(report, out))
-                console.print(f"Table: {table}   Numbers: {numbers}", markup=False, soft_wrap=True)
-        if not report.complete:
-            made, asked = len(report.rows) + len(report.trained), report.total // report.rounds
+                say_files(console, [*bench.save(plan, out), report.write([out])])
+        if not plan.complete:
+            made, asked = len(plan.rows) + len(plan.trained), plan.total // plan.rounds
             console.print(f"{made} of {asked} rows made")
-    for failure in report.failed:
+    for failure in plan.failed:
         print(f"o2nc: failed: {failure}", file=sys.stderr)
-    return not report.failed
+    return not plan.failed
+
+
+def show_report(places: list[Path], out: Path | None, quiet: bool) -> None:
+    """Write the report of what is in these folders, and say where it is."""
+    console_for(quiet).print(f"Report: {report.write(places, out)}", markup=False, soft_wrap=True)
+
+
+def say_files(console: Console, files: Sequence[Path]) -> None:
+    """Print where results are, so that they can be copied."""
+    console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
 
 
 def console_for(quiet: bool) -> Console:

@@ -25,7 +25,7 @@ import numpy as np
 from scipy import stats
 
 from o2nc import problems, theory
-from o2nc.experiments import batch
+from o2nc.experiments import batch, record
 from o2nc.experiments.batch import BlockTrial, Outcome, Progress, Trial
 from o2nc.problems import Additive, Oracle, Subsampled
 from o2nc.problems.chain import CURVATURE, GAP, SLOPE
@@ -272,6 +272,17 @@ def as_record(curve: Curve) -> dict[str, Any]:
         "shallow": curve.shallow,
     }
     return {key: _plain(value) for key, value in (asdict(curve) | fitted).items()}
+
+
+def revive(data: dict[str, Any]) -> Curve:
+    """Return the curve of such a record."""
+    return record.revive(Curve, {key: _numbers(value) for key, value in data.items()})
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_numbers(v) for v in value]
+    return math.nan if value is None else value
 
 
 def _plain(value: Any) -> Any:

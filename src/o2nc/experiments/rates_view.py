@@ -14,7 +14,7 @@ from rich.table import Table
 
 from o2nc.experiments.colours import BLUE, GREEN, GREY, VERMILION
 from o2nc.experiments.extremes import BETA, CHAIN, STEPS, C, Escape, Search
-from o2nc.experiments.rates import ARMS, ORIGINAL, Curve, least_error, studies
+from o2nc.experiments.rates import ARMS, ORIGINAL, Curve, Study, least_error, studies
 
 STYLES: dict[str, tuple[str, Any, str | None]] = {
     "sharp": (BLUE, "-", "o"),
@@ -118,28 +118,46 @@ def chain_table(found: Sequence[Search]) -> Table:
 
 def figure(curves: Sequence[Curve], *, complete: bool = True) -> Figure:
     """Draw one panel per study: certificates against N, bounds dashed, the lower bound at the foot."""
-    titles = [study.title for study in studies() if any(c.study == study.title for c in curves)]
-    columns = min(4, len(titles) + 1)
-    rows = -(-(len(titles) + 1) // columns)
+    names = titles(curves)
+    columns = min(4, len(names) + 1)
+    rows = -(-(len(names) + 1) // columns)
     picture = Figure(figsize=(3.6 * columns, 3.2 * rows + 0.5), dpi=150, layout="constrained")
     panels = list(picture.subplots(rows, columns, squeeze=False, sharex=True).flat)
-    for i, (axes, title) in enumerate(zip(panels, titles, strict=False)):
-        _panel(axes, title, [c for c in curves if c.study == title])
+    for i, (axes, name) in enumerate(zip(panels, names, strict=False)):
+        panel(axes, name, [c for c in curves if c.study == name])
+        axes.set_title(f"{name}\n{setting(name)}", fontsize=10)
         if i % columns == 0:
             axes.set_ylabel("mean of ‖ḡ‖ + cV")
-        if i + columns >= len(titles):
+        if i + columns >= len(names):
             axes.set_xlabel("steps N")
             axes.tick_params(labelbottom=True)
-    for axes in panels[len(titles) :]:
+    for axes in panels[len(names) :]:
         axes.axis("off")
-    panels[len(titles)].legend(handles=_legend(), loc="center", frameon=False, fontsize=10)
+    panels[len(names)].legend(handles=legend(), loc="center", frameon=False, fontsize=10)
     title = "Measured certificates against the theorems' bounds" + ("" if complete else " (interrupted)")
     picture.suptitle(title, fontsize=14, fontweight="bold")
     return picture
 
 
-def _panel(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
-    study = next(s for s in studies() if s.title == title)
+def titles(curves: Sequence[Curve]) -> list[str]:
+    """Return the studies that the curves belong to, in order."""
+    return [study.title for study in studies() if any(c.study == study.title for c in curves)]
+
+
+def setting(title: str) -> str:
+    """Return c and σ of a study."""
+    study = _study(title)
+    chosen = {"smoothness": "c = H²/ε", "second_order": "c = ρ/2"}
+    price = f"c = {study.c:g}" if study.c is not None else chosen[study.regime]
+    return f"{price}, σ = {study.oracle.noise:.2g}"
+
+
+def _study(title: str) -> Study:
+    return next(s for s in studies() if s.title == title)
+
+
+def panel(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
+    """Draw the curves of one study, with bounds, without a title."""
     for curve in curves:
         colour, line, marker = STYLES[curve.arm]
         values = np.array(curve.values)
@@ -148,7 +166,7 @@ def _panel(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
             axes.fill_between(curve.steps, values.min(1), values.max(1), color=colour, alpha=0.18, linewidth=0)
         if curve.bounds:
             axes.plot(curve.steps, curve.bounds, color=colour, linestyle="--", linewidth=1.0, alpha=0.8)
-    problem, first = study.oracle.problem, curves[0]
+    problem, first = _study(title).oracle.problem, curves[0]
     floor = [
         least_error(n, c, gap=problem.gap, lipschitz=problem.lipschitz)
         for n, c in zip(first.steps, first.c, strict=True)
@@ -156,14 +174,12 @@ def _panel(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
     axes.plot(first.steps, floor, color=GREY, linestyle="-.", linewidth=1.0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    chosen = {"smoothness": "c = H²/ε", "second_order": "c = ρ/2"}
-    price = f"c = {study.c:g}" if study.c is not None else chosen[study.regime]
-    axes.set_title(f"{title}\n{price}, σ = {study.oracle.noise:.2g}", fontsize=10)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend() -> list[Line2D]:
+def legend() -> list[Line2D]:
+    """Return what the lines are."""
     names = {
         "sharp": "sharp constants, s ~ Exp(1)",
         "sharp, s = 1": "sharp constants, s = 1",

@@ -3,13 +3,17 @@
 import json
 import os
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import o2nc
+
+T = TypeVar("T")
 
 
 def circumstances(command: str, **settings: Any) -> dict[str, Any]:
@@ -29,6 +33,11 @@ def circumstances(command: str, **settings: Any) -> dict[str, Any]:
         "machine": platform.machine(),
         "processors": os.cpu_count(),
     }
+
+
+def revive(kind: type[T], data: Mapping[str, Any]) -> T:
+    """Return a dataclass from what a record has of it; what was only derived from it is passed over."""
+    return kind(**{field.name: data[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def write(path: Path, record: dict[str, Any]) -> None:

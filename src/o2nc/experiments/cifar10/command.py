@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from o2nc.experiments import record
+from o2nc.experiments import record, report
 from o2nc.experiments.bench.hardware import available, describe, find_device
 from o2nc.experiments.cifar10 import arms, pictures, table, view
 from o2nc.experiments.cifar10.data import Data, load
@@ -23,7 +23,7 @@ from o2nc.experiments.cifar10.rows import untidy
 from o2nc.experiments.cifar10.settings import Settings
 from o2nc.experiments.cifar10.store import Store
 from o2nc.experiments.cifar10.team import Team, join
-from o2nc.experiments.commands import console_for
+from o2nc.experiments.commands import console_for, say_files
 
 MOST = 6  # trials at once: more of them wait for each other
 ROOM = 4 * 2**30  # bytes of GPU memory per trial, with some to spare
@@ -112,7 +112,12 @@ def show(asked: Asked) -> None:
     with join(device) as team:
         images = to_device(data, device, team)
         about = record.circumstances(
-            asked.command, seeds=list(asked.seeds), processes=team.size, at_once=plan.at_once, **describe(device)
+            asked.command,
+            seeds=list(asked.seeds),
+            processes=team.size,
+            at_once=plan.at_once,
+            c=asked.c,
+            **describe(device),
         )
         numbers = asked.out / "cifar10.json"
         try:
@@ -126,7 +131,7 @@ def show(asked: Asked) -> None:
     if team.rank == 0:
         files = _write(plan.results(entries, about), asked)
         console.print(view.table([row for entry in entries for row in entry.rows], c=asked.c))
-        console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
+        say_files(console, files)
 
 
 def _data(asked: Asked, console: Console, first: bool) -> Data:
@@ -152,14 +157,15 @@ def _at_once(asked: Asked, device: torch.device, trials: int, team_size: int) ->
 
 
 def _write(found: dict[str, Any], asked: Asked) -> list[Path]:
-    """Write results, table and pictures; return their paths."""
+    """Write results, table, pictures and report; return their paths."""
     out, rows = asked.out, untidy(found)
     files = [out / "cifar10.json", out / "cifar10.md"]
     record.write(files[0], found)
     record.write_text(files[1], view.markdown(found, c=asked.c))
     files += pictures.save(pictures.figure(rows), out, "cifar10")
     certificates = pictures.certificates(rows, asked.c)
-    return files if certificates is None else [*files, *pictures.save(certificates, out, "certificates")]
+    files += [] if certificates is None else pictures.save(certificates, out, "certificates")
+    return [*files, report.write([out / "cifar10.json"], out / report.NAME)]
 
 
 @contextmanager

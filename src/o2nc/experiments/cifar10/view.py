@@ -106,7 +106,7 @@ def _mean(values: Sequence[float]) -> Mean:
         return Mean(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
-def _text(mean: Mean | None, scale: float = 1.0, *, decimals: int = 2, digits: int = 4) -> str:
+def written(mean: Mean | None, scale: float = 1.0, *, decimals: int = 2, digits: int = 4) -> str:
     """Write a mean to at most so many decimals and digits, its deviation to as many decimals."""
     if mean is None or not math.isfinite(mean.value):
         return NONE if mean is None else f"{mean.value}"
@@ -115,26 +115,26 @@ def _text(mean: Mean | None, scale: float = 1.0, *, decimals: int = 2, digits: i
     return f"{value:.{places}f}" + ("" if mean.deviation is None else f" ± {scale * mean.deviation:.{places}f}")
 
 
-def _cells(rows: Sequence[Row], c: float) -> tuple[list[str], list[list[str]]]:
+def contents(rows: Sequence[Row], c: float) -> tuple[list[str], list[list[str]]]:
     """Return the head, and a row per arm with the paper's below it."""
     price = "V" if c == 1 else f"{c:g}V"
     head = [*HEAD, "last\ntest acc. %", "x̄\ntest acc. %", f"last\n‖ḡ‖ + {price}", "trials ×\nepochs"]
     body, bests, lasts = [], best(rows), last(rows, c)
     for arm, trials in by_arm(rows).items():
-        cells = [_text(m, k, decimals=d) for m, k, d in zip(bests[arm], SCALES, (2, 1, 2, 2), strict=True)]
-        cells += [_text(lasts[arm].test_accuracy, 1e2), _text(lasts[arm].average_accuracy, 1e2)]
-        cells += [_text(lasts[arm].certificate, decimals=6, digits=3)]
+        cells = [written(m, k, decimals=d) for m, k, d in zip(bests[arm], SCALES, (2, 1, 2, 2), strict=True)]
+        cells += [written(lasts[arm].test_accuracy, 1e2), written(lasts[arm].average_accuracy, 1e2)]
+        cells += [written(lasts[arm].certificate, decimals=6, digits=3)]
         least, most = (pick(trial[-1].epoch for trial in trials) for pick in (min, max))
         body.append([arm, *cells, f"{len(trials)} × {most if least == most else f'{least}–{most}'}"])
         if arm in PAPER:
-            cells = [_text(m, k, decimals=d) for m, k, d in zip(PAPER[arm], SCALES, (2, 1, 1, 1), strict=True)]
+            cells = [written(m, k, decimals=d) for m, k, d in zip(PAPER[arm], SCALES, (2, 1, 1, 1), strict=True)]
             body.append([PRINTED, *cells, *[NONE] * (len(head) - len(HEAD))])
     return head, body
 
 
 def table(rows: Sequence[Row], *, c: float = 1.0) -> Table:
     """Return Table 1 beside the paper's figures, and below it what the paper does not have; 80 columns hold it."""
-    head, body = _cells(rows, c)
+    head, body = contents(rows, c)
     first, second = slice(0, len(HEAD)), slice(len(HEAD), None)
     grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=NOTE, caption_justify="left")
     for i, name in enumerate(head[first]):
@@ -164,7 +164,7 @@ def markdown(record: dict[str, Any], *, c: float = 1.0) -> str:
     settings = [f"{name} {value}" for name, value in record["settings"].items() if value is not None]
     pace = f"{np.median([row.seconds for row in rows]):.3g} s" if rows else NONE
     total = NONE if record["seconds"] is None else clock(record["seconds"])
-    head, body = _cells(rows, c)
+    head, body = contents(rows, c)
     warning = ["", f"**Not complete: {done} trials are over.** These are the figures so far."]
     lines = [
         "# CIFAR-10 with ResNet-18",

@@ -22,35 +22,21 @@ def find(places: Iterable[Path]) -> Found:
     """
     found: Found = {}
     for place in places:
-        mine = _in_folder(place) if place.is_dir() else {place: _read(place)}
+        paths = sorted(place.glob("*.json")) if place.is_dir() else [place]
+        mine = {path: record for path in paths if kind_of(record := _read(path)) is not None}
         if not mine:
-            kinds = ", ".join(f"{kind}.json" for kind in KINDS)
-            raise OSError(f"{place} has no results of o2nc ({kinds}, or others like them)")
+            raise OSError(f"{place} has no results of o2nc {', '.join(KINDS)}")
         found |= mine
     return found
 
 
-def _in_folder(folder: Path) -> Found:
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found[path] = _read(path)
-        except OSError:
-            if any(path.stem.startswith(kind) for kind in KINDS if kind != "cifar10" or path.stem == kind):
-                raise
-    return found
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Any:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OSError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OSError(f"{path} is damaged: {error}") from error
-    if kind_of(record) is None:
-        raise OSError(f"{path} is not a result of o2nc {', '.join(KINDS)}")
-    return record
 
 
 def write(places: Sequence[Path], path: Path | None = None) -> Path:

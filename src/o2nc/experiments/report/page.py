@@ -1,7 +1,7 @@
 """Stories as one page of HTML: no scripts, no files beside it, in the reader's light or dark."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -11,6 +11,7 @@ import matplotlib
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -21,13 +22,20 @@ from o2nc.experiments.report.story import Picture, Story
 
 TONES = {"red": "wrong", "dim": "faint", "bold": "strong"}  # what a terminal has as a style
 # a picture is drawn once: what is black or white in it, and our colours, are the page's to choose
-ROLES = {
-    colours.BLACK: "currentColor",
-    "#ffffff": "var(--card)",
-    **{getattr(colours, name): f"var(--{name.lower()})" for name in ("BLUE", "VERMILION", "GREEN", "GREY")},
-    **{getattr(colours, name): f"var(--{name.lower()})" for name in ("PINK", "ORANGE", "SKY")},
-}
-STYLE = {"svg.fonttype": "none", "font.size": 10.0, "svg.hashsalt": "o2nc"}
+ROLES = {colours.BLACK: "currentColor", "#ffffff": "var(--card)"}
+for _name in ("BLUE", "VERMILION", "GREEN", "GREY", "PINK", "ORANGE", "SKY"):
+    ROLES[getattr(colours, _name).lower()] = f"var(--{_name.lower()})"
+STYLE: Any = {"svg.fonttype": "none", "font.size": 10.0, "svg.hashsalt": "o2nc"}
+
+
+@dataclass(frozen=True)
+class Told:
+    """A record with its story; its name in the page, and the file and folder where it is."""
+
+    name: str
+    place: str
+    story: Story
+    record: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,12 +62,13 @@ def page(records: Mapping[Path, dict[str, Any]]) -> str:
     Raises:
         OSError: a record is not as this version makes them; the text names its file.
     """
-    told: dict[str, list[tuple[Path, Story, dict[str, Any]]]] = {}
-    for path, record in records.items():
+    groups: dict[str | None, list[Told]] = {}
+    for i, (path, record) in enumerate(records.items()):
         try:
-            told.setdefault(str(kind_of(record)), []).append((path, tell(record), record))
+            told = Told(f"record-{i}", str(Path(path.parent.name) / path.name), tell(record), record)
         except ValueError as error:
             raise OSError(f"{path} is {error}") from error
+        groups.setdefault(kind_of(record), []).append(told)
     environment = Environment(
         loader=PackageLoader("o2nc.experiments.report", "."),
         autoescape=True,
@@ -67,14 +76,14 @@ def page(records: Mapping[Path, dict[str, Any]]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"lines": lines, "notes": notes, "head": head, "svg": svg, "about": about}
-    stories = [story for group in told.values() for _, story, _ in group]
-    title = stories[0].title if len(stories) == 1 else "Results"
-    return environment.get_template("page.html").render(title=title, groups=list(told.values()))
+    environment.filters |= {"lines": lines, "notes": notes, "head": head, "svg": svg, "about": about, "key": key}
+    several = len(records) > 1
+    title = "Results" if several else told.story.title
+    return environment.get_template("page.html").render(title=title, several=several, groups=list(groups.values()))
 
 
 def svg(picture: Picture) -> Markup:
-    """Draw a picture as SVG in the page's colours."""
+    """Draw a picture."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=picture.size, layout="constrained", facecolor="none")
         axes = figure.subplots()
@@ -82,16 +91,32 @@ def svg(picture: Picture) -> Markup:
         handles = [*axes.get_legend_handles_labels()[0], *picture.legend]
         if handles:
             figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 3), frameon=False)
-        drawn = StringIO()
+        return _inline(figure)
+
+
+def key(legend: Sequence[Line2D]) -> list[tuple[Markup, str]]:
+    """Draw a stroke for every line of a legend, and say what it is."""
+    drawn = []
+    for line in legend:
+        figure = Figure(figsize=(0.5, 0.18), facecolor="none")
+        copy = Line2D([0.0, 0.5, 1.0], [0.5, 0.5, 0.5], transform=figure.transFigure, markevery=[1])
+        label = str(line.get_label())
+        copy.update_from(line)
+        copy.set_markevery([1])
+        figure.add_artist(copy)
+        drawn.append((_inline(figure), label))
+    return drawn
+
+
+def _inline(figure: Figure) -> Markup:
+    """Return a figure as SVG in the page's colours."""
+    drawn = StringIO()
+    with matplotlib.rc_context(STYLE):
         figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
     text = drawn.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r"#[0-9a-f]{6}\b", lambda found: _roles().get(found[0], found[0]), text)
+    text = re.sub(r"#[0-9a-f]{6}\b", lambda found: ROLES.get(found[0], found[0]), text)
     return Markup(text.replace("<svg ", '<svg role="img" ', 1))
-
-
-def _roles() -> dict[str, str]:
-    return {colour.lower(): role for colour, role in ROLES.items()}
 
 
 def head(table: Table) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ class Section:
         says: what there is to see, in plain words.
         code: lines to copy.
         pictures: all of about one size.
+        legend: of all of them.
         tables: for a terminal that is wide enough.
     """
 
@@ -43,6 +44,7 @@ class Section:
     says: str
     code: str = ""
     pictures: Sequence[Picture] = ()
+    legend: Sequence[Line2D] = ()
     tables: Sequence[Table] = ()
 
 
