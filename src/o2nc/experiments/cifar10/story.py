@@ -1,5 +1,6 @@
 """A table of trials, told."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -80,10 +81,12 @@ def sections(rows: list[Row], c: float) -> list[Section]:
     return found
 
 
-def wide_table(rows: list[Row], c: float) -> Table:
-    """Return the whole table, one row per arm with the paper's below it."""
-    head, body = view.contents(rows, c)
-    grid = Table(box=box.SIMPLE_HEAD, caption=view.NOTE)
+def wide_table(
+    rows: list[Row], c: float, printed: Mapping[str, view.Best] = view.PAPER, note: str = view.NOTE
+) -> Table:
+    """Return the whole table, one row per arm with the printed one below it."""
+    head, body = view.contents(rows, c, printed)
+    grid = Table(box=box.SIMPLE_HEAD, caption=note)
     for i, name in enumerate(head):
         grid.add_column(name, justify="right" if i else "left")
     for cells in body:

@@ -6,7 +6,7 @@ divide by n − 1; one trial has none.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,8 +115,8 @@ def written(mean: Mean | None, scale: float = 1.0, *, decimals: int = 2, digits:
     return f"{value:.{places}f}" + ("" if mean.deviation is None else f" ± {scale * mean.deviation:.{places}f}")
 
 
-def contents(rows: Sequence[Row], c: float) -> tuple[list[str], list[list[str]]]:
-    """Return the head, and a row per arm with the paper's below it."""
+def contents(rows: Sequence[Row], c: float, printed: Mapping[str, Best] = PAPER) -> tuple[list[str], list[list[str]]]:
+    """Return the head, and a row per arm with the printed one below it."""
     price = "V" if c == 1 else f"{c:g}V"
     head = [*HEAD, "last\ntest acc. %", "x̄\ntest acc. %", f"last\n‖ḡ‖ + {price}", "trials ×\nepochs"]
     body, bests, lasts = [], best(rows), last(rows, c)
@@ -126,17 +126,17 @@ def contents(rows: Sequence[Row], c: float) -> tuple[list[str], list[list[str]]]
         cells += [written(lasts[arm].certificate, decimals=6, digits=3)]
         least, most = (pick(trial[-1].epoch for trial in trials) for pick in (min, max))
         body.append([arm, *cells, f"{len(trials)} × {most if least == most else f'{least}–{most}'}"])
-        if arm in PAPER:
-            cells = [written(m, k, decimals=d) for m, k, d in zip(PAPER[arm], SCALES, (2, 1, 1, 1), strict=True)]
+        if arm in printed:
+            cells = [written(m, k, decimals=d) for m, k, d in zip(printed[arm], SCALES, (2, 1, 1, 1), strict=True)]
             body.append([PRINTED, *cells, *[NONE] * (len(head) - len(HEAD))])
     return head, body
 
 
-def table(rows: Sequence[Row], *, c: float = 1.0) -> Table:
-    """Return Table 1 beside the paper's figures, and below it what the paper does not have; 80 columns hold it."""
-    head, body = contents(rows, c)
+def table(rows: Sequence[Row], *, c: float = 1.0, printed: Mapping[str, Best] = PAPER, note: str = NOTE) -> Table:
+    """Return Table 1 beside the printed figures, and below it what the paper does not have; 80 columns hold it."""
+    head, body = contents(rows, c, printed)
     first, second = slice(0, len(HEAD)), slice(len(HEAD), None)
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=NOTE, caption_justify="left")
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=note, caption_justify="left")
     for i, name in enumerate(head[first]):
         grid.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold", vertical="bottom")
     for arm, *cells in (cells[first] for cells in body):
