@@ -32,6 +32,11 @@ class Goldstein:
         radius: how far ŷ may be from x'.
         epsilon: the bound on the mean gradient.
         distance: a bound on ‖x̄ − x'‖.
+
+    Example:
+        >>> found = Certificate(c=8.0, gradient=0.1, spread=0.01, ess=50.0).goldstein(0.5, lipschitz=1.0)
+        >>> found.epsilon, found.radius, found.point
+        (0.18, 0.505, None)
     """
 
     point: Point | None = field(repr=False, compare=False)

@@ -50,6 +50,13 @@ class Plan:
         radius: D, the length of the comparator.
         smoothness: H when the smooth regime chose c, else None.
         second_order: ρ when the second-order regime chose c, else None.
+
+    Example:
+        >>> p = plan(steps=1000, c=1.0, gap=1.0, lipschitz=1.0, noise=1.0)
+        >>> print(p)
+        1000 steps, c = 1, sharp: beta=0.971975, lr=0.0008671, decay=18.64; E‖∇F(x̄)‖_c <= 0.6078
+        >>> {name: round(value, 3) for name, value in p.terms.items()}
+        {'descent': 0.137, 'start': 0.039, 'noise': 0.119, 'spread': 0.068, 'regret': 0.245}
     """
 
     steps: int

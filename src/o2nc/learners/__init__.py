@@ -37,7 +37,12 @@ __all__ = ["FTRL", "OGD", "AdaGrad", "BallOGD", "CoinBetting", "Learner", "Scale
 
 @runtime_checkable
 class Learner(Protocol):
-    """What an online learner must offer: a frozen dataclass of hyperparameters, with its state kept outside."""
+    """What an online learner must offer: a frozen dataclass of hyperparameters, with its state kept outside.
+
+    Example:
+        >>> isinstance(OGD(lr=0.1), Learner)
+        True
+    """
 
     @property
     def lr(self) -> float:

@@ -34,6 +34,13 @@ class AdaGrad:
         decay: μ >= 0.
         kappa: 1 or 2, as in `OGD`.
         diagonal: one step size per coordinate instead of one for the joint norm.
+
+    Example:
+        >>> import torch
+        >>> learner, delta = AdaGrad(lr=0.1), torch.zeros(2)
+        >>> learner.update([delta], [torch.tensor([3.0, -4.0])], [learner.init(delta)], [learner.lr], beta=1.0)
+        >>> delta, delta.norm()  # the first Δ has length D, however long the gradient is
+        (tensor([-0.0600,  0.0800]), tensor(0.1000))
     """
 
     lr: float

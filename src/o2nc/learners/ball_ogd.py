@@ -29,6 +29,13 @@ class BallOGD:
         lr: η >= 0.
         radius: D > 0, the longest Δ in the joint norm of all parameters, or inf for no ball.
         decay: μ >= 0.
+
+    Example:
+        >>> import torch
+        >>> learner, delta = BallOGD(lr=1.0, radius=0.5), torch.zeros(2)
+        >>> learner.update([delta], [torch.tensor([3.0, -4.0])], [learner.init(delta)], [learner.lr], beta=1.0)
+        >>> delta  # −(3, −4), shortened to 0.5
+        tensor([-0.3000,  0.4000])
     """
 
     lr: float

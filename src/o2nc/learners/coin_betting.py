@@ -43,6 +43,19 @@ class CoinBetting:
     Args:
         wealth: ε > 0, the initial wealth and its endowment: what may be lost in all.
         lipschitz: G > 0, a bound on the gradient's joint norm. A longer gradient is shortened to it.
+
+    Example:
+        The bets grow as long as they are won.
+
+        >>> import torch
+        >>> learner, delta = CoinBetting(wealth=1.0, lipschitz=1.0), torch.zeros(1)
+        >>> states = [learner.init(delta)]
+        >>> for _ in range(3):
+        ...     learner.update([delta], [torch.tensor([-1.0])], states, [learner.lr], beta=1.0)
+        ...     print(f"{delta.item():.3f}")
+        0.500
+        1.000
+        1.875
     """
 
     wealth: float = 1.0

@@ -28,6 +28,15 @@ class FTRL:
         lr: η >= 0, as in `OGD`.
         decay: μ >= 0.
         radius: D > 0, or inf for no ball.
+
+    Example:
+        >>> import torch
+        >>> learner, delta = FTRL(lr=0.1), torch.zeros(2)
+        >>> states = [learner.init(delta)]
+        >>> for _ in range(3):
+        ...     learner.update([delta], [torch.tensor([1.0, -2.0])], states, [learner.lr], beta=1.0)
+        >>> delta  # −lr times the sum of three gradients
+        tensor([-0.3000,  0.6000])
     """
 
     lr: float

@@ -51,6 +51,18 @@ class OGD:
             it; an lr of 0 plays Δ = 0 and so forgets the momentum.
         decay: μ >= 0, the strength of the variance regulariser (μ/2)‖Δ‖².
         kappa: 1 (default, the better constant) or 2.
+
+    Example:
+        With lr = η and no decay, β = 0.9 gives Δ_2 = −βηg_1 and Δ_3 = β(Δ_2 − ηg_2): momentum.
+
+        >>> import torch
+        >>> learner, delta = OGD(lr=0.1), torch.zeros(2)
+        >>> states = [learner.init(delta)]
+        >>> for _ in range(2):
+        ...     learner.update([delta], [torch.tensor([1.0, -2.0])], states, [learner.lr], beta=0.9)
+        ...     print(delta)
+        tensor([-0.0900,  0.1800])
+        tensor([-0.1710,  0.3420])
     """
 
     lr: float

@@ -32,6 +32,13 @@ class ScaleFree:
         lr: D >= 0, the scale of Δ: Adam's lr divided by sqrt((1 + β)/(1 − β)), which is 14 at β = 0.99.
         diagonal: by coordinate (default) or by the joint norm.
         radius: R > 0, or inf for no clip.
+
+    Example:
+        >>> import torch
+        >>> learner, delta = ScaleFree(lr=0.1), torch.zeros(2)
+        >>> learner.update([delta], [torch.tensor([1e-6, -1e6])], [learner.init(delta)], [learner.lr], beta=0.9)
+        >>> delta  # as Adam: by sign at first, whatever the scale of a coordinate
+        tensor([-0.1000,  0.1000])
     """
 
     lr: float

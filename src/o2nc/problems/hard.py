@@ -19,7 +19,12 @@ from o2nc.problems.problem import Problem
 
 @runtime_checkable
 class ZeroChain(Problem, Protocol):
-    """A problem whose gradient looks one link further than prog_{1/4}."""
+    """A problem whose gradient looks one link further than prog_{1/4}.
+
+    Example:
+        >>> isinstance(Chain(length=5), ZeroChain)
+        True
+    """
 
     @property
     def length(self) -> int:

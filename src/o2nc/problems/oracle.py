@@ -13,7 +13,13 @@ from o2nc.problems.problem import FiniteSum, Problem
 
 @runtime_checkable
 class Oracle(Protocol):
-    """A stochastic gradient of a problem."""
+    """A stochastic gradient of a problem.
+
+    Example:
+        >>> from o2nc.problems import Cosine
+        >>> isinstance(Additive(Cosine(4), noise=0.5), Oracle)
+        True
+    """
 
     @property
     def problem(self) -> Problem:

@@ -78,7 +78,13 @@ def _checked(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor],
 
 @runtime_checkable
 class FiniteSum(Problem, Protocol):
-    """A problem F = (1/m) Σ_i f_i that a gradient oracle may subsample."""
+    """A problem F = (1/m) Σ_i f_i that a gradient oracle may subsample.
+
+    Example:
+        >>> from o2nc.problems import Cosine, PhaseRetrieval
+        >>> isinstance(PhaseRetrieval(dimension=5, samples=50), FiniteSum), isinstance(Cosine(3), FiniteSum)
+        (True, False)
+    """
 
     @property
     def terms(self) -> int:
