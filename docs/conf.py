@@ -51,7 +51,8 @@ def keep_formulas(app: Sphinx, what: str, name: str, obj: Any, options: Any, lin
 def sign(app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str, returns: str) -> Any:
     """Show the arguments of __init__ where a __new__ hides them from Sphinx."""
     if what == "class" and signature == "(*args, **kwargs)":
-        return stringify_signature(inspect.signature(obj), show_annotation=False, show_return_annotation=False), returns
+        shown = stringify_signature(inspect.signature(obj), show_annotation=False, show_return_annotation=False)
+        return shown, returns
     return None
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import o2nc
+from pages import PAGES, blocks
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -23,8 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
 ]
 
-TEXT = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
-OPENING, *SECTIONS = re.split(r"^## ", TEXT, flags=re.MULTILINE)
+OPENING, *SECTIONS = re.split(r"^## ", PAGES["docs/recipes.md"], flags=re.MULTILINE)
 RECIPES = dict(section.split("\n", 1) for section in SECTIONS)
 NEEDED = {
     "A log of certificates": ("tensorboard", "matplotlib"),
@@ -32,10 +32,6 @@ NEEDED = {
     "accelerate": ("accelerate",),
     "Lightning": ("lightning", "tensorboard"),
 }
-
-
-def blocks(text, language="python"):
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def is_script(block):

@@ -1,0 +1,188 @@
+"""README and docs/: every Python block runs, every command is understood, every link leads somewhere.
+
+A page's blocks run as written, in order, in one namespace and in an empty folder. Recipes are independent of each
+other, and test_recipes.py runs them. `make docs` builds the site.
+"""
+
+import doctest
+import importlib
+import os
+import re
+import shlex
+import statistics
+import tomllib
+
+import pytest
+import torch
+
+from pages import DOCS, PAGES, ROOT, blocks
+
+PYTHON = [page for page, text in PAGES.items() if blocks(text) and page != "docs/recipes.md"]
+NEEDS_CUDA = ["docs/performance.md"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, one_thread):
+    """Return a function that runs a page and returns its names."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(page):
+        names = {"__name__": "page"}
+        for block in blocks(PAGES[page]):
+            exec(compile(block, page, "exec"), names)
+        return names
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield run
+
+
+@pytest.mark.parametrize("page", PYTHON)
+def test_page_runs(page, run, capsys):
+    if page in NEEDS_CUDA and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    if page == "docs/tutorial.md":
+        pytest.importorskip("matplotlib")
+    SAYS.get(page, lambda *_: None)(run(page), capsys.readouterr().out.splitlines())
+
+
+def readme_says(names, printed):
+    value, loss, exponential, optimal, plan, steps = printed
+    assert 0 < float(value) < 1
+    assert 0 < float(loss) < 1
+    values = [float(line.split(" = ")[2].split()[0]) for line in (exponential, optimal)]
+    assert 0 < values[1] < values[0]
+    assert float(plan.split()[0]) < 0.2
+    assert int(steps) == 453_385
+    names["model"](names["data"]).abs().mean().backward()
+    names["opt"].step()  # the learner that the README writes
+
+
+def tutorial_says(names, printed):
+    last, mean = (statistics.fmean(column) for column in zip(*names["losses"], strict=True))
+    assert mean < 0.8 * last
+    before, after = names["before"], names["after"]
+    assert before.spread > 10 * after.spread
+    assert after.spread > names["exact"].spread
+    assert names["best"].value < names["exact"].value
+    assert before.ess == pytest.approx(199, rel=1e-3)
+    assert len(names["log"].path.read_text().splitlines()) == 1 + 16 * 100 // 10
+    assert (names["log"].path.parent / "certificate.png").exists()
+    assert printed[-1] == "True"  # resumed to the bit
+    assert names["model"].training
+
+
+def learner_says(names, printed):
+    assert len([line for line in printed if "bound" in line]) == 8
+    assert names["opt"] is names["theirs"]
+
+
+def performance_says(names, printed):
+    assert int(names["opt"].param_groups[0]["step"]) == 5
+
+
+SAYS = {
+    "README.md": readme_says,
+    "docs/tutorial.md": tutorial_says,
+    "docs/learner.md": learner_says,
+    "docs/performance.md": performance_says,
+}
+
+
+# --- commands
+
+
+def spoken(text):
+    """Return the commands of a page: lines of its shell blocks, and o2nc's in the text."""
+    lines = [line for block in blocks(text, "sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in (*lines, *re.findall(r"`(o2nc [^`…]+)`", text))]
+
+
+COMMANDS = sorted({(page, shlex.join(words)) for page, text in PAGES.items() for words in spoken(text) if words})
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_command_is_understood(page, command):
+    program, *arguments = shlex.split(command)
+    if program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(arguments) <= set(targets)
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert arguments[:2] == ["install", "-e"]
+        assert set(re.findall(r"[\w-]+", arguments[2])) <= extras.keys()
+    elif program == "torchrun" and "-m" in arguments:
+        module, *arguments = arguments[arguments.index("-m") + 1 :]
+        assert module == "o2nc.cli"
+        parse(arguments)
+    elif program == "torchrun":
+        assert f"# {arguments[-1]}\n" in PAGES[page]  # a script that the page has
+    else:
+        assert program == "o2nc"
+        parse(arguments)
+
+
+def parse(arguments):
+    """Have the command line read the arguments; nothing is run."""
+    typer = pytest.importorskip("typer")
+    from o2nc.cli import build_app
+
+    name, *options = arguments
+    commands = typer.main.get_command(build_app()).commands
+    assert name in commands
+    if options:  # without any, the text speaks of the command as such
+        commands[name].make_context(name, options)
+
+
+# --- links
+
+
+def anchors(text):
+    """Return the anchors of a page's headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    here = ROOT / page
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        aim = (here.parent / path).resolve() if path else here
+        assert aim.exists(), target
+        if anchor:
+            assert anchor in anchors(aim.read_text(encoding="utf-8")), target
+    for name in re.findall(r"`((?:src|tests|benchmarks|docs)/[\w./]+)`", text):
+        assert (ROOT / name).exists(), name
+
+
+def test_pictures_are_used():
+    text = "".join(PAGES.values())
+    assert [path.name for path in (DOCS / "images").iterdir() if f"images/{path.name}" not in text] == []
+
+
+def test_every_page_is_in_the_contents():
+    listed = []
+    for block in blocks(PAGES["docs/index.md"], "{toctree}"):
+        for line in block.splitlines():
+            if line and not line.startswith(":"):
+                entry = re.sub(r".*<(.*)>$", r"\1", line)
+                listed += [str(path.relative_to(ROOT)) for path in DOCS.glob(f"{entry}.md")]
+    included = ["docs/results/verify.md"]  # in docs/checks.md
+    assert sorted({*listed, *included, "README.md", "docs/index.md"}) == sorted(PAGES)
+
+
+# --- the reference
+
+MODULES = ("o2nc", "o2nc.learners", "o2nc.problems", "o2nc.theory")
+NAMES = [(module, name) for module in MODULES for name in importlib.import_module(module).__all__]
+PUBLIC = [(module, name) for module, name in NAMES if f"{module}.{name}" not in MODULES]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_public_name_is_documented_with_an_example(module, name):
+    thing = getattr(importlib.import_module(module), name)
+    assert doctest.DocTestParser().get_examples(thing.__doc__)
+    reference = "".join(text for page, text in PAGES.items() if page.startswith(f"docs{os.sep}api"))
+    assert re.search(rf":: (o2nc\.)?{name}(\(\))?$|:members:.*\b{name}\b", reference, re.MULTILINE)
