@@ -73,6 +73,7 @@ def test_a_run_prints_a_line_per_trial_the_table_and_its_files(ask, files, tmp_p
     assert "2 × 3" in out
     assert "\x1b" not in out
     names = ["cifar10.json", "cifar10.md", "cifar10.png", "cifar10.svg", "certificates.png", "certificates.svg"]
+    names.append("report.html")
     folder = tmp_path / "a" / "b"
     assert lines[-1] == "Files: " + "  ".join(str(folder / name) for name in names)
     assert {path.name for path in folder.iterdir()} == {*names, "settings.json", "trials", "lock"}
