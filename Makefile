@@ -31,7 +31,7 @@ test-slow: $(STAMP)
 
 # the fused step on this machine's GPU, by the Python that has its torch and pytest; without a GPU it is interpreted
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/test_fused*.py tests/test_compile.py
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_fused*.py tests/test_compile.py 'tests/test_docs.py::test_page_runs[docs/performance.md]'
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -11,7 +11,6 @@ import o2nc
 project = "o2nc"
 author = "The authors of o2nc"
 release = version = o2nc.__version__
-copyright = "MIT licence"  # shown at the foot of every page
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["results/verify.md"]  # a bare table; checks.md includes it
@@ -29,6 +28,7 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_title = "o2nc"
+html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["wide.css"]
 
@@ -49,14 +49,27 @@ def keep_formulas(app: Sphinx, what: str, name: str, obj: Any, options: Any, lin
 
 
 def sign(app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str, returns: str) -> Any:
-    """Show the arguments of __init__ where a __new__ hides them from Sphinx."""
-    if what == "class" and signature == "(*args, **kwargs)":
-        shown = stringify_signature(inspect.signature(obj), show_annotation=False, show_return_annotation=False)
-        return shown, returns
-    return None
+    """Show the arguments of __init__ where a __new__ hides them from Sphinx, and no private ones."""
+    if what != "class" or not signature:
+        return None
+    shown = inspect.signature(obj)
+    public = [argument for key, argument in shown.parameters.items() if not key.startswith("_")]
+    shown = shown.replace(parameters=public)
+    return stringify_signature(shown, show_annotation=False, show_return_annotation=False), returns
+
+
+def find(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
+    """Let `OGD` in a docstring be a link from every module, not only from its own."""
+    if node.get("reftype") != "obj":
+        return None
+    node["refspecific"] = True  # by the end of its name
+    return env.domains.python_domain.resolve_xref(
+        env, node["refdoc"], app.builder, "obj", node["reftarget"], node, content
+    )
 
 
 def setup(app: Sphinx) -> None:
-    """Connect what is above, after napoleon."""
+    """Connect what is above, the docstrings after napoleon."""
     app.connect("autodoc-process-signature", sign)
+    app.connect("missing-reference", find)
     app.connect("autodoc-process-docstring", keep_formulas, priority=900)

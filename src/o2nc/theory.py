@@ -40,7 +40,7 @@ class Plan:
     """Hyperparameters of Algorithm 2 with `OGD`, and what they guarantee.
 
     Attributes:
-        steps: N.
+        steps: N, their number.
         c: the price of spread, given or chosen by the regime.
         gap: F* >= F(x_0) − inf F.
         lipschitz: G >= ‖∇F‖.

@@ -28,7 +28,7 @@ class ZeroChain(Problem, Protocol):
 
     @property
     def length(self) -> int:
-        """T."""
+        """T, the number of links."""
         ...
 
     @property

@@ -45,7 +45,7 @@ class Additive:
     """g = ∇F(x) + σz/√d with z standard normal in R^d, so that E‖g − ∇F(x)‖² = σ² exactly.
 
     Args:
-        problem: F.
+        problem: the objective F.
         noise: σ >= 0; with 0 the gradient itself is returned and nothing is drawn.
 
     Example:

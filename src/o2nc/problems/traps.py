@@ -119,7 +119,7 @@ class Resonance:
 
     Args:
         dimension: d >= 1.
-        trap: f.
+        trap: the function f.
         momentum: β̃ in (0, 1).
         position: where every coordinate starts.
 
