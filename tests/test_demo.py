@@ -1,4 +1,4 @@
-"""The demo shows what it claims, and the command line behaves: files, exit codes, silence, plain text in a pipe."""
+"""The climber does what is claimed, and the command behaves: files, exit codes, silence, plain text in a pipe."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import o2nc
 from o2nc import cli
-from o2nc.experiments import demo
+from o2nc.experiments.demo import climber, digits
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FORCING = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
@@ -45,16 +45,17 @@ def call(monkeypatch, capsys, *arguments):
 
 @pytest.fixture(scope="module")
 def short_runs():
-    return demo.run(seeds=[0, 1, 2], steps=400, dimensions=[1])
+    return climber.run(seeds=[0, 1, 2], steps=400, dimensions=[1])
 
 
 def test_without_scaling_f_rises_by_a_tenth_per_step(short_runs):
     plain, *_ = short_runs
-    assert plain.method == demo.UNSCALED
+    assert plain.method == climber.UNSCALED
     assert plain.seed is None
     assert plain.values == pytest.approx([0.53 + 0.1 * t for t in plain.steps], abs=1e-8)
     assert plain.gradients == pytest.approx([0.15] * len(plain.steps), abs=1e-9)
     assert plain.progress == pytest.approx(-0.15 * 399, abs=1e-6)  # it counts the climb as descent
+    assert plain.path == pytest.approx([-4.6 - t for t in range(climber.PATH + 1)])  # one tooth per step
 
 
 def test_with_scaling_f_stays_near_the_minimum(short_runs):
@@ -67,24 +68,24 @@ def test_with_scaling_f_stays_near_the_minimum(short_runs):
 
 
 def test_every_seed_gives_the_same_run_without_scaling():
-    assert demo.climb(1, demo.UNSCALED, 0, 50) == demo.climb(1, demo.UNSCALED, 0, 50)
-    assert demo.climb(1, demo.UNSCALED, 5, 50).values == demo.climb(1, demo.UNSCALED, None, 50).values
+    assert climber.climb(1, climber.UNSCALED, 0, 50) == climber.climb(1, climber.UNSCALED, 0, 50)
+    assert climber.climb(1, climber.UNSCALED, 5, 50).values == climber.climb(1, climber.UNSCALED, None, 50).values
 
 
 def test_ten_dimensions():
     """Every coordinate is trapped without scaling; with it they part, since each started at a phase of its own."""
-    plain, scaled = demo.climb(10, demo.UNSCALED, None, 400), demo.climb(10, demo.SCALED, 0, 400)
+    plain, scaled = climber.climb(10, climber.UNSCALED, None, 400), climber.climb(10, climber.SCALED, 0, 400)
     rise = (plain.values[-1] - plain.values[len(plain.values) // 2]) / (400 - plain.steps[len(plain.values) // 2])
     assert rise == pytest.approx(0.1 * 10**0.5, rel=1e-3)
     assert scaled.values[-1] < 10
-    one = demo.climb(1, demo.SCALED, 0, 400)
+    one = climber.climb(1, climber.SCALED, 0, 400)
     assert abs(scaled.values[-1] / one.values[-1] / 10**0.5 - 1) > 0.01
 
 
 @pytest.mark.parametrize("steps", [1, 7, 200, 333])
 def test_recorded_steps_run_from_start_to_end(steps):
     made = []
-    r = demo.climb(1, demo.SCALED, 0, steps, made.append)
+    r = climber.climb(1, climber.SCALED, 0, steps, made.append)
     assert r.steps[0] == 0
     assert r.steps[-1] == steps == sum(made)
     assert r.steps == sorted(set(r.steps))
@@ -94,7 +95,7 @@ def test_recorded_steps_run_from_start_to_end(steps):
 def test_table_fits_80_columns_and_has_a_row_per_run(short_runs):
     console = Console(width=80, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     with console.file:
-        console.print(demo.table(short_runs))
+        console.print(climber.table(short_runs))
     text = console.export_text()
     assert "…" not in text
     assert [line.split()[:3] for line in text.splitlines() if "scaled " in line] == [
@@ -107,44 +108,50 @@ def test_table_fits_80_columns_and_has_a_row_per_run(short_runs):
 
 
 def test_summary_speaks_of_what_there_is(short_runs):
-    assert "from 0.53 to 40.53 (d = 1)" in demo.summary(short_runs)
-    assert "With one random scalar" not in demo.summary(short_runs[:1])
-    assert demo.summary(short_runs[1:]).startswith("With one random scalar")
+    assert "from 0.53 to 40.53 (d = 1)" in climber.summary(short_runs)
+    assert "With one random scalar" not in climber.summary(short_runs[:1])
+    assert climber.summary(short_runs[1:]).startswith("With one random scalar")
 
 
 def test_the_demo_through_a_pipe(tmp_path):
-    result = shell("demo", "--steps", "60", "--out", "new/folder", cwd=tmp_path)
+    result = shell("demo", "--steps", "60", "--epochs", "1", "--out", "new/folder", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert "\x1b" not in result.stdout
-    assert "unscaled" in result.stdout
     assert "F went from 0.53 to 6.53 (d = 1)" in " ".join(result.stdout.split())
+    assert result.stdout.count("scaled SGDM") == 2  # the best, and the last
     folder = Path("new", "folder")
-    assert str(folder / "climber.png") in result.stdout
-    assert sorted(p.name for p in (tmp_path / folder).iterdir()) == ["climber.json", "climber.png"]
+    assert result.stdout.splitlines()[-1] == f"Report: {folder / 'report.html'}"
+    assert sorted(p.name for p in (tmp_path / folder).iterdir()) == ["climber.png", "demo.json", "report.html"]
     assert (tmp_path / folder / "climber.png").read_bytes().startswith(PNG)
 
 
-def test_json_has_runs_and_circumstances(tmp_path, monkeypatch, capsys):
-    code, _, _ = call(monkeypatch, capsys, "demo", "--steps", 40, "--seed", 5, "--out", tmp_path)
+def test_the_record_has_both_parts_and_circumstances(tmp_path, monkeypatch, capsys):
+    code, _, _ = call(monkeypatch, capsys, "demo", "--steps", 40, "--epochs", 2, "--seed", 5, "--out", tmp_path)
     assert code == 0
-    text = (tmp_path / "climber.json").read_text(encoding="utf-8")
-    record = json.loads(text)
+    text = (tmp_path / "demo.json").read_text(encoding="utf-8")
+    record = json.loads(text, parse_constant=pytest.fail)  # nan is not JSON
     about = record["circumstances"]
-    assert about["command"] == "o2nc demo --seed 5 --steps 40"
+    assert about["command"] == "o2nc demo --seed 5 --steps 40 --epochs 2"
     assert about["seeds"] == [5, 6, 7]
     assert about["o2nc"] == o2nc.__version__
-    assert {"python", "torch", "machine", "processors"} <= about.keys()
+    assert {"python", "torch", "machine", "processors", "digits_lr", "digits_c", "climber_c"} <= about.keys()
     assert record["complete"] is True
-    assert [(r["dimension"], r["seed"]) for r in record["runs"]] == [(d, s) for d in (1, 10) for s in (None, 5, 6, 7)]
-    assert record["runs"][0]["values"][-1] == pytest.approx(4.53)
+    runs, columns = record["climber"]["runs"], record["digits"]["columns"]
+    assert [(r["dimension"], r["seed"]) for r in runs] == [(d, s) for d in (1, 10) for s in (None, 5, 6, 7)]
+    assert runs[0]["values"][-1] == pytest.approx(4.53)
+    rows = [dict(zip(columns, row, strict=True)) for row in record["digits"]["rows"]]
+    assert [(r["seed"], r["arm"], r["epoch"]) for r in rows] == [
+        (seed, arm, epoch) for seed in (5, 6, 7) for arm in ("sgdm", "sgdm+exponential") for epoch in (1, 2)
+    ]
     assert str(tmp_path) not in text
     assert platform.node() not in about.values()
 
 
 def test_quiet_prints_nothing(tmp_path, monkeypatch, capsys):
-    assert call(monkeypatch, capsys, "demo", "--steps", 5, "--quiet", "--out", tmp_path) == (0, "", "")
-    assert (tmp_path / "climber.png").exists()
+    arguments = ("--steps", 5, "--epochs", 1, "--quiet", "--out", tmp_path)
+    assert call(monkeypatch, capsys, "demo", *arguments) == (0, "", "")
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -152,6 +159,7 @@ def test_quiet_prints_nothing(tmp_path, monkeypatch, capsys):
     [
         (["--steps", "0"], "--steps"),
         (["--steps", "many"], "--steps"),
+        (["--epochs", "0"], "--epochs"),
         (["--seed", "-1"], "--seed"),
         (["--out", "a-file"], "--out"),
         (["--out", "a-file/below"], "--out"),
@@ -171,10 +179,10 @@ def test_invalid_values_get_one_line_and_code_2(arguments, named, tmp_path, monk
 
 def test_typer_runs_the_app_too(tmp_path):
     runner, app = CliRunner(), cli.build_app()
-    result = runner.invoke(app, ["demo", "--steps", "5", "--out", str(tmp_path)])
+    result = runner.invoke(app, ["demo", "--steps", "5", "--epochs", "1", "--out", str(tmp_path)])
     assert result.exit_code == 0
     assert "\x1b" not in result.output
-    assert (tmp_path / "climber.json").exists()
+    assert (tmp_path / "demo.json").exists()
     assert runner.invoke(app, ["demo", "--steps", "0"]).exit_code == 2
     assert runner.invoke(app, ["--version"]).output == f"o2nc {o2nc.__version__}\n"
 
@@ -187,32 +195,41 @@ def test_help_has_an_example(arguments, monkeypatch, capsys):
     assert "Example:" in out
 
 
-@pytest.mark.parametrize("finished", [0, 3])
-def test_ctrl_c_keeps_the_runs_that_finished(finished, tmp_path, monkeypatch, capsys):
-    climb, calls = demo.climb, []
+@pytest.mark.parametrize(("climbers", "networks"), [(0, 0), (3, 0), (8, 0), (8, 3)])
+def test_ctrl_c_keeps_the_runs_that_finished(climbers, networks, tmp_path, monkeypatch, capsys):
+    def stopped(function, after):
+        calls = []
 
-    def interrupted(*arguments):
-        if len(calls) == finished:
-            raise KeyboardInterrupt
-        calls.append(arguments)
-        return climb(*arguments)
+        def interrupted(*arguments):
+            if len(calls) == after:
+                raise KeyboardInterrupt
+            calls.append(arguments)
+            return function(*arguments)
 
-    monkeypatch.setattr(demo, "climb", interrupted)
-    code, out, err = call(monkeypatch, capsys, "demo", "--steps", 5, "--out", tmp_path)
+        return interrupted
+
+    monkeypatch.setattr(climber, "climb", stopped(climber.climb, climbers))
+    monkeypatch.setattr(digits, "train", stopped(digits.train, networks))
+    code, out, err = call(monkeypatch, capsys, "demo", "--steps", 5, "--epochs", 1, "--out", tmp_path)
     assert code == 130
     assert err.startswith("o2nc: interrupted")
     assert err.count("\n") == 1
-    if finished:
-        record = json.loads((tmp_path / "climber.json").read_text(encoding="utf-8"))
-        assert record["complete"] is False
-        assert len(record["runs"]) == finished
-        assert (tmp_path / "climber.png").exists()
-        assert "unscaled" in out
-    else:
+    if not climbers:
         assert list(tmp_path.iterdir()) == []
+        return
+    assert f"after {climbers + networks} of 14 runs" in err
+    record = json.loads((tmp_path / "demo.json").read_text(encoding="utf-8"))
+    assert record["complete"] is False
+    assert len(record["climber"]["runs"]) == climbers
+    assert len(record["digits"]["rows"]) == networks
+    assert (tmp_path / "climber.png").exists()
+    assert "Not complete" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "unscaled" in out
+    assert ("scaled SGDM" in out) == (networks > 0)
+    assert ("On the digits, over 1 seed, " in " ".join(out.split())) == (networks > 0)  # the seed that both arms have
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich", "matplotlib"])
+@pytest.mark.parametrize("missing", ["typer", "rich", "matplotlib", "sklearn"])
 def test_missing_extras_are_named_in_one_line(missing):
     result = shell("demo", prelude=f"import sys; sys.modules[{missing!r}] = None")
     assert result.returncode == 1
@@ -221,6 +238,6 @@ def test_missing_extras_are_named_in_one_line(missing):
 
 
 def test_the_core_imports_none_of_the_extras():
-    code = "import sys, o2nc, o2nc.cli, o2nc.problems; print({'typer', 'rich', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, o2nc, o2nc.cli, o2nc.problems; print(set(o2nc.cli.EXTRAS) & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert result.stdout.strip() == "set()"

@@ -10,30 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from o2nc import theory
-from o2nc.experiments import bench, demo, extremes, planning, pool, rates, rates_view, record, report, verify
-
-
-def show_demo(out: Path, seeds: range, steps: int, quiet: bool) -> None:
-    """Run the demo, then show and write it; an interrupted one shows and writes the runs that finished."""
-    console = console_for(quiet)
-    trials = demo.trials(seeds)
-    finished: list[demo.Run] = []
-    try:
-        with bar_on(console, quiet) as bar:
-            task = bar.add_task(f"{len(trials)} runs of {steps} steps", total=len(trials) * steps)
-            for trial in trials:
-                finished.append(demo.climb(*trial, steps, lambda made: bar.advance(task, made)))
-    except KeyboardInterrupt:
-        if not finished:
-            raise
-    picture, numbers = out / "climber.png", out / "climber.json"
-    demo.plot(finished, picture)
-    demo.save(finished, seeds, steps, numbers)
-    console.print(demo.table(finished))
-    console.print(f"\n{demo.summary(finished)}")
-    console.print(f"Picture: {picture}   Numbers: {numbers}", markup=False, soft_wrap=True)
-    if len(finished) < len(trials):
-        raise KeyboardInterrupt(f"after {len(finished)} of {len(trials)} runs, which are kept")
+from o2nc.experiments import bench, extremes, planning, pool, rates, rates_view, record, report, verify
 
 
 def show_plan(steps: int | None, eps: float | None, constants: str, **known: float | None) -> None:

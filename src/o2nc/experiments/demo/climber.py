@@ -6,19 +6,20 @@ the one difference is ``scaling``. Without it nothing is random, so one run stan
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich import box
 from rich.table import Table
 
 import o2nc
-from o2nc.experiments.colours import BLUE, SKY, VERMILION
-from o2nc.experiments.record import circumstances, write
+from o2nc.experiments.colours import BLUE, GREY, SKY, VERMILION
 from o2nc.problems import Climber
 
 DIMENSIONS = (1, 10)
@@ -26,6 +27,7 @@ MOMENTUM = 0.9  # and the dampening: the buffer is a mean of gradients
 AVERAGE = 0.999  # the certificate looks back over about 1000 steps
 C = 1e-5  # the price of spread: ten periods away from the mean cost 0.001, about what ‖ḡ‖ is with scaling
 POINTS = 200  # recorded per run
+PATH = 12  # the first steps, of which every place is recorded
 
 Progress = Callable[[int], object]
 UNSCALED, SCALED = "unscaled", "scaled"
@@ -44,6 +46,7 @@ class Run:
         gradients: ‖ḡ‖ of the averages; at 0 the gradient's norm at the start.
         spreads: V of the averages.
         progress: the optimizer's own estimate of F(x_N) − F(x_0).
+        path: the first coordinate of x_0, x_1, … during the first steps.
     """
 
     dimension: int
@@ -54,6 +57,7 @@ class Run:
     gradients: list[float]
     spreads: list[float]
     progress: float
+    path: list[float]
 
     @property
     def certificates(self) -> list[float]:
@@ -82,12 +86,14 @@ def climb(
         seed=seed or 0,
         average=AVERAGE,
     )
-    recorded = [0]
+    recorded, path = [0], [x[0].item()]
     values, gradients, spreads = [problem.value(x).item()], [problem.gradient(x).norm().item()], [0.0]
     every = max(1, steps // POINTS)
     for t in range(1, steps + 1):
         x.grad = problem.gradient(x)
         optimizer.step()
+        if t <= PATH:
+            path.append(x[0].item())
         if t % every == 0 or t == steps:
             certificate = optimizer.certificate(C)
             values.append(problem.value(x).item())
@@ -96,7 +102,7 @@ def climb(
             if progress_callback is not None:
                 progress_callback(t - recorded[-1])
             recorded.append(t)
-    return Run(dimension, method, seed, recorded, values, gradients, spreads, optimizer.progress)
+    return Run(dimension, method, seed, recorded, values, gradients, spreads, optimizer.progress, path)
 
 
 def run(
@@ -180,8 +186,7 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-BLUES = (BLUE, SKY, "#003F66")
-LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "handlelength": 1.4, "columnspacing": 1.5}
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "handlelength": 1.8, "columnspacing": 1.5}
 
 
 def plot(results: Sequence[Run], path: Path) -> None:
@@ -191,29 +196,70 @@ def plot(results: Sequence[Run], path: Path) -> None:
     panels = figure.subplots(len(dimensions), 2, sharex=True, squeeze=False)
     for row, d in zip(panels, dimensions, strict=True):
         runs = [r for r in results if r.dimension == d]
-        _draw(row[0], runs, [r.values for r in runs])
-        _draw(row[1], runs, [r.certificates for r in runs])
+        draw_values(row[0], runs)
+        draw_certificates(row[1], runs)
         row[0].set_ylabel(f"{d} dimension{'s' if d > 1 else ''}", fontsize=12)
-        row[1].set_yscale("log")
     panels[0][0].set_title("The objective F  (lower is better)", fontsize=12)
     panels[0][1].set_title(f"The certificate ‖ḡ‖ + cV  (c = {C:g}, log scale)", fontsize=12)
-    for axes in panels[-1]:
-        axes.set_xlabel("steps")
+    for axes in panels[0]:
+        axes.set_xlabel("")
     figure.suptitle("Momentum walks uphill; one random number per step sets it free", fontsize=14, fontweight="bold")
-    handles = {line.get_label(): line for line in panels[0][0].lines}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, **LEGEND)
+    figure.legend(handles=legend(results), loc="outside lower center", ncols=4, **LEGEND)
     figure.savefig(path)
+
+
+def draw_values(axes: Axes, runs: Sequence[Run]) -> None:
+    """Draw F over the steps."""
+    _draw(axes, runs, [r.values for r in runs])
+
+
+def draw_certificates(axes: Axes, runs: Sequence[Run]) -> None:
+    """Draw ‖ḡ‖ + C·V over the steps."""
+    axes.set_yscale("log")
+    _draw(axes, runs, [r.certificates for r in runs])
+
+
+def draw_path(axes: Axes, runs: Sequence[Run]) -> None:
+    """Draw F in one dimension, and where the first steps without scaling and of one seed with it land."""
+    problem = Climber(1)
+    shown = [next(r for r in runs if r.method == method) for method in dict.fromkeys(r.method for r in runs)]
+    places = [x for r in shown for x in r.path]
+    line = torch.arange(math.floor(min(places)) - 1, max(1.0, math.ceil(max(places))), 0.01, dtype=torch.float64)
+    axes.plot(line, problem.value(line[:, None]), color=GREY, linewidth=1.0)
+    for r, style in zip(shown, _styles(shown), strict=True):
+        x = torch.tensor(r.path, dtype=torch.float64)
+        axes.plot(x, problem.value(x[:, None]), "o", color=style["color"], markersize=5.5, alpha=0.9)
+    axes.annotate(
+        "start", (places[0], problem.value(problem.start()).item()), (0, 16), textcoords="offset points", ha="center"
+    )
+    axes.set_xlabel("x")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0)
+
+
+def legend(runs: Sequence[Run]) -> list[Line2D]:
+    """Return a line for every method and seed."""
+    found: dict[str, Line2D] = {}
+    for r, style in zip(runs, _styles(runs), strict=True):
+        label = "without scaling, any seed" if r.method == UNSCALED else f"with scaling, seed {r.seed}"
+        found.setdefault(label, Line2D([], [], label=label, **style))
+    return list(found.values())
+
+
+def _styles(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return how to draw every run: a colour per method, a shade of it per seed."""
+    shades: Any = cycle(({"color": BLUE}, {"color": SKY}, {"color": BLUE, "linestyle": (0, (3, 1))}))
+    free = {
+        seed: next(shades) | {"linewidth": 1.1} for seed in dict.fromkeys(r.seed for r in runs if r.seed is not None)
+    }
+    return [{"color": VERMILION, "linewidth": 2.6} if r.seed is None else free[r.seed] for r in runs]
 
 
 def _draw(axes: Axes, runs: Sequence[Run], curves: Sequence[list[float]]) -> None:
     """Draw one curve per run, with the last value of every method at the right end."""
-    blues = cycle(BLUES)
-    for r, curve in zip(runs, curves, strict=True):
-        if r.method == UNSCALED:
-            axes.plot(r.steps, curve, color=VERMILION, linewidth=2.6, label="without scaling, any seed")
-        else:
-            axes.plot(r.steps, curve, color=next(blues), linewidth=1.1, label=f"with scaling, seed {r.seed}")
-    for method, colour in ((UNSCALED, VERMILION), (SCALED, BLUES[0])):
+    for r, curve, style in zip(runs, curves, _styles(runs), strict=True):
+        axes.plot(r.steps, curve, **style)
+    for method, colour in ((UNSCALED, VERMILION), (SCALED, BLUE)):
         ends = [curve[-1] for r, curve in zip(runs, curves, strict=True) if r.method == method]
         if ends:
             middle = math.sqrt(min(ends) * max(ends))
@@ -224,18 +270,7 @@ def _draw(axes: Axes, runs: Sequence[Run], curves: Sequence[list[float]]) -> Non
                 "textcoords": "offset points",
             }
             axes.annotate(text, **place, color=colour, fontsize=11, va="center", annotation_clip=False)
+    axes.set_xlabel("steps")
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0)
-
-
-def save(results: Sequence[Run], seeds: Sequence[int], steps: int, path: Path) -> None:
-    """Write the runs and their circumstances as JSON."""
-    command = f"o2nc demo --seed {seeds[0]} --steps {steps}"
-    settings = {"seeds": list(seeds), "steps": steps, "c": C, "momentum": MOMENTUM, "average": AVERAGE}
-    record = {
-        "circumstances": circumstances(command, **settings),
-        "complete": len(results) == len(trials(seeds)),
-        "runs": [asdict(r) | {"certificates": r.certificates} for r in results],
-    }
-    write(path, record)

@@ -1,0 +1,91 @@
+"""``o2nc demo``: run with a progress bar, show in the terminal, write the record, the picture and the report."""
+
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.progress import Progress
+
+from o2nc.experiments import record, report
+from o2nc.experiments.cifar10.rows import Row, tidy
+from o2nc.experiments.commands import bar_on, console_for
+from o2nc.experiments.demo import climber, digits
+
+
+def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
+    """Run the demo, then show and write it; an interrupted one shows and writes the runs that finished."""
+    console = console_for(quiet)
+    data = digits.load()
+    runs: list[climber.Run] = []
+    rows: list[Row] = []
+    begun, complete = perf_counter(), False
+    try:
+        with digits.one_thread(), bar_on(console, quiet) as bar:
+            climb(bar, runs, seeds, steps)
+            train(bar, rows, seeds, epochs, data)
+        complete = True
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+    found = {
+        "circumstances": circumstances(seeds, steps, epochs, data),
+        "complete": complete,
+        "seconds": perf_counter() - begun,
+        "climber": {"runs": [asdict(r) | {"certificates": r.certificates} for r in runs]},
+        "digits": tidy(rows),
+    }
+    record.write(out / "demo.json", found)
+    climber.plot(runs, out / "climber.png")
+    page = report.write([out / "demo.json"], out / report.NAME)
+    console.print(climber.table(runs))
+    if rows:
+        console.print(digits.table(rows))
+    console.print(f"\n{climber.summary(runs)}\n{digits.summary(rows, len(data.test))}".rstrip(), markup=False)
+    console.print(f"Report: {page}", markup=False, soft_wrap=True)
+    if not complete:
+        finished, asked = len(runs) + len(rows) // epochs, len(climber.trials(seeds)) + len(digits.trials(seeds))
+        raise KeyboardInterrupt(f"after {finished} of {asked} runs, which are kept")
+
+
+def climb(bar: Progress, runs: list[climber.Run], seeds: range, steps: int) -> None:
+    """Add the climbers to the runs, as they finish."""
+    trials = climber.trials(seeds)
+    task = bar.add_task(f"{len(trials)} climbers", total=len(trials) * steps)
+    for trial in trials:
+        runs.append(climber.climb(*trial, steps, lambda made: bar.advance(task, made)))
+
+
+def train(bar: Progress, rows: list[Row], seeds: range, epochs: int, data: digits.Digits) -> None:
+    """Add the trials to the rows, as they finish."""
+    trials = digits.trials(seeds)
+    task = bar.add_task(f"{len(trials)} networks", total=len(trials) * epochs)
+
+    def tell(row: Row) -> None:
+        now = f"{digits.NAMES[row.arm]}, seed {row.seed}: {100 * row.test_accuracy:.1f} % of the digits read"
+        bar.update(task, advance=1, description=now)
+
+    for trial in trials:
+        rows += digits.train(*trial, epochs, data, tell)
+
+
+def circumstances(seeds: range, steps: int, epochs: int, data: digits.Digits) -> dict[str, Any]:
+    """Return what is needed to make the results again."""
+    return record.circumstances(
+        f"o2nc demo --seed {seeds[0]} --steps {steps} --epochs {epochs}",
+        seeds=list(seeds),
+        climber_steps=steps,
+        climber_momentum=climber.MOMENTUM,
+        climber_average=climber.AVERAGE,
+        climber_c=climber.C,
+        digits_epochs=epochs,
+        digits_train=len(data.train),
+        digits_test=len(data.test),
+        digits_channels=list(digits.CHANNELS),
+        digits_batch=digits.BATCH,
+        digits_lr=digits.LR,
+        digits_momentum=digits.MOMENTUM,
+        digits_weight_decay=digits.WEIGHT_DECAY,
+        digits_average=digits.AVERAGE,
+        digits_c=digits.C,
+    )

@@ -1,0 +1,164 @@
+"""The demo, told to somebody who has not read the paper."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from matplotlib.lines import Line2D
+
+from o2nc.experiments.cifar10 import pictures, view
+from o2nc.experiments.cifar10.rows import Row, untidy
+from o2nc.experiments.cifar10.story import wide_table
+from o2nc.experiments.colours import GREY
+from o2nc.experiments.demo import climber, digits
+from o2nc.experiments.record import revive
+from o2nc.experiments.report.story import Picture, Section, Story
+
+SAYS = (
+    "o2nc multiplies every step of an optimizer by one random number, which is 1 on average. First a slope that was "
+    "built to need it; then a network on real handwriting, with and without; then the number that says how close to "
+    "stationary the averaged weights are."
+)
+AVERAGE = Line2D([], [], color=GREY, **pictures.HOLLOW, label="averaged weights x̄")
+
+
+def tell(record: dict[str, Any]) -> Story:
+    """Return the story of `demo.json`."""
+    runs = [revive(climber.Run, run) for run in record["climber"]["runs"]]
+    rows, about = untidy(record["digits"]), record["circumstances"]
+    sections = [*climbing(runs), *(training(rows, about) if rows else ()), one_line(about)]
+    return Story("One random number per step", SAYS, sections)
+
+
+def climbing(runs: Sequence[climber.Run]) -> list[Section]:
+    """Return the climber, in every dimension that there is."""
+    found = []
+    for d in sorted({r.dimension for r in runs}):
+        own = [r for r in runs if r.dimension == d]
+        shown = [
+            Picture(
+                "The value F, step by step",
+                "Up is worse. Without scaling it rises by the same amount in every step. With scaling it stays low: "
+                "it cannot come nearer to the bottom than its steps are long.",
+                partial(climber.draw_values, runs=own),
+            ),
+            Picture(
+                f"The certificate ‖ḡ‖ + cV, c = {climber.C:g}",
+                "How far from stationary, at most; logarithmic. It tells the two apart without looking at F: the "
+                "climber's never falls.",
+                partial(climber.draw_certificates, runs=own),
+            ),
+        ]
+        if d == 1:
+            first = Picture(
+                "Where the first steps land",
+                f"The slope, and the first {climber.PATH} steps. Without scaling: the same place on every tooth, "
+                "each a little higher than the last. With scaling (one seed is shown): anywhere.",
+                partial(climber.draw_path, runs=own),
+            )
+            shown.insert(0, first)
+        found.append(
+            Section(
+                "Momentum can walk uphill" if d == 1 else f"The same in {d} dimensions",
+                (SLOPE if d == 1 else MANY) + climber.summary(own),
+                pictures=shown,
+                legend=climber.legend(own),
+                tables=[climber.table(own)],
+            )
+        )
+    return found
+
+
+SLOPE = (
+    "The slope has teeth, in a shallow valley whose bottom is at 0. Momentum's steps happen to be one tooth long, so "
+    "it lands on the gentle side of each, where the ground falls to the left, and goes on to the left. It never sees "
+    "the steep sides that it steps over, and they lead up by more than it goes down.\n"
+)
+MANY = (
+    "Every coordinate has its own teeth and starts at its own place on them. One random number for all of them is "
+    "enough.\n"
+)
+
+
+def training(rows: Sequence[Row], about: dict[str, Any]) -> list[Section]:
+    """Return the digits: losses, accuracies and the table; then what the averages tell."""
+    seen = dict(zip(digits.ARMS, digits.NAMES.values(), strict=True))
+    by_name = view.by_arm(digits.named(rows))
+    # blue is scaled and red is not, as with the climber
+    arms = {name: by_name.get(name, []) for name in reversed(seen.values())}
+    compared, certified = (*digits.summary(rows, about["digits_test"]).splitlines(), "", "")[:2]
+    loss, _, accuracy = pictures.FIGURE
+    gradient, spread, certificate, averaged = pictures.certificate_panels(digits.C)
+
+    def picture(panel: pictures.Panel, says: str) -> Picture:
+        return Picture(panel.title, says, partial(pictures.draw, panel=panel, arms=arms))
+
+    return [
+        Section(
+            "A network with kinks, on real handwriting",
+            f"{about['digits_train']} images of 8×8 pixels to learn from, {about['digits_test']} others to be tested "
+            "on (scikit-learn's digits). Two convolutions with ReLU and max-pooling: functions with kinks, to which "
+            "the usual theory of SGD with momentum (SGDM) does not apply. Scaled SGDM is the same with one random "
+            f"number per step; both begin with the same weights and see the same batches. {compared}\n"
+            "Better accuracy is not what random scaling promises: it makes the theory true.",
+            pictures=[
+                picture(
+                    loss,
+                    f"On the batches as they were seen, logarithmic; {pictures.over_trials(arms)}. Where the lines "
+                    "lie on each other, scaling costs nothing.",
+                ),
+                picture(
+                    accuracy,
+                    "On images that were never trained on; the end is drawn again, larger, where there is room. Look "
+                    "whether the lines are further apart than the bands are wide.",
+                ),
+            ],
+            legend=pictures.legend(arms),
+            tables=[wide_table(digits.named(rows), digits.C, {}, digits.NOTE)],
+        ),
+        Section(
+            "The certificate that comes with the weights",
+            "While it trains, the optimizer keeps the average x̄ of its weights, the average ḡ of its gradients, and "
+            "the spread V of the weights around x̄. From these, without evaluating anything, ‖ḡ‖ + cV bounds how far "
+            f"x̄ is from stationary, up to the noise of the batches. {certified}",
+            pictures=[
+                picture(gradient, "The length of the averaged gradient. It should fall until only noise is left."),
+                picture(
+                    spread,
+                    "How far the weights lie from their average, squared. It rises while they travel and falls with "
+                    "the learning rate.",
+                ),
+                picture(
+                    certificate,
+                    "Both together. It falls as the training settles: a sign to watch that needs no test data.",
+                ),
+                picture(
+                    averaged,
+                    "Hollow: the averaged weights x̄, for which the certificate speaks. Early they lag, since they "
+                    "remember the beginning; at the end there is little between them and the last ones.",
+                ),
+            ],
+            legend=[*pictures.legend(arms), AVERAGE],
+        ),
+    ]
+
+
+def one_line(about: dict[str, Any]) -> Section:
+    """Return what to change in one's own code."""
+    numbers = f"lr={about['digits_lr']:g}, momentum={about['digits_momentum']:g}"
+    numbers += f", weight_decay={about['digits_weight_decay']:g}"
+    return Section(
+        "Change one line",
+        "In your own training only the optimizer changes. All arguments of torch.optim.SGD keep their meaning, and "
+        "the learning rate carries over. average turns the averages and the certificate on.",
+        code=(
+            f"# opt = torch.optim.SGD(model.parameters(), {numbers})\n"
+            f"opt = o2nc.ScaledSGDM(model.parameters(), {numbers}, average={about['digits_average']:g})\n"
+            "\n"
+            "# … train as before …\n"
+            "\n"
+            f"print(opt.certificate(c={about['digits_c']:g}))\n"
+            "with opt.averaged():  # the weights are x̄ in here\n"
+            "    ...  # evaluate\n"
+        ),
+    )
