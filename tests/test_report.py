@@ -183,7 +183,7 @@ def test_the_command(tmp_path):
     refused = run(tmp_path / "empty")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "empty has no results of o2nc" in refused.stderr
-    assert run(tmp_path / "missing").returncode == 2
+    assert "missing cannot be read: No such file" in run(tmp_path / "missing").stderr
 
 
 MEASURE = """<script>
