@@ -11,6 +11,7 @@ import re
 import shlex
 import statistics
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,15 +48,11 @@ def test_page_runs(page, run, capsys):
 
 
 def readme_says(names, printed):
-    value, loss, exponential, optimal, plan, steps = printed
+    value, loss = printed
     assert 0 < float(value) < 1
     assert 0 < float(loss) < 1
-    values = [float(line.split(" = ")[2].split()[0]) for line in (exponential, optimal)]
-    assert 0 < values[1] < values[0]
-    assert float(plan.split()[0]) < 0.2
-    assert int(steps) == 453_385
     names["model"](names["data"]).abs().mean().backward()
-    names["opt"].step()  # the learner that the README writes
+    names["opt"].step()
 
 
 def tutorial_says(names, printed):
@@ -72,6 +69,11 @@ def tutorial_says(names, printed):
     assert names["model"].training
 
 
+def theory_says(names, printed):
+    assert names["plan"].bound < 0.2
+    assert printed[-1] == "453385"
+
+
 def learner_says(names, printed):
     assert len([line for line in printed if "bound" in line]) == 8
     assert names["opt"] is names["theirs"]
@@ -86,6 +88,7 @@ SAYS = {
     "docs/tutorial.md": tutorial_says,
     "docs/learner.md": learner_says,
     "docs/performance.md": performance_says,
+    "docs/api/theory.md": theory_says,
 }
 
 
@@ -102,7 +105,8 @@ COMMANDS = sorted({(page, shlex.join(words)) for page, text in PAGES.items() for
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_command_is_understood(page, command):
+def test_command_is_understood(page, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     program, *arguments = shlex.split(command)
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -130,6 +134,9 @@ def parse(arguments):
     name, *options = arguments
     commands = typer.main.get_command(build_app()).commands
     assert name in commands
+    for word in options:
+        if not word.startswith("-") and not Path(word).suffix:
+            Path(word).mkdir(exist_ok=True)  # it may be a folder that must be there
     if options:  # without any, the text speaks of the command as such
         commands[name].make_context(name, options)
 
