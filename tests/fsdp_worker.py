@@ -1,5 +1,6 @@
-"""What every process of test_fsdp.py does: ``torchrun … fsdp_worker.py FOLDER TASK``; without torchrun, unsharded."""
+"""What every process of test_fsdp.py does: ``torchrun … fsdp_worker.py FOLDER TASK…``; else unsharded."""
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -7,18 +8,36 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import o2nc
 from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
 
 STEPS, LATER = 6, 4
+
+
+def with_moved_momentum(ps):
+    """Return an optimizer whose buffer tells ḡ until the momentum moves, for one step."""
+    optimizer = o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9)
+    group = optimizer.param_groups[0]
+    optimizer.register_step_post_hook(lambda *_: group.update(momentum=0.85 if group["step"] == 2 else 0.9))
+    return optimizer
+
+
 OPTIMIZERS = {
     "sgdm": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.99, weight_decay=1e-2),
     "sgdm, average == momentum": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9),
+    "sgdm, momentum moved": with_moved_momentum,
     "sgdm, nesterov": lambda ps: o2nc.ScaledSGDM(ps, 0.1, 0.9, 0, 0, True, average=0.99),
     "sgdm, no averages": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9),
     "ogd": lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1, decay=1.0), beta=0.9),
@@ -33,10 +52,13 @@ OPTIMIZERS = {
 }
 
 
-def make(name, mesh=None):
+def make(name, mesh=None, width=7):
     """Return a model, sharded if there is a mesh, and its optimizer; rows of weights do not divide evenly."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double()
+    model = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)).double()
+    if mesh is not None and mesh.ndim == 2:  # each half of a layer in shards
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        mesh = mesh["data"]
     if mesh is not None:
         for module in (model[0], model[2], model):
             fully_shard(module, mesh=mesh)
@@ -84,6 +106,17 @@ def shapes(model, optimizer):
     ]
 
 
+class Wrapper:
+    """Wraps an optimizer as Lightning does."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self.__class__ = type("Wrapped", (Wrapper, type(optimizer)), {})
+
+    def __getattr__(self, name):
+        return getattr(self._optimizer, name)
+
+
 def equal(mesh, rank, size):
     """Train every optimizer on shards."""
     found = {}
@@ -99,7 +132,25 @@ def equal(mesh, rank, size):
     model, optimizer = make("ball", mesh)
     optimizer.step = torch.compile(optimizer.step, backend="eager")
     train(model, optimizer, 0, STEPS, rank, size)
-    return found | {"compiled": summary(model, optimizer)}
+    found |= {"compiled": summary(model, optimizer), "wrapped": summary(model, Wrapper(optimizer))}
+    try:
+        OPTIMIZERS["sgdm"]([distribute_tensor(torch.zeros(4, 3, dtype=torch.complex64), mesh, [Shard(0)])])
+    except TypeError as error:
+        found["complex"] = str(error)
+    return found
+
+
+def planes(mesh, rank, size):
+    """Train on shards of shards: by tensor, and by data."""
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
+    found = {}
+    for name in ("sgdm", "coin betting", "original"):
+        model, optimizer = make(name, mesh, width=8)
+        train(model, optimizer, 0, STEPS, mesh["data"].get_local_rank(), 2)
+        twin, again = make(name, mesh, width=8)
+        set_states(twin, again, dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)))
+        found[name] = summary(model, optimizer), summary(twin, again)
+    return found
 
 
 def save(mesh, rank, size):
@@ -110,9 +161,25 @@ def save(mesh, rank, size):
         train(model, optimizer, 0, STEPS, rank, size)
         states = get_state_dict(model, optimizer)
         dcp.save(dict(zip(("model", "optimizer"), states, strict=True)), checkpoint_id=FOLDER / "saved" / name)
+        at_once = summary(model, optimizer)
+        copied = copy.deepcopy(optimizer.state_dict())  # as dcp.async_save does
+        full = StateDictOptions(full_state_dict=True)
+        by_name = get_optimizer_state_dict(model, optimizer, options=full)
+        for way in ("copied", "full"):
+            twin, again = make(name, mesh)
+            twin.load_state_dict(states[0])
+            if way == "copied":
+                again.load_state_dict(copied)
+            else:
+                set_optimizer_state_dict(twin, again, by_name, options=full)
+            found[f"{name}, {way}"] = summary(twin, again)
         train(model, optimizer, STEPS, STEPS + LATER, rank, size)
-        found[name] = summary(model, optimizer)
+        found[name] = summary(model, optimizer) | {"at once": at_once}
     return found
+
+
+def set_states(model, optimizer, states):
+    set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
 
 
 def load(mesh, rank, size):
@@ -122,21 +189,23 @@ def load(mesh, rank, size):
         model, optimizer = make(name, mesh)
         states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
         dcp.load(states, checkpoint_id=FOLDER / "saved" / name)
-        set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+        set_states(model, optimizer, states)
+        at_once = summary(model, optimizer)
         again = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
         dcp.save(again, checkpoint_id=FOLDER / "saved" / name)
         train(model, optimizer, STEPS, STEPS + LATER, rank, size)
-        found[name] = summary(model, optimizer)
+        found[name] = summary(model, optimizer) | {"at once": at_once}
     return found
 
 
 if __name__ == "__main__":
-    FOLDER, task = Path(sys.argv[1]), sys.argv[2]
+    FOLDER = Path(sys.argv[1])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, size = distributed.get_rank(), distributed.get_world_size()
-    found = globals()[task](init_device_mesh("cpu", (size,)), rank, size)
-    torch.save(found, FOLDER / f"{task}-{size}-{rank}.pt")
+    for task in sys.argv[2:]:
+        found = globals()[task](init_device_mesh("cpu", (size,)), rank, size)
+        torch.save(found, FOLDER / f"{task}-{size}-{rank}.pt")
     distributed.barrier()
     sys.stdout.flush()
     os._exit(0)  # torch's threads may abort a process that ends in the ordinary way

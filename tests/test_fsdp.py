@@ -11,32 +11,35 @@ from processes import torchrun
 
 WORKER = Path(__file__).with_name("fsdp_worker.py")
 NAMES = list(OPTIMIZERS)
+WITHOUT_AVERAGES = ("sgdm, no averages", "AdamW, scaled")
 
 
-def launch(folder, task, processes):
-    """Run a task in so many processes and return what each has found."""
-    torchrun(WORKER, folder, task, processes=processes)
-    return [torch.load(folder / f"{task}-{processes}-{rank}.pt") for rank in range(processes)]
+def launch(folder, processes, *tasks):
+    """Run tasks in so many processes and return what each has found, by task."""
+    torchrun(WORKER, folder, *tasks, processes=processes)
+    return [[torch.load(folder / f"{task}-{processes}-{rank}.pt") for rank in range(processes)] for task in tasks]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """2 processes train; 2 save and go on; 1 loads, saves and goes on; 2 load that."""
     folder = tmp_path_factory.mktemp("fsdp")
-    tasks = {"equal": ("equal", 2), "saved by 2": ("save", 2), "loaded by 1": ("load", 1), "loaded by 2": ("load", 2)}
-    return {name: launch(folder, *task) for name, task in tasks.items()}
+    equal, saved = launch(folder, 2, "equal", "save")
+    (by_1,), (by_2,) = (launch(folder, processes, "load") for processes in (1, 2))
+    return {"equal": equal, "saved by 2": saved, "loaded by 1": by_1, "loaded by 2": by_2}
 
 
 def difference(a, b):
     """Return the largest difference between what two runs have found."""
-    assert a.keys() - {"shapes"} == b.keys() - {"shapes"}
-    pairs = [(a[key], b[key]) for key in a.keys() - {"shapes"}]
+    beside = {"shapes", "at once"}
+    assert a.keys() - beside == b.keys() - beside
+    pairs = [(a[key], b[key]) for key in a.keys() - beside]
     leaves = [(x, y) for u, v in pairs for x, y in zip(tree_leaves(u), tree_leaves(v), strict=True)]
     return max(float((torch.as_tensor(x) - torch.as_tensor(y)).abs().max()) for x, y in leaves)
 
 
-def alone(name, steps):
-    model, optimizer = make(name)
+def alone(name, steps, **more):
+    model, optimizer = make(name, **more)
     train(model, optimizer, 0, steps)
     return summary(model, optimizer)
 
@@ -57,6 +60,25 @@ def test_parameters_may_be_sharded_after_the_optimizer_was_made(runs):
 
 def test_a_compiled_step_takes_shards(runs):
     assert difference(runs["equal"][0]["compiled"], alone("ball", STEPS)) < 1e-13
+
+
+def test_complex_parameters_in_shards_are_refused(runs):
+    assert "must be real" in runs["equal"][0]["complex"]
+
+
+def test_a_wrapper_that_is_of_our_class_answers_for_all_processes(runs):
+    """As Lightning's."""
+    assert difference(runs["equal"][1]["wrapped"], runs["equal"][0]["compiled"]) == 0
+
+
+def test_shards_of_shards(tmp_path):
+    """Tensor parallelism below FSDP2: a mesh of 2 × 2; a checkpoint says at once what was saved."""
+    (found,) = launch(tmp_path, 4, "planes")
+    for name in found[0]:
+        expected = alone(name, STEPS, width=8)
+        for rank in found:
+            for run in rank[name]:
+                assert difference(run, expected) < 1e-13
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,5 +111,14 @@ def test_the_same_number_of_processes_continues_to_the_bit(runs, name):
     """2 → 1 → 2 against 2 without a stop: gradients are made by the same two processes, so parameters and x̄ agree."""
     again, unbroken = (runs[run][0][name] for run in ("loaded by 2", "saved by 2"))
     for key in ("parameters", "averages"):
+        assert (key in again) == (key == "parameters" or name not in WITHOUT_AVERAGES)
         for x, y in zip(again.get(key, []), unbroken.get(key, []), strict=True):
             assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_loaded_says_at_once_what_was_saved(runs, name):
+    """By torch.distributed.checkpoint, by a deep copy (which async_save makes), and by a full state dict."""
+    saved = runs["saved by 2"][0]
+    for found in (runs["loaded by 2"][0][name]["at once"], saved[f"{name}, copied"], saved[f"{name}, full"]):
+        assert difference(found, saved[name]["at once"]) < 1e-13

@@ -207,6 +207,17 @@ def test_an_error_in_a_validation_leaves_the_live_weights(tmp_path):
     assert not same(module.validated[-1], plain.net.state_dict().values())
 
 
+def test_the_wrapper_that_lightning_hands_out(tmp_path):
+    """It is of a class made from ours: it answers like the optimizer itself, and refuses what that refuses."""
+    module, trainer = fit(tmp_path)
+    (optimizer,), wrapper = trainer.optimizers, module.optimizers()
+    assert wrapper is not optimizer
+    assert wrapper.certificate() == optimizer.certificate()
+    for outer, inner in ((wrapper, optimizer), (optimizer, wrapper)):
+        with outer.averaged(), pytest.raises(RuntimeError, match=r"step\(\) inside averaged"):
+            inner.step()
+
+
 def test_the_average_is_saved(tmp_path):
     module, trainer = fit(tmp_path, callback=CertificateCallback())
     live = copy.deepcopy(module.net.state_dict())

@@ -26,6 +26,12 @@ _SMALL = 1 << 14
 _CPU_BLOCK = 1 << 19
 _DEVICE_BLOCK = 1 << 24
 
+# The state of the averages: of the parameter's own shape; sums over its coordinates, and so over the processes that
+# have a shard of it; all of it.
+SHAPED = ("average", "gradient", "output", "update", "block_average")
+SUMS = ("spread", "progress", "block_spread", "block_gradient_squared")
+STATE = (*SHAPED, *SUMS, "rate")
+
 Then: TypeAlias = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
 
 

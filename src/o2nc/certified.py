@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ class Certified(Stepping):
 
     _average_key = "average"
     _nothing_yet = "nothing is averaged before the first step()"
-    _inside_averaged = False
+    _late: ClassVar[
+        dict[str, str]
+    ] = {}  # state that a parameter may get later, and state of the same shape and dtype
 
     def _ledger(self, key: Any, params: list[Tensor], grads: list[Tensor]) -> Ledger:
         """Return the ledger of these parameters, the one laid out before if it still holds."""
@@ -150,21 +152,20 @@ class Certified(Stepping):
         """
         with self._home():
             averages = self._averages("averaged()", self._average_key)
-        was_inside = self._inside_averaged
         backup = [p.detach().clone() for _, p, _ in averages]
-        self._inside_averaged = True
+        self._swaps.append(self)
         try:
             for _, p, state in averages:
                 real(p.detach()).copy_(state[self._average_key])
             yield
         finally:
-            self._inside_averaged = was_inside
+            self._swaps.pop()
             with ExitStack() as restore:  # all of them, even if one cannot be
                 for (_, p, _), saved in zip(averages, backup, strict=True):
                     restore.callback(p.detach().copy_, saved)
 
     def _check_state(self) -> None:
-        if self._inside_averaged:
+        if self._swaps:
             raise RuntimeError("step() inside averaged(): the parameters hold x̄ there; leave the with block first")
 
     def output(self) -> list[Tensor]:
@@ -205,7 +206,14 @@ class Certified(Stepping):
         return self._shards.total(torch.stack([v.to(values[0].device) for v in values]), params).tolist()
 
     def _to_saved(self, p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        # torch.distributed.checkpoint loads the keys that one step makes: they must be those of any checkpoint
+        blank = [key for key in self._late if "average" in state and key not in state]
+        state = state | {key: torch.zeros_like(state[self._late[key]]) for key in blank}
+        if self._late and "average" in state:
+            state["blank"] = bool(blank)
         return to_whole(p, state, self._shards) if self._shards is not None and is_sharded(p) else state
 
     def _from_saved(self, p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-        return to_part(p, state) if is_sharded(p) else state
+        state = to_part(p, state) if is_sharded(p) else state
+        gone = {"blank", *self._late} if state.get("blank") else {"blank"}
+        return {key: value for key, value in state.items() if key not in gone}

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
-from torch._compile import _disable_dynamo
 
 from o2nc import checks
 from o2nc.certificate import Certificate
@@ -126,8 +125,8 @@ class CertificateLogger:
             if layers:
                 self._files.append(_Rows(self.layers_path, LAYER_FIELDS))
         self._begin()
+        self.optimizer._watchers[id(self)] = self._after_step
         self._hooks = [
-            self.optimizer.register_step_post_hook(self._after_step),
             self.optimizer.register_load_state_dict_post_hook(lambda _: self._begin()),
         ]
 
@@ -135,8 +134,7 @@ class CertificateLogger:
         """Look at the counter after the very next step: what is logged of that and later ones is of another run."""
         self._wait, self._first, self._logged, self._is_clean = 0, 0, 0, False
 
-    @_disable_dynamo
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self) -> None:
         self._wait -= 1
         if self._wait > 0 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return
@@ -205,6 +203,7 @@ class CertificateLogger:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.optimizer._watchers.pop(id(self), None)
 
     def __enter__(self) -> "CertificateLogger":
         return self

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from o2nc import checks
-from o2nc.averaging import Weights, start
+from o2nc.averaging import STATE, Weights, start
 from o2nc.fused import Fused
 from o2nc.learners import Learner
 from o2nc.persistence import Persistent
@@ -100,7 +100,7 @@ def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active 
 
 # what torch's other optimizers read from a parameter group and these do not
 FOREIGN = frozenset(("weight_decay", "momentum", "dampening", "nesterov", "maximize", "betas"))
-_RESERVED = ("delta", "average", "gradient", "spread", "progress", "rate", "output", "fresh")
+_RESERVED = (*STATE, "delta", "fresh", "blank")
 
 
 def _initial(learner: Learner, delta: Tensor) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _initial(learner: Learner, delta: Tensor) -> dict[str, Any]:
     name = type(learner).__name__
     if not isinstance(state, dict):
         raise TypeError(f"{name}.init must return a dict of tensors and numbers, got {state!r}")
-    taken = [key for key in state if key in _RESERVED or key.startswith("block_")]
+    taken = [key for key in state if key in _RESERVED]
     if taken:
         raise ValueError(f"{name}.init must not use the names {taken}: the optimizer keeps its own state under them")
     return state

@@ -52,6 +52,12 @@ class OriginalO2NC(Certified, Persistent):
     foreign: ClassVar[frozenset[str]] = FOREIGN
     shared: ClassVar[tuple[str, ...]] = ("learner", "period", "seed", "restart", "step")
     _average_key = "block_average"
+    _late: ClassVar[dict[str, str]] = {
+        "block_average": "average",
+        "block_spread": "spread",
+        "block_gradient_squared": "spread",
+        "output": "average",
+    }
     _nothing_yet = "no block is complete before step() was called `period` times"
 
     def __init__(

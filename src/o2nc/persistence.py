@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from o2nc import checks, learners, scaling
+from o2nc import averaging, checks, learners, scaling
 from o2nc.sharding import local
 from o2nc.stepping import Compilable
 from o2nc.vector import real
@@ -41,11 +41,9 @@ _KNOWN = {
 }
 COUNTERS = ("step", "weight_sum", "weight_square_sum")
 _NUMBERS = ("rate", "last_lr", "decay_weight")  # state that is a plain number where no kernel runs
-_AVERAGES = ("average", "gradient", "spread", "progress", "rate", "output", "update")
 # ``fresh`` in a parameter's state says what of it no step has touched yet; 3 is all of it
 FRESH_AVERAGES, FRESH_BUFFER, BOTH = 1, 2, 3
 _NAME = "__name__"  # no field can be called so
-_SHAPED = ("delta", "average", "gradient", "output", "update", "block_average")  # state of the parameter's own shape
 
 
 def encode(value: Any) -> Any:
@@ -99,7 +97,7 @@ def plain_state(state: dict[str, Any]) -> dict[str, Any] | None:
     fresh = int(state["fresh"])
     gone = {"fresh"}
     if fresh & FRESH_AVERAGES:
-        gone.update(_AVERAGES)
+        gone.update(averaging.STATE)
     if fresh & FRESH_BUFFER:
         gone.add("momentum_buffer")
     kept = {key: plain(value) if key in _NUMBERS else value for key, value in state.items() if key not in gone}
@@ -200,7 +198,7 @@ class Persistent(Compilable):
             shape = real(local(p)).shape
             for key, value in states.get(i, {}).items():
                 if isinstance(value, torch.Tensor) and self._keeps_dtype(key):
-                    if key in _SHAPED and value.shape != shape:
+                    if key in ("delta", *averaging.SHAPED) and value.shape != shape:
                         raise ValueError(
                             f"the checkpoint's {key} of parameter {i} has shape {tuple(value.shape)}, "
                             f"the parameter has {tuple(shape)}: are the parameters in another order?"

@@ -72,6 +72,7 @@ class ScaledSGDM(Fused, Persistent, SGD):
     )
 
     _has_other_fused = True
+    _late: ClassVar[dict[str, str]] = {"gradient": "average"}
 
     def __init__(
         self,

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, distributed
 
 from o2nc import vector
+from o2nc.averaging import SUMS
 
 _CURRENT: ContextVar["Shards | None"] = ContextVar("shards", default=None)
-PARTS = ("spread", "progress", "block_spread", "block_gradient_squared")  # state that is a sum over the processes
 
 
 def is_sharded(p: Tensor) -> bool:
@@ -45,6 +45,8 @@ class Shards:
 
     @staticmethod
     def _part(p: Any) -> Tensor:
+        if is_sharded(p) and p.is_complex():
+            raise TypeError("parameters in shards must be real: complex ones can only be whole")
         return torch.nn.Parameter(local(p), p.requires_grad) if is_sharded(p) else p
 
     def refresh(self) -> None:
@@ -67,7 +69,7 @@ class Shards:
             p: Any = self.owners[part]
             if p is not part:
                 for dim, placement in enumerate(p.placements):
-                    if placement.is_shard():
+                    if not placement.is_replicate():  # is_shard() is False of the shards of shards of TP
                         kinds.setdefault((p.device_mesh, dim), []).append(i)
         if kinds:
             values = values.clone()
@@ -84,6 +86,7 @@ def at_home(optimizer: Any) -> Iterator[None]:
     shards: Shards = optimizer._shards
     shards.refresh()
     whole, params = optimizer.state, [group["params"] for group in optimizer.param_groups]
+    is_wrapper = "state" not in vars(optimizer)  # such as Lightning's, which looks up what it does not have itself
     _exchange(whole, shards.state, shards.parts)
     for group, owners in zip(optimizer.param_groups, params, strict=True):
         group["params"] = [shards.parts[p] for p in owners]
@@ -94,6 +97,8 @@ def at_home(optimizer: Any) -> Iterator[None]:
     finally:
         _CURRENT.reset(token)
         optimizer.state = whole
+        if is_wrapper:
+            del optimizer.state
         for group, owners in zip(optimizer.param_groups, params, strict=True):
             group["params"] = owners
         _exchange(shards.state, whole, shards.owners)
@@ -124,6 +129,8 @@ def assemble(p: Any, part: Tensor) -> Tensor:
     """Return the tensor of which every process has such a part, placed like the parameter."""
     from torch.distributed.tensor import DTensor
 
+    if part.storage_offset():  # deepcopy of a DTensor takes parts that begin where their memory does (torch 2.13)
+        part = part.clone()
     return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 
@@ -134,7 +141,7 @@ def to_whole(p: Any, state: dict[str, Any], shards: Shards) -> dict[str, Any]:
     for key, value in state.items():
         if isinstance(value, Tensor) and value.dim() and value.shape == part.shape:
             value = assemble(p, value)
-        elif key in PARTS:
+        elif key in SUMS:
             value = shards.total(value.reshape(1), [part]).reshape(())
         whole[key] = value
     return whole
@@ -143,12 +150,12 @@ def to_whole(p: Any, state: dict[str, Any], shards: Shards) -> dict[str, Any]:
 def to_part(p: Any, state: dict[str, Any]) -> dict[str, Any]:
     """Undo `to_whole`: a sum over the processes is given to the first of them."""
     coordinate = p.device_mesh.get_coordinate()
-    first = all(c == 0 for c, placement in zip(coordinate, p.placements, strict=True) if placement.is_shard())
+    first = all(c == 0 for c, placement in zip(coordinate, p.placements, strict=True) if not placement.is_replicate())
     part = {}
     for key, value in state.items():
         if is_sharded(value):
             value = value.redistribute(p.device_mesh, p.placements).to_local()
-        elif key in PARTS and not first:
+        elif key in SUMS and not first:
             value = torch.zeros_like(value)
         part[key] = value
     return part

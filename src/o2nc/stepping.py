@@ -62,6 +62,9 @@ class Compilable(Optimizer):
             self._list()
         return exchanged
 
+    def _tell(self) -> None:
+        """Tell those who watch that a step was taken."""
+
     def _take_as_one_node(self) -> None:
         """Put the step into the graph that is being made."""
         at = [i for i, p in enumerate(self._listed) if p.grad is not None]
@@ -72,7 +75,21 @@ class Compilable(Optimizer):
 class Stepping(Compilable):
     """The part of an optimizer that steps, with parameters that may be sharded."""
 
-    _shards: Shards | None = None
+    # On the instance, with no defaults on the class: Lightning's wrapper is of a class made from ours, and looks up
+    # in the optimizer only what that class lacks.
+    _shards: Shards | None
+    _swaps: list[Any]  # one entry per `averaged` block that is open
+    _watchers: dict[int, Callable[[], None]]  # called after every step, in the operator if the step is compiled
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Begin with nobody watching, and nothing swapped."""
+        optimizer = super().__new__(cls)
+        optimizer._shards, optimizer._swaps, optimizer._watchers = None, [], {}
+        return optimizer
+
+    def _tell(self) -> None:
+        for watcher in list(self._watchers.values()):
+            watcher()
 
     def _list(self) -> None:
         super()._list()
@@ -108,6 +125,7 @@ class Stepping(Compilable):
     def _take_at_home(self) -> None:
         with self._home():
             self._take()
+        self._tell()
 
     @_disable_dynamo
     def _take_outside(self) -> None:
@@ -122,7 +140,11 @@ def _everyone(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-@torch.library.custom_op("o2nc::step", mutates_args=("params",))
+# a CUDA graph would replay the s that it was captured with; torch before 2.8 knows no such tag
+_TAGS = {"tags": torch.Tag.cudagraph_unsafe} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+
+
+@torch.library.custom_op("o2nc::step", mutates_args=("params",), **_TAGS)
 def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
     owner = _LIVE[optimizer]
     if owner._keep_listed():
@@ -144,6 +166,7 @@ def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: i
     finally:
         for p, former in zip(everyone, before, strict=True):
             p.grad = former
+    owner._tell()
 
 
 @_node.register_fake
