@@ -27,7 +27,8 @@ MOMENTUM = 0.9  # and the dampening: the buffer is a mean of gradients
 AVERAGE = 0.999  # the certificate looks back over about 1000 steps
 C = 1e-5  # the price of spread: ten periods away from the mean cost 0.001, about what ‖ḡ‖ is with scaling
 POINTS = 200  # recorded per run
-PATH = 12  # the first steps, of which every place is recorded
+PATH = 40  # the first steps, of which every place is recorded
+WINDOW = 12.5  # how far to the left of the start places are drawn
 
 Progress = Callable[[int], object]
 UNSCALED, SCALED = "unscaled", "scaled"
@@ -201,7 +202,7 @@ def plot(results: Sequence[Run], path: Path) -> None:
         row[0].set_ylabel(f"{d} dimension{'s' if d > 1 else ''}", fontsize=12)
     panels[0][0].set_title("The objective F  (lower is better)", fontsize=12)
     panels[0][1].set_title(f"The certificate ‖ḡ‖ + cV  (c = {C:g}, log scale)", fontsize=12)
-    for axes in panels[0]:
+    for axes in panels[:-1].flat:
         axes.set_xlabel("")
     figure.suptitle("Momentum walks uphill; one random number per step sets it free", fontsize=14, fontweight="bold")
     figure.legend(handles=legend(results), loc="outside lower center", ncols=4, **LEGEND)
@@ -220,19 +221,20 @@ def draw_certificates(axes: Axes, runs: Sequence[Run]) -> None:
 
 
 def draw_path(axes: Axes, runs: Sequence[Run]) -> None:
-    """Draw F in one dimension, and where the first steps without scaling and of one seed with it land."""
+    """Draw F in one dimension, and where the first steps land: without scaling, and of one seed with it."""
     problem = Climber(1)
     shown = [next(r for r in runs if r.method == method) for method in dict.fromkeys(r.method for r in runs)]
-    places = [x for r in shown for x in r.path]
-    line = torch.arange(math.floor(min(places)) - 1, max(1.0, math.ceil(max(places))), 0.01, dtype=torch.float64)
+    start = problem.start().item()
+    right = max(1.0, *(x for r in shown for x in r.path)) + 0.2
+    line = torch.arange(start - WINDOW, right, 0.01, dtype=torch.float64)
     axes.plot(line, problem.value(line[:, None]), color=GREY, linewidth=1.0)
     for r, style in zip(shown, _styles(shown), strict=True):
-        x = torch.tensor(r.path, dtype=torch.float64)
-        axes.plot(x, problem.value(x[:, None]), "o", color=style["color"], markersize=5.5, alpha=0.9)
-    axes.annotate(
-        "start", (places[0], problem.value(problem.start()).item()), (0, 16), textcoords="offset points", ha="center"
-    )
+        x = torch.tensor([x for x in r.path if x > line[0]], dtype=torch.float64)
+        axes.plot(x, problem.value(x[:, None]), "o", color=style["color"], markersize=5.0, alpha=0.75)
+    place: dict[str, Any] = {"xytext": (8, 36), "textcoords": "offset points", "arrowprops": {"arrowstyle": "->"}}
+    axes.annotate("start", (start, problem.value(problem.start()).item()), **place)
     axes.set_xlabel("x")
+    axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0)
 

@@ -54,6 +54,7 @@ def climb(bar: Progress, runs: list[climber.Run], seeds: range, steps: int) -> N
     task = bar.add_task(f"{len(trials)} climbers", total=len(trials) * steps)
     for trial in trials:
         runs.append(climber.climb(*trial, steps, lambda made: bar.advance(task, made)))
+    bar.remove_task(task)
 
 
 def train(bar: Progress, rows: list[Row], seeds: range, epochs: int, data: digits.Digits) -> None:
@@ -62,8 +63,7 @@ def train(bar: Progress, rows: list[Row], seeds: range, epochs: int, data: digit
     task = bar.add_task(f"{len(trials)} networks", total=len(trials) * epochs)
 
     def tell(row: Row) -> None:
-        now = f"{digits.NAMES[row.arm]}, seed {row.seed}: {100 * row.test_accuracy:.1f} % of the digits read"
-        bar.update(task, advance=1, description=now)
+        bar.update(task, advance=1, description=f"{digits.NAMES[row.arm]}: {100 * row.test_accuracy:.1f} % right")
 
     for trial in trials:
         rows += digits.train(*trial, epochs, data, tell)

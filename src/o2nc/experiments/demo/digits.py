@@ -191,8 +191,11 @@ def summary(rows: Sequence[Row], images: int) -> str:
     ]
     noise = [100 * mean.deviation for mean in (plain, scaled) if mean.deviation is not None]
     if noise:
-        within = "less than seeds differ" if abs(difference) < max(noise) else "more than seeds differ"
-        sentences[0] += f": {difference:+.2f} points, {within} (one image is {100 / images:.2f})"
+        verdict = "less" if abs(difference) < max(noise) else "more"
+        sentences[0] += (
+            f": a difference of {difference:+.2f} points, {verdict} than the seeds make (one image is "
+            f"{100 / images:.2f})"
+        )
     first, last = (certificates(rows, "sgdm+exponential")[i] for i in (0, -1))
     sentences.append(
         f"With scaling the certificate ‖ḡ‖ + {C:g}V went from {first:.2g} after the first epoch to {last:.2g} after "

@@ -27,7 +27,8 @@ def tell(record: dict[str, Any]) -> Story:
     runs = [revive(climber.Run, run) for run in record["climber"]["runs"]]
     rows, about = untidy(record["digits"]), record["circumstances"]
     sections = [*climbing(runs), *(training(rows, about) if rows else ()), one_line(about)]
-    return Story("One random number per step", SAYS, sections)
+    took = f"Computing it took {record['seconds']:.0f} s, without a GPU."
+    return Story("One random number per step", f"{SAYS}\n{took}", sections)
 
 
 def climbing(runs: Sequence[climber.Run]) -> list[Section]:
@@ -52,8 +53,9 @@ def climbing(runs: Sequence[climber.Run]) -> list[Section]:
         if d == 1:
             first = Picture(
                 "Where the first steps land",
-                f"The slope, and the first {climber.PATH} steps. Without scaling: the same place on every tooth, "
-                "each a little higher than the last. With scaling (one seed is shown): anywhere.",
+                f"The slope, and the first {climber.PATH} steps on it. Without scaling: the same place on every "
+                "tooth, each higher than the last, and out of the picture. With scaling (one seed is shown): "
+                "anywhere.",
                 partial(climber.draw_path, runs=own),
             )
             shown.insert(0, first)
@@ -99,8 +101,10 @@ def training(rows: Sequence[Row], about: dict[str, Any]) -> list[Section]:
             f"{about['digits_train']} images of 8×8 pixels to learn from, {about['digits_test']} others to be tested "
             "on (scikit-learn's digits). Two convolutions with ReLU and max-pooling: functions with kinks, to which "
             "the usual theory of SGD with momentum (SGDM) does not apply. Scaled SGDM is the same with one random "
-            f"number per step; both begin with the same weights and see the same batches. {compared}\n"
-            "Better accuracy is not what random scaling promises: it makes the theory true.",
+            "number per step; both begin with the same weights and see the same batches of "
+            f"{about['digits_batch']}, with lr {about['digits_lr']:g} that falls along a cosine, momentum "
+            f"{about['digits_momentum']:g} and weight decay {about['digits_weight_decay']:g}.\n{compared}\n"
+            "Better accuracy is not promised: random scaling is what a theory for functions with kinks needs.",
             pictures=[
                 picture(
                     loss,
@@ -120,7 +124,7 @@ def training(rows: Sequence[Row], about: dict[str, Any]) -> list[Section]:
             "The certificate that comes with the weights",
             "While it trains, the optimizer keeps the average x̄ of its weights, the average ḡ of its gradients, and "
             "the spread V of the weights around x̄. From these, without evaluating anything, ‖ḡ‖ + cV bounds how far "
-            f"x̄ is from stationary, up to the noise of the batches. {certified}",
+            f"x̄ is from stationary, up to the noise of the batches.\n{certified}",
             pictures=[
                 picture(gradient, "The length of the averaged gradient. It should fall until only noise is left."),
                 picture(
@@ -130,12 +134,12 @@ def training(rows: Sequence[Row], about: dict[str, Any]) -> list[Section]:
                 ),
                 picture(
                     certificate,
-                    "Both together. It falls as the training settles: a sign to watch that needs no test data.",
+                    "Both together. Falling is what one hopes to see, and no test data are needed to see it.",
                 ),
                 picture(
                     averaged,
-                    "Hollow: the averaged weights x̄, for which the certificate speaks. Early they lag, since they "
-                    "remember the beginning; at the end there is little between them and the last ones.",
+                    "Hollow: the averaged weights x̄, for which the certificate speaks. They remember the last few "
+                    "epochs; as V falls, they and the last weights come together.",
                 ),
             ],
             legend=[*pictures.legend(arms), AVERAGE],
