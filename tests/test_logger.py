@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import torch
 import o2nc
 from o2nc.integrations.matplotlib import plot
 from o2nc.learners import OGD, BallOGD
-from o2nc.logger import FIELDS, LAYER_FIELDS, CertificateLogger
+from o2nc.logfile import FIELDS, LAYER_FIELDS
+from o2nc.logger import CertificateLogger
 from processes import torchrun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,7 +77,7 @@ def test_rows_are_the_optimizers_own_answers(name, tmp_path):
         step = optimizer.param_groups[0]["step"]
         if step % 5 == 0 and (name != "original" or step >= 7):
             found = optimizer.certificate(c=2.0)
-            numbers = (step, found.gradient, found.spread, found.value, optimizer.progress, found.ess)
+            numbers = (step, found.gradient, found.spread, found.value, optimizer.progress, found.ess, 2.0)
             expected.append(dict(zip(FIELDS, numbers, strict=True)))
             for key, part in found.by_parameter.items():
                 parts.append(dict(zip(LAYER_FIELDS, (step, key, part.gradient, part.spread), strict=True)))
@@ -284,12 +286,83 @@ def test_a_checkpoint_loaded_in_the_middle_rewinds_the_log(tmp_path):
     assert steps(log.path) == [2, 4]
 
 
-def test_a_run_that_begins_anew_begins_the_log_anew(tmp_path):
-    for steps_made in (10, 4):
+@pytest.mark.parametrize("layers", [True, False])
+def test_a_run_that_begins_anew_moves_the_log_aside(layers, tmp_path):
+    """Both files under the same number, so that a picture is of one run."""
+    for steps_made, has_layers in ((10, True), (4, layers), (2, True)):
         model, optimizer = make()
-        with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2) as log:
+        with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, layers=has_layers) as log:
             train(model, optimizer, steps_made)
-    assert steps(log.path) == [2, 4]
+    assert steps(log.path) == [2]
+    assert steps(tmp_path / "certificate.old-1.csv") == [2, 4, 6, 8, 10]
+    assert steps(tmp_path / "certificate.old-2.csv") == [2, 4]
+    assert [len(plot(tmp_path / f"certificate.old-{k}.csv").axes) for k in (1, 2)] == [4, 4 if layers else 2]
+    assert set(steps(log.layers_path)) == {2}
+
+
+def test_an_exception_takes_nothing_away(tmp_path):
+    """A checkpoint that cannot be read, say, after the step that torch.distributed.checkpoint takes first."""
+    model, optimizer = make()
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2) as log:
+        train(model, optimizer, 6)
+    model, optimizer = make()
+
+    def resume():
+        with CertificateLogger(optimizer, log.path, every=2):
+            train(model, optimizer, 1)
+            raise FileNotFoundError("checkpoint")
+
+    with pytest.raises(FileNotFoundError):
+        resume()
+    assert steps(log.path) == [2, 4, 6]
+    assert not optimizer._watchers
+    CertificateLogger(optimizer, log.path).close()
+
+
+def test_damaged_lines_are_left_alone(tmp_path):
+    model, optimizer = make()
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1, layers=False) as log:
+        train(model, optimizer, 3)
+    header, *rows = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(header + b"\0\0\0\n" + b"".join(rows) + b"\0\0")
+    with CertificateLogger(optimizer, log.path, every=1, layers=False):
+        train(model, optimizer, 1)
+    assert log.path.read_bytes().startswith(header + b"\0\0\0\n" + b"".join(rows) + b"4,")
+    model, optimizer = make()
+    with CertificateLogger(optimizer, log.path, every=1, layers=False):
+        train(model, optimizer, 1)
+    assert steps(log.path) == [1]
+    assert b"".join(rows) in (tmp_path / "certificate.old-1.csv").read_bytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the size of files")
+def test_a_full_disk_costs_rows_and_not_the_run(tmp_path):
+    import resource
+
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1, layers=False)
+    train(model, optimizer, 2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 30, limits[1]))
+    try:
+        with pytest.warns(UserWarning, match=r"certificate.csv lacks rows, and training goes on: .*too large"):
+            train(model, optimizer, 1)
+        train(model, optimizer, 1)  # with no other warning
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert steps(log.path) == [1, 2]
+    train(model, optimizer, 1)
+    assert steps(log.path) == [1, 2, 5]
+
+
+def test_a_file_that_somebody_deletes_is_made_again(tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "run" / "certificate.csv", every=1)
+    train(model, optimizer, 2)
+    shutil.rmtree(tmp_path / "run")
+    train(model, optimizer, 2)
+    assert steps(log.path) == [3, 4]
+    log.plot()
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.5, 0.999])
@@ -384,6 +457,17 @@ def test_paths_that_cannot_be_written_and_files_of_others(tmp_path):
     assert not optimizer._watchers
 
 
+def test_two_logs_do_not_share_a_file(tmp_path):
+    _, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv")
+    with pytest.raises(ValueError, match=r"certificate.csv is the log of another CertificateLogger"):
+        CertificateLogger(make()[1], tmp_path / "certificate.csv")
+    log.close()
+    log = CertificateLogger(make()[1], tmp_path / "certificate.csv")
+    del log  # with its optimizer
+    CertificateLogger(make()[1], tmp_path / "certificate.csv")
+
+
 def test_folders_are_made(tmp_path):
     model, optimizer = make()
     log = CertificateLogger(optimizer, str(tmp_path / "runs" / "1" / "certificate.csv"), every=1)
@@ -417,11 +501,18 @@ def test_the_picture(layers, tmp_path):
 def test_pictures_of_odd_logs(numbers, tmp_path):
     """No rows, zeros, nans and infinities are drawn without a warning."""
     (tmp_path / "certificate.csv").write_text(
-        "\n".join([",".join(FIELDS), *(f"{k},{v},{v},{v},{v},1.0" for k, v in enumerate(numbers, 1)), ""])
+        "\n".join([",".join(FIELDS), *(f"{k},{v},{v},{v},{v},1.0,1.0" for k, v in enumerate(numbers, 1)), ""])
     )
     rows = [f"{k},p{i},{v},{v}" for k, v in enumerate(numbers, 1) for i in range(8)]
     (tmp_path / "certificate.layers.csv").write_text("\n".join([",".join(LAYER_FIELDS), *rows, ""]))
     plot(tmp_path / "certificate.csv", tmp_path / "certificate.svg")
+
+
+@pytest.mark.parametrize("rest", ["", "step,loss\n", ",".join(FIELDS) + "\n1,2,3\n", ",".join(FIELDS) + "\n\0\0\n"])
+def test_no_pictures_of_what_is_no_log(rest, tmp_path):
+    (tmp_path / "certificate.csv").write_text(rest)
+    with pytest.raises(ValueError, match=r"certificate.csv.* (not a|no row of a) log of certificates"):
+        plot(tmp_path / "certificate.csv")
 
 
 # --- several processes
@@ -436,12 +527,31 @@ from o2nc.logger import CertificateLogger
 
 folder = sys.argv[1]
 torch.set_num_threads(1)
-distributed.init_process_group("gloo")
-rank, size = distributed.get_rank(), distributed.get_world_size()
-for kind in ("fsdp", "ddp"):
+
+
+
+def make():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double()
-    if kind == "fsdp":
+    return model, o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99)
+
+
+def fail(*_):
+    raise OSError("no space left")
+
+
+early, optimizer = make()
+CertificateLogger(optimizer, f"{folder}/early.csv", every=2)  # by all, which do not know of each other yet
+distributed.init_process_group("gloo")
+rank, size = distributed.get_rank(), distributed.get_world_size()
+for step in range(5):
+    early(torch.ones(1, 5, dtype=torch.float64)).abs().mean().backward()
+    optimizer.step()
+for kind in ("fsdp", "ddp", "full disk"):
+    model, _ = make()
+    if kind == "full disk":
+        o2nc.logfile.LogFile.add = fail
+    if kind != "ddp":
         fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
         trained = model
     else:
@@ -480,3 +590,5 @@ def test_the_first_process_writes_for_all(tmp_path):
                 assert a.pop("parameter", None) == b.pop("parameter", None)
                 assert a == pytest.approx(b, rel=1e-12)
     assert not (tmp_path / "1").exists()
+    assert steps(tmp_path / "early.csv") == [2, 4]
+    assert steps(tmp_path / "0" / "full disk.csv") == []

@@ -217,3 +217,28 @@ class Certified(Stepping):
         state = to_part(p, state) if is_sharded(p) else state
         gone = {"blank", *self._late} if state.get("blank") else {"blank"}
         return {key: value for key, value in state.items() if key not in gone}
+
+
+def certified(optimizer: Any) -> Certified:
+    """Return the optimizer of o2nc that a framework may have wrapped, as accelerate and Lightning do.
+
+    Raises:
+        TypeError: it is none that certifies.
+        ValueError: it keeps no averages.
+    """
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, Certified):
+        raise TypeError(
+            "optimizer must be one that certifies, such as o2nc.ScaledSGDM(…, average=0.999), "
+            f"got {type(optimizer).__name__}"
+        )
+    if optimizer.param_groups[0].get("average", 0.0) is None:
+        raise ValueError("optimizer keeps no averages (average=None): pass average=0.999, say, when you construct it")
+    return optimizer
+
+
+def has_averages(optimizer: Certified) -> bool:
+    """Say whether there is anything to certify: a step was made, and with `OriginalO2NC` a block is complete."""
+    begun = any(optimizer._average_key in state for state in optimizer.state.values())
+    return begun and int(optimizer.param_groups[0]["step"]) > 0

@@ -3,52 +3,38 @@
 Two files, since there are two kinds of rows. ``certificate.csv`` has one row per logged step and opens in anything;
 ``certificate.layers.csv`` has one row per step and parameter, because parameters can be many, and can come and go
 (columns could not). Every row is in its file when the step returns. After a checkpoint is loaded the log goes on
-behind it: rows of later steps belong to a run that did not go on, and are dropped.
+behind it: rows of later steps belong to a run that did not go on, and are dropped. The log of an earlier run is moved
+aside, as ``certificate.old-1.csv`` and so on. A disk that is full costs rows, with a warning, and not the run.
 """
 
-import csv
-import io
-from collections.abc import Iterable
+import gc
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import distributed
 
 from o2nc import checks
 from o2nc.certificate import Certificate
-from o2nc.certified import Certified
+from o2nc.certified import certified, has_averages
+from o2nc.logfile import FIELDS, LAYER_FIELDS, LogFile, aside, beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIELDS = ("step", "gradient", "spread", "certificate", "progress", "ess")
-LAYER_FIELDS = ("step", "parameter", "gradient", "spread")
+_OPEN: WeakValueDictionary[Path, "CertificateLogger"] = WeakValueDictionary()
 
 
-def certified(optimizer: Any) -> Certified:
-    """Return the optimizer of o2nc that a framework may have wrapped, as accelerate and Lightning do.
-
-    Raises:
-        TypeError: it is none that certifies.
-        ValueError: it keeps no averages.
-    """
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    if not isinstance(optimizer, Certified):
-        raise TypeError(
-            "optimizer must be one that certifies, such as o2nc.ScaledSGDM(…, average=0.999), "
-            f"got {type(optimizer).__name__}"
-        )
-    if optimizer.param_groups[0].get("average", 0.0) is None:
-        raise ValueError("optimizer keeps no averages (average=None): pass average=0.999, say, when you construct it")
-    return optimizer
-
-
-def has_averages(optimizer: Certified) -> bool:
-    """Say whether there is anything to certify: a step was made, and with `OriginalO2NC` a block is complete."""
-    begun = any(optimizer._average_key in state for state in optimizer.state.values())
-    return begun and int(optimizer.param_groups[0]["step"]) > 0
+def is_first_process() -> bool:
+    """Say whether this process writes for all; before they know of each other, by what torchrun has told it."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 def scalars(certificate: Certificate, progress: float) -> dict[str, float]:
@@ -65,10 +51,11 @@ def scalars(certificate: Certificate, progress: float) -> dict[str, float]:
 class CertificateLogger:
     """Writes certificates down while an optimizer steps; the training loop does not change.
 
-    It hangs on the optimizer's step and writes a row at every multiple of ``every``. A log that is there is continued
-    if the optimizer was loaded from a checkpoint, and begun anew if the optimizer begins anew. With several processes
-    each makes the logger, and the first one writes. With torch.distributed.checkpoint make it after loading, which
-    takes a step to prepare itself. Steps that are replayed as a CUDA graph run no hooks: call `record` after them.
+    It watches the optimizer's steps and writes a row at every multiple of ``every``. A log that is there is continued
+    if the optimizer was loaded from a checkpoint, and moved aside if the optimizer begins anew. With several
+    processes each makes the logger, and the first one writes. With torch.distributed.checkpoint make it after
+    loading, which takes a step to prepare itself. Steps that are replayed as a CUDA graph tell nobody: call `record`
+    after them.
 
     Args:
         optimizer: `ScaledSGDM` with ``average``, `ExponentiatedO2NC` or `OriginalO2NC`, also wrapped by accelerate or
@@ -80,7 +67,7 @@ class CertificateLogger:
         writer: anything with ``add_scalar(tag, value, step)``, such as TensorBoard's SummaryWriter.
 
     Raises:
-        TypeError, ValueError: the optimizer has no certificates, or the file is something else.
+        TypeError, ValueError: the optimizer has no certificates, the file is something else or another logger's.
         OSError: the file cannot be written.
 
     Example:
@@ -119,11 +106,17 @@ class CertificateLogger:
         self.path = Path(path).absolute()
         self.layers_path = beside(self.path)
         self.every, self.c, self.layers, self.writer = every, c, layers, writer
-        self._files: list[_Rows] = []
-        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_rank() == 0:
-            self._files.append(_Rows(self.path, FIELDS))
-            if layers:
-                self._files.append(_Rows(self.layers_path, LAYER_FIELDS))
+        self._file, self._layers_file = LogFile(self.path, FIELDS), LogFile(self.layers_path, LAYER_FIELDS)
+        self._is_first, self._has_warned = is_first_process(), False
+        if self.path in _OPEN:
+            gc.collect()
+        if self.path in _OPEN:
+            raise ValueError(
+                f"{self.path} is the log of another CertificateLogger: close() that, or choose another path"
+            )
+        for file in self._files if self._is_first else ():
+            file.open()
+        _OPEN[self.path] = self
         self._begin()
         self.optimizer._watchers[id(self)] = self._after_step
         self._hooks = [
@@ -138,42 +131,42 @@ class CertificateLogger:
         self._wait -= 1
         if self._wait > 0 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return
-        step = int(self.optimizer.param_groups[0]["step"])  # waits for a GPU if it counts: not to be done every time
-        self._first = self._first or step
+        step = self._count()  # waits for a GPU if that counts: not to be done every time
         if step % self.every == 0:
-            self._write(step)
+            self._log(step)
         self._wait = self.every - step % self.every  # or more, where a GradScaler calls steps off
 
     def record(self) -> None:
         """Write a row now, unless this step has one already or nothing is averaged yet."""
         if not self._hooks:
             raise ValueError(f"the log {self.path} is closed")
+        self._log(self._count())
+
+    def _count(self) -> int:
+        """Return the step; the first one tells where this run begins."""
         step = int(self.optimizer.param_groups[0]["step"])
         self._first = self._first or step
-        self._write(step)
+        self._is_first = self._is_first and is_first_process()
+        return step
 
-    def _clean(self) -> None:
-        """Drop rows of another run, once; not before there is a row to write: a checkpoint may yet be loaded."""
-        if self._first and not self._is_clean:
-            self._is_clean = True
-            for file in self._files:
-                file.drop_from(self._first)
-
-    def _write(self, step: int) -> None:
+    def _log(self, step: int) -> None:
         if step <= self._logged or not has_averages(self.optimizer):
             return
         self._logged = step
-        if not self._files and self.optimizer._shards is None:
-            return  # the process that writes needs nothing from this one
-        certificate, progress = self.optimizer.certificate(self.c), self.optimizer.progress
-        if not self._files:
-            return
-        self._clean()
+        if self._is_first or self.optimizer._shards is not None:  # all that have shards are needed
+            certificate, progress = self.optimizer.certificate(self.c), self.optimizer.progress
+            if self._is_first:
+                self._write(step, certificate, progress)
+
+    def _write(self, step: int, certificate: Certificate, progress: float) -> None:
         parts = certificate.by_parameter.items() if self.layers else ()
-        if self.layers:  # first, so that a step in the main file is whole
-            self._files[1].add((step, name, part.gradient, part.spread) for name, part in parts)
-        row = (certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess)
-        self._files[0].add([(step, *row)])
+        row = (certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess, self.c)
+        with self._training_going_on():
+            self._clean()
+            if self.layers:  # first, so that a step in the main file is whole
+                rows = [(step, str(name).replace("\n", " "), part.gradient, part.spread) for name, part in parts]
+                self._layers_file.add(rows)
+            self._file.add([(step, *row)])
         if self.writer is not None:
             found = scalars(certificate, progress)
             for name, part in parts:
@@ -182,6 +175,29 @@ class CertificateLogger:
                 self.writer.add_scalar(tag, value, step)
             if hasattr(self.writer, "flush"):
                 self.writer.flush()
+
+    @property
+    def _files(self) -> list[LogFile]:
+        """The files of this log; an older one's parameters are part of it, even if no more are written."""
+        return [self._file, self._layers_file] if self.layers or self.layers_path.exists() else [self._file]
+
+    def _clean(self) -> None:
+        """Take away rows of another run, once; not before there is a row to write: a checkpoint may yet be loaded."""
+        if self._first and self._is_first and not self._is_clean:
+            old = aside(self.path)
+            for file, place in zip(self._files, (old, beside(old)), strict=False):
+                file.keep_before(self._first, place)
+            self._is_clean = True
+
+    @contextmanager
+    def _training_going_on(self) -> Iterator[None]:
+        """Warn, once, of what becomes of the files: a full disk is no reason to lose a run."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(f"the log {self.path} lacks rows, and training goes on: {error}", stacklevel=2)
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """Draw all that is in the files; see `o2nc.integrations.matplotlib.plot`, which needs no optimizer.
@@ -199,59 +215,23 @@ class CertificateLogger:
     def close(self) -> None:
         """Let go of the optimizer; a writer stays open."""
         if self._hooks:
-            self._clean()
+            with self._training_going_on():
+                self._clean()
+        self._let_go()
+
+    def _let_go(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self.optimizer._watchers.pop(id(self), None)
+        if _OPEN.get(self.path) is self:
+            del _OPEN[self.path]
 
     def __enter__(self) -> "CertificateLogger":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-
-class _Rows:
-    """A CSV file whose rows begin with a step and are in the order of the steps; open only while it is written."""
-
-    def __init__(self, path: Path, fields: tuple[str, ...]) -> None:
-        self.path, header = path, _encode([fields])
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab+") as file:
-                file.seek(0)
-                first = file.readline()
-                if first != header and header.startswith(first):  # nothing, or a header that a kill tore
-                    file.truncate(0)
-                    file.write(header)
-        except OSError as error:
-            raise OSError(f"{path} cannot be written: {error.strerror}") from error
-        if not header.startswith(first):
-            raise ValueError(f"{path} is not a log of certificates, and is left alone: choose another path")
-
-    def drop_from(self, step: int) -> None:
-        """Remove the rows of this step and later ones, and one that was torn."""
-        with self.path.open("rb+") as file:
-            end = len(file.readline())
-            for line in file:
-                if not line.endswith(b"\n") or int(line.split(b",")[0]) >= step:
-                    break
-                end += len(line)
-            file.truncate(end)
-
-    def add(self, rows: Iterable[Iterable[Any]]) -> None:
-        """Write rows; a process that is killed after this has not lost them."""
-        with self.path.open("ab") as file:
-            file.write(_encode(rows))
-
-
-def _encode(rows: Iterable[Iterable[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
-
-
-def beside(path: Path) -> Path:
-    """Return where the parameters' rows are, given where the others are."""
-    return path.with_name(f"{path.stem}.layers{path.suffix}")
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self.close()
+        else:  # perhaps before a checkpoint was loaded: what is in the files may yet be continued
+            self._let_go()

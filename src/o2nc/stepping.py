@@ -141,7 +141,7 @@ def _everyone(optimizer: Optimizer) -> list[Tensor]:
 
 
 # a CUDA graph would replay the s that it was captured with; torch before 2.8 knows no such tag
-_TAGS = {"tags": torch.Tag.cudagraph_unsafe} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
+_TAGS: dict[str, Any] = {"tags": torch.Tag.cudagraph_unsafe} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
 @torch.library.custom_op("o2nc::step", mutates_args=("params",), **_TAGS)

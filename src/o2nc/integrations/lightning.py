@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from o2nc import checks
 from o2nc.batchnorm import recalibrated
-from o2nc.certified import Certified
-from o2nc.logger import certified, has_averages, scalars
+from o2nc.certified import Certified, certified, has_averages
+from o2nc.logger import scalars
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """A log of certificates as a picture."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from o2nc.logger import beside
+from o2nc.logfile import FIELDS, LAYER_FIELDS, beside, read
 
 NAMED = 5  # parameters with a colour and a name
 MARKED = 40  # fewer points than these are marked
@@ -26,6 +25,9 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     Returns:
         The figure.
 
+    Raises:
+        ValueError: the file is no such log, or was damaged.
+
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -37,8 +39,8 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
         ['how far from stationary x̄ is, at most', 'progress: estimate of F(x) − F(x₀)']
     """
     log = Path(log)
-    run = _read(log)
-    layers = _read(beside(log)) if beside(log).exists() else {"step": []}
+    run = read(log, FIELDS)
+    layers = read(beside(log), LAYER_FIELDS) if beside(log).exists() else {"step": []}
     rows = 2 if layers["step"] else 1
     figure = Figure(figsize=(10, 3.75 * rows), layout="constrained")
     axes: list[Axes] = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel().tolist()
@@ -64,14 +66,6 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure
-
-
-def _read(path: Path) -> Columns:
-    with path.open(newline="", encoding="utf-8") as file:
-        fields, *rows = csv.reader(file)
-    return {
-        field: [row[k] if field == "parameter" else float(row[k]) for row in rows] for k, field in enumerate(fields)
-    }
 
 
 def _draw_terms(ax: Axes, run: Columns, style: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from o2nc import checks
-from o2nc.logger import certified, has_averages, scalars
+from o2nc.certified import certified, has_averages
+from o2nc.logger import scalars
 
 FOLDER = "averaged"  # of a checkpoint
 PREFIX = "eval_averaged"  # of metrics
