@@ -4,22 +4,13 @@ Both are `ScaledSGDM` with the same arguments on the same objective (`o2nc.probl
 the one difference is ``scaling``. Without it nothing is random, so one run stands for all seeds.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
-from pathlib import Path
-from typing import Any
 
-import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from rich import box
 from rich.table import Table
 
 import o2nc
-from o2nc.experiments.colours import BLUE, GREY, SKY, VERMILION
 from o2nc.problems import Climber
 
 DIMENSIONS = (1, 10)
@@ -28,7 +19,6 @@ AVERAGE = 0.999  # the certificate looks back over about 1000 steps
 C = 1e-5  # the price of spread: ten periods away from the mean cost 0.001, about what ‖ḡ‖ is with scaling
 POINTS = 200  # recorded per run
 PATH = 40  # the first steps, of which every place is recorded
-WINDOW = 12.5  # how far to the left of the start places are drawn
 
 Progress = Callable[[int], object]
 UNSCALED, SCALED = "unscaled", "scaled"
@@ -172,7 +162,7 @@ def summary(results: Sequence[Run]) -> str:
         )
     if free:
         ends = " and ".join(
-            f"{_range([r.values[-1] for r in free if r.dimension == d])} (d = {d})"
+            f"{span([r.values[-1] for r in free if r.dimension == d])} (d = {d})"
             for d in sorted({r.dimension for r in free})
         )
         sentences.append(
@@ -182,97 +172,7 @@ def summary(results: Sequence[Run]) -> str:
     return "\n".join(sentences)
 
 
-def _range(values: Sequence[float]) -> str:
+def span(values: Sequence[float]) -> str:
+    """Return the least and the largest value in words, once if they look alike."""
     low, high = (f"{v:.1f}" if v >= 10 else f"{v:.2g}" for v in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
-
-
-LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "handlelength": 1.8, "columnspacing": 1.5}
-
-
-def plot(results: Sequence[Run], path: Path) -> None:
-    """Draw F and the certificate over the steps, one row per dimension."""
-    dimensions = sorted({r.dimension for r in results})
-    figure = Figure(figsize=(9.0, 1.3 + 2.6 * len(dimensions)), dpi=150, layout="constrained")
-    panels = figure.subplots(len(dimensions), 2, sharex=True, squeeze=False)
-    for row, d in zip(panels, dimensions, strict=True):
-        runs = [r for r in results if r.dimension == d]
-        draw_values(row[0], runs)
-        draw_certificates(row[1], runs)
-        row[0].set_ylabel(f"{d} dimension{'s' if d > 1 else ''}", fontsize=12)
-    panels[0][0].set_title("The objective F  (lower is better)", fontsize=12)
-    panels[0][1].set_title(f"The certificate ‖ḡ‖ + cV  (c = {C:g}, log scale)", fontsize=12)
-    for axes in panels[:-1].flat:
-        axes.set_xlabel("")
-    figure.suptitle("Momentum walks uphill; one random number per step sets it free", fontsize=14, fontweight="bold")
-    figure.legend(handles=legend(results), loc="outside lower center", ncols=4, **LEGEND)
-    figure.savefig(path)
-
-
-def draw_values(axes: Axes, runs: Sequence[Run]) -> None:
-    """Draw F over the steps."""
-    _draw(axes, runs, [r.values for r in runs])
-
-
-def draw_certificates(axes: Axes, runs: Sequence[Run]) -> None:
-    """Draw ‖ḡ‖ + C·V over the steps."""
-    axes.set_yscale("log")
-    _draw(axes, runs, [r.certificates for r in runs])
-
-
-def draw_path(axes: Axes, runs: Sequence[Run]) -> None:
-    """Draw F in one dimension, and where the first steps land: without scaling, and of one seed with it."""
-    problem = Climber(1)
-    shown = [next(r for r in runs if r.method == method) for method in dict.fromkeys(r.method for r in runs)]
-    start = problem.start().item()
-    right = max(1.0, *(x for r in shown for x in r.path)) + 0.2
-    line = torch.arange(start - WINDOW, right, 0.01, dtype=torch.float64)
-    axes.plot(line, problem.value(line[:, None]), color=GREY, linewidth=1.0)
-    for r, style in zip(shown, _styles(shown), strict=True):
-        x = torch.tensor([x for x in r.path if x > line[0]], dtype=torch.float64)
-        axes.plot(x, problem.value(x[:, None]), "o", color=style["color"], markersize=5.0, alpha=0.75)
-    place: dict[str, Any] = {"xytext": (8, 36), "textcoords": "offset points", "arrowprops": {"arrowstyle": "->"}}
-    axes.annotate("start", (start, problem.value(problem.start()).item()), **place)
-    axes.set_xlabel("x")
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0)
-
-
-def legend(runs: Sequence[Run]) -> list[Line2D]:
-    """Return a line for every method and seed."""
-    found: dict[str, Line2D] = {}
-    for r, style in zip(runs, _styles(runs), strict=True):
-        label = "without scaling, any seed" if r.method == UNSCALED else f"with scaling, seed {r.seed}"
-        found.setdefault(label, Line2D([], [], label=label, **style))
-    return list(found.values())
-
-
-def _styles(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return how to draw every run: a colour per method, a shade of it per seed."""
-    shades: Any = cycle(({"color": BLUE}, {"color": SKY}, {"color": BLUE, "linestyle": (0, (3, 1))}))
-    free = {
-        seed: next(shades) | {"linewidth": 1.1} for seed in dict.fromkeys(r.seed for r in runs if r.seed is not None)
-    }
-    return [{"color": VERMILION, "linewidth": 2.6} if r.seed is None else free[r.seed] for r in runs]
-
-
-def _draw(axes: Axes, runs: Sequence[Run], curves: Sequence[list[float]]) -> None:
-    """Draw one curve per run, with the last value of every method at the right end."""
-    for r, curve, style in zip(runs, curves, _styles(runs), strict=True):
-        axes.plot(r.steps, curve, **style)
-    for method, colour in ((UNSCALED, VERMILION), (SCALED, BLUE)):
-        ends = [curve[-1] for r, curve in zip(runs, curves, strict=True) if r.method == method]
-        if ends:
-            middle = math.sqrt(min(ends) * max(ends))
-            text = _range(ends).replace(" to ", "\nto ")
-            place: dict[str, Any] = {
-                "xy": (runs[0].steps[-1], middle),
-                "xytext": (6, 0),
-                "textcoords": "offset points",
-            }
-            axes.annotate(text, **place, color=colour, fontsize=11, va="center", annotation_clip=False)
-    axes.set_xlabel("steps")
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0)

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from o2nc.experiments import record, report
 from o2nc.experiments.cifar10.rows import Row, tidy
 from o2nc.experiments.commands import bar_on, console_for
-from o2nc.experiments.demo import climber, digits
+from o2nc.experiments.demo import climber, climber_pictures, digits
 
 
 def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
@@ -36,7 +36,7 @@ def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
         "digits": tidy(rows),
     }
     record.write(out / "demo.json", found)
-    climber.plot(runs, out / "climber.png")
+    climber_pictures.plot(runs, out / "climber.png")
     page = report.write([out / "demo.json"], out / report.NAME)
     console.print(climber.table(runs))
     if rows:

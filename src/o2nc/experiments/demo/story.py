@@ -10,7 +10,7 @@ from o2nc.experiments.cifar10 import pictures, view
 from o2nc.experiments.cifar10.rows import Row, untidy
 from o2nc.experiments.cifar10.story import wide_table
 from o2nc.experiments.colours import GREY
-from o2nc.experiments.demo import climber, digits
+from o2nc.experiments.demo import climber, climber_pictures, digits
 from o2nc.experiments.record import revive
 from o2nc.experiments.report.story import Picture, Section, Story
 
@@ -41,13 +41,13 @@ def climbing(runs: Sequence[climber.Run]) -> list[Section]:
                 "The value F, step by step",
                 "Up is worse. Without scaling it rises by the same amount in every step. With scaling it stays low: "
                 "it cannot come nearer to the bottom than its steps are long.",
-                partial(climber.draw_values, runs=own),
+                partial(climber_pictures.draw_values, runs=own),
             ),
             Picture(
                 f"The certificate ‖ḡ‖ + cV, c = {climber.C:g}",
                 "How far from stationary, at most; logarithmic. It tells the two apart without looking at F: the "
                 "climber's never falls.",
-                partial(climber.draw_certificates, runs=own),
+                partial(climber_pictures.draw_certificates, runs=own),
             ),
         ]
         if d == 1:
@@ -56,7 +56,7 @@ def climbing(runs: Sequence[climber.Run]) -> list[Section]:
                 f"The slope, and the first {climber.PATH} steps on it. Without scaling: the same place on every "
                 "tooth, each higher than the last, and out of the picture. With scaling (one seed is shown): "
                 "anywhere.",
-                partial(climber.draw_path, runs=own),
+                partial(climber_pictures.draw_path, runs=own),
             )
             shown.insert(0, first)
         found.append(
@@ -64,7 +64,7 @@ def climbing(runs: Sequence[climber.Run]) -> list[Section]:
                 "Momentum can walk uphill" if d == 1 else f"The same in {d} dimensions",
                 (SLOPE if d == 1 else MANY) + climber.summary(own),
                 pictures=shown,
-                legend=climber.legend(own),
+                legend=climber_pictures.legend(own),
                 tables=[climber.table(own)],
             )
         )
