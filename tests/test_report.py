@@ -75,10 +75,10 @@ def test_numbers_of_the_table_are_those_of_the_record():
 
 
 def test_pictures_take_the_colours_of_the_page():
-    drawn = svg(Picture("a", "b", lambda axes: axes.plot([1, 2], [1, 2], color="#0072B2", label="one")))
+    drawn = svg(Picture("a", "b", lambda axes: axes.plot([1, 2], [1, 2], color="#0072B2")))
     assert "var(--blue)" in drawn
     assert "currentColor" in drawn
-    assert ">one</text>" in drawn
+    assert ">1.0</text>" in drawn
     assert not re.search("#000000|#ffffff|#0072b2", drawn)
 
 

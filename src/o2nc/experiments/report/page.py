@@ -22,9 +22,10 @@ from o2nc.experiments.report.story import Picture, Story
 
 TONES = {"red": "wrong", "dim": "faint", "bold": "strong"}  # what a terminal has as a style
 # a picture is drawn once: what is black or white in it, and our colours, are the page's to choose
-ROLES = {colours.BLACK: "currentColor", "#ffffff": "var(--card)"}
-for _name in ("BLUE", "VERMILION", "GREEN", "GREY", "PINK", "ORANGE", "SKY"):
-    ROLES[getattr(colours, _name).lower()] = f"var(--{_name.lower()})"
+ROLES = {colours.BLACK: "currentColor", "#ffffff": "var(--card)"} | {
+    getattr(colours, name).lower(): f"var(--{name.lower()})"
+    for name in ("BLUE", "VERMILION", "GREEN", "GREY", "PINK", "ORANGE", "SKY")
+}
 STYLE: Any = {"svg.fonttype": "none", "font.size": 10.0, "svg.hashsalt": "o2nc"}
 
 
@@ -88,9 +89,6 @@ def svg(picture: Picture) -> Markup:
         figure = Figure(figsize=picture.size, layout="constrained", facecolor="none")
         axes = figure.subplots()
         picture.draw(axes)
-        handles = [*axes.get_legend_handles_labels()[0], *picture.legend]
-        if handles:
-            figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 3), frameon=False)
         return _inline(figure)
 
 

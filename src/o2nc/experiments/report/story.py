@@ -15,15 +15,13 @@ class Picture:
     Attributes:
         title: what is drawn.
         says: what one sees, in plain words.
-        draw: draws into empty axes; it sets no title.
-        legend: what the lines are; those that carry a label need not be given.
+        draw: draws into empty axes, without title and legend.
         size: width and height in inches; all of a section should be as wide.
     """
 
     title: str
     says: str
     draw: Callable[[Axes], object]
-    legend: Sequence[Line2D] = ()
     size: tuple[float, float] = (5.0, 3.3)
 
 
