@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import o2nc
 from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
+from o2nc.sharding import resharded
 
 STEPS, LATER = 6, 4
 
@@ -52,7 +53,7 @@ OPTIMIZERS = {
 }
 
 
-def make(name, mesh=None, width=7):
+def make(name, mesh=None, width=7, nested=True):
     """Return a model, sharded if there is a mesh, and its optimizer; rows of weights do not divide evenly."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)).double()
@@ -60,7 +61,7 @@ def make(name, mesh=None, width=7):
         parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         mesh = mesh["data"]
     if mesh is not None:
-        for module in (model[0], model[2], model):
+        for module in (model[0], model[2], model) if nested else (model,):
             fully_shard(module, mesh=mesh)
     return model, OPTIMIZERS[name](model.parameters())
 
@@ -133,6 +134,12 @@ def equal(mesh, rank, size):
     optimizer.step = torch.compile(optimizer.step, backend="eager")
     train(model, optimizer, 0, STEPS, rank, size)
     found |= {"compiled": summary(model, optimizer), "wrapped": summary(model, Wrapper(optimizer))}
+    model, optimizer = make("sgdm", mesh, nested=False)
+    for begin in range(0, STEPS, 2):  # evaluate before, between and after
+        train(model, optimizer, begin, begin + 2, rank, size)
+        with torch.no_grad(), resharded(model), optimizer.averaged():
+            found["loss at the average"] = model(torch.ones(1, 5).double()).sum().item()
+    found["evaluated"] = summary(model, optimizer)
     try:
         OPTIMIZERS["sgdm"]([distribute_tensor(torch.zeros(4, 3, dtype=torch.complex64), mesh, [Shard(0)])])
     except TypeError as error:

@@ -197,6 +197,19 @@ def test_copies_that_a_compiler_hands_over_are_written():
     assert x.grad is None
 
 
+def test_autograd_goes_through_a_differentiable_step():
+    """Outside the graph: a node is nothing that autograd can look into."""
+    found = []
+    for compiled in (False, True):
+        w, lr = torch.ones(3, requires_grad=True), torch.tensor(0.1, requires_grad=True)
+        x = w * 1.0
+        optimizer = o2nc.ScaledSGDM([x], lr=lr, momentum=0.9, differentiable=True)
+        x.grad = torch.ones(3)
+        (torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step)()
+        found.append(torch.autograd.grad(x.sum(), [w, lr]))
+    assert same(*found)
+
+
 def test_the_operator_keeps_torchs_rules():
     x = torch.nn.Parameter(torch.ones(3))
     optimizer = o2nc.ScaledSGDM([x], lr=0.1)

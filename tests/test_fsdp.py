@@ -62,6 +62,17 @@ def test_a_compiled_step_takes_shards(runs):
     assert difference(runs["equal"][0]["compiled"], alone("ball", STEPS)) < 1e-13
 
 
+def test_evaluations_at_the_average_do_not_disturb_the_run(runs):
+    """FSDP2 keeps the root's weights gathered after an evaluation; the next step must not see x̄ in them."""
+    found = runs["equal"][0]
+    assert difference(found["evaluated"], alone("sgdm", STEPS)) < 1e-13
+    model, optimizer = make("sgdm")
+    train(model, optimizer, 0, STEPS)
+    with optimizer.averaged():
+        expected = model(torch.ones(1, 5).double()).sum().item()
+    assert found["loss at the average"] == pytest.approx(expected, rel=1e-12)
+
+
 def test_complex_parameters_in_shards_are_refused(runs):
     assert "must be real" in runs["equal"][0]["complex"]
 

@@ -111,3 +111,27 @@ def test_certificate_and_average_are_within_reach(tmp_path):
     assert all(map(torch.equal, live, model.parameters()))
     accelerate.load_checkpoint_in_model(model, tmp_path / "averaged")
     assert all(map(torch.equal, average, model.parameters()))
+
+
+def test_certificates_go_to_the_trackers(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from o2nc.integrations.accelerate import Writer
+
+    accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
+    accelerator.init_trackers("run")
+    model = nn.Linear(4, 1)
+    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.05, average=0.9)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, writer=Writer(accelerator)):
+        for _ in range(4):
+            optimizer.zero_grad()
+            accelerator.backward(model(torch.ones(2, 4)).abs().mean())
+            optimizer.step()
+    accelerator.end_training()
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    found = events.Scalars("certificate/value")
+    assert [event.step for event in found] == [2, 4]
+    assert found[-1].value == pytest.approx(optimizer.optimizer.certificate().value, rel=1e-6)
+    assert [event.step for event in events.Scalars("gradient/weight")] == [2, 4]

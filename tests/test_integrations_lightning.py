@@ -147,6 +147,35 @@ def test_accumulated_gradients_are_logged_once_per_step(tmp_path, monkeypatch):
     ]
 
 
+class Every(Tiny):
+    """Optimized by hand, with every second batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, k):
+        optimizer, loss = self.optimizers(), self.loss(batch)
+        self.log("loss", loss)
+        self.manual_backward(loss)
+        if k % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_steps_by_hand_are_logged_where_lightning_logs(tmp_path):
+    fit(tmp_path, Every(), CertificateCallback(), log_every_n_steps=4)
+    events = events_of(tmp_path)
+    found = [event.step for event in events.Scalars("certificate/value")]
+    assert found == [event.step for event in events.Scalars("loss")]
+    assert len(found) == 4
+
+
+def test_nothing_is_logged_where_lightning_does_not_log(tmp_path):
+    _, trainer = fit(tmp_path, callback=CertificateCallback(), log_every_n_steps=0)
+    assert "certificate/value" not in trainer.callback_metrics
+
+
 @pytest.mark.parametrize("at", [6, 8, 11])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(at, tmp_path):
     """From checkpoints within an epoch and at its end: weights, statistics, averages and certificate, to the bit."""
@@ -196,6 +225,23 @@ def test_statistics_are_made_for_the_average(tmp_path):
         expected = module.net[1].running_mean.clone()
     torch.testing.assert_close(module.validated[-1][at], expected)  # a mean over batches of one size: in any order
     assert not torch.allclose(module.net[1].running_mean, expected)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
+def test_statistics_in_other_precisions(precision, tmp_path):
+    batches = DataLoader(data(2), batch_size=16)
+    module, _ = fit(tmp_path, callback=CertificateCallback(averaged=True, batches=batches), precision=precision)
+    at = list(module.net.state_dict()).index("1.running_mean")
+    assert not torch.equal(module.validated[-1][at], module.net[1].running_mean)
+
+
+def test_what_is_asked_of_validate_is_validated(tmp_path):
+    """A checkpoint's weights, not the averages that the optimizer of an earlier fit has."""
+    keep = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=4, save_top_k=-1, filename="{step}")
+    module, trainer = fit(tmp_path, callback=CertificateCallback(averaged=True), checkpoints=[keep])
+    path = tmp_path / "kept" / "step=4.ckpt"
+    trainer.validate(module, DataLoader(data(1), batch_size=32), ckpt_path=path, verbose=False)
+    assert same(module.validated[-1], torch.load(path)["state_dict"].values())
 
 
 def test_an_error_in_a_validation_leaves_the_live_weights(tmp_path):
@@ -277,6 +323,8 @@ def test_refusals(tmp_path):
         CertificateCallback(c=0.0)
     with pytest.raises(ValueError, match="pass averaged=True as well"):
         CertificateCallback(batches=[torch.ones(2, 4)])
+    with pytest.raises(ValueError, match="batches must be there for every validation"):
+        CertificateCallback(averaged=True, batches=iter([torch.ones(2, 4)]))
     with pytest.raises(TypeError, match=r"one that certifies.*got SGD"):
         fit(tmp_path, Tiny(lambda module: torch.optim.SGD(module.parameters())), CertificateCallback())
     with pytest.raises(ValueError, match="keeps no averages"):

@@ -215,6 +215,30 @@ def test_epochs(tmp_path):
         assert [entry["step"] for entry in history if name in entry] == [10, 20]
 
 
+class Stops(transformers.TrainerCallback):
+    """Stops the training when an average was evaluated."""
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        control.should_training_stop |= "eval_averaged_loss" in metrics
+
+
+def test_other_callbacks_may_stop_the_run_when_an_average_was_evaluated(tmp_path):
+    trainer = make(tmp_path, evaluate=True, eval_strategy="steps", eval_steps=4)
+    trainer.add_callback(Stops())
+    trainer.train()
+    assert trainer.state.global_step == 4
+    history = trainer.state.log_history
+    assert [sum(name in entry for entry in history) for name in ("eval_loss", "eval_averaged_loss")] == [1, 1]
+
+
+def test_a_search_has_folders_of_its_own(tmp_path, monkeypatch):
+    trainer = make(tmp_path, save=True, max_steps=4)
+    monkeypatch.setattr(trainer, "_get_output_dir", lambda trial: str(tmp_path / "run-7"))
+    trainer.train()
+    assert (tmp_path / "run-7" / "checkpoint-4" / "averaged").is_dir()
+    assert not (tmp_path / "checkpoint-4").exists()
+
+
 def test_refusals(tmp_path):
     with pytest.raises(TypeError, match=r"one that certifies.*got AdamW"):
         make(tmp_path, None, optimizer_cls_and_kwargs=(torch.optim.AdamW, {"lr": 0.1})).train()

@@ -125,6 +125,26 @@ def joint_norms(parts: Sequence[Tensor]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def resharded(model: torch.nn.Module) -> Iterator[None]:
+    """Have FSDP2 forget, before and after a ``with`` block, which weights it has gathered.
+
+    It keeps the root's after an evaluation, for a backward pass, and would not notice that others take their place.
+    """
+    roots: list[Any] = []
+    if distributed.is_available():
+        from torch.distributed.fsdp import FSDPModule
+
+        roots = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    try:
+        for module in roots:
+            module.reshard()
+        yield
+    finally:
+        for module in roots:
+            module.reshard()
+
+
 def assemble(p: Any, part: Tensor) -> Tensor:
     """Return the tensor of which every process has such a part, placed like the parameter."""
     from torch.distributed.tensor import DTensor

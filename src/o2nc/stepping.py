@@ -78,6 +78,7 @@ class Stepping(Compilable):
     # On the instance, with no defaults on the class: Lightning's wrapper is of a class made from ours, and looks up
     # in the optimizer only what that class lacks.
     _shards: Shards | None
+    _is_node: bool  # to a compiler
     _swaps: list[Any]  # one entry per `averaged` block that is open
     _watchers: dict[int, Callable[[], None]]  # called after every step, in the operator if the step is compiled
 
@@ -94,6 +95,8 @@ class Stepping(Compilable):
     def _list(self) -> None:
         super()._list()
         self._shards = Shards(self._listed) if any(map(is_sharded, self._listed)) else None
+        differentiable = any(group.get("differentiable") for group in self.param_groups)
+        self._is_node = self._shards is None and not differentiable
 
     def _home(self) -> AbstractContextManager[None]:
         """Return the context in which parameters and state are this process's own."""
@@ -116,7 +119,7 @@ class Stepping(Compilable):
                 loss = closure()
         if not torch.compiler.is_compiling():
             self._take_at_home()
-        elif self._shards is None:
+        elif self._is_node:
             self._take_as_one_node()
         else:
             self._take_outside()
@@ -129,7 +132,7 @@ class Stepping(Compilable):
 
     @_disable_dynamo
     def _take_outside(self) -> None:
-        """Break the graph: shards cannot be handed to an operator."""
+        """Break the graph: shards cannot be handed to an operator, and autograd cannot look into one."""
         self._take_at_home()
 
     def _check_state(self) -> None:

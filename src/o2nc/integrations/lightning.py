@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from o2nc import checks
 from o2nc.batchnorm import recalibrated
 from o2nc.certified import Certified, certified, has_averages
 from o2nc.logger import scalars
+from o2nc.sharding import resharded
 
 
 @contextmanager
@@ -25,21 +27,21 @@ def averaged(trainer: Trainer) -> Iterator[None]:
         with averaged(trainer):
             trainer.save_checkpoint("averaged.ckpt", weights_only=True)
     """
-    with ExitStack() as swapped:
+    with resharded(trainer.lightning_module), ExitStack() as swapped:
         for optimizer in _optimizers(trainer):
             swapped.enter_context(optimizer.averaged())
         yield
 
 
 class CertificateCallback(Callback):
-    """Logs the certificate, its gradient and spread, and the progress every ``log_every_n_steps`` steps.
+    """Logs the certificate, its gradient and spread, and the progress whenever Lightning logs.
 
     They are logged in the module's name, so that all loggers have them, and callbacks can monitor
     ``certificate/value``. Checkpoints need nothing from this callback: all is in the optimizer's state.
 
     Args:
         c: the price of spread, > 0.
-        averaged: validate at x̄, and go on training at x.
+        averaged: validate at x̄ while fitting, and go on training at x. ``trainer.validate`` is left alone.
         batches: inputs for `o2nc.recalibrated`, read before each validation at x̄: a DataLoader, say, or a list.
             The run does not notice what is drawn from torch's generator for them.
 
@@ -54,23 +56,24 @@ class CertificateCallback(Callback):
         checks.flag("averaged", averaged)
         if batches is not None and not averaged:
             raise ValueError("batches are for validation at x̄: pass averaged=True as well")
+        if isinstance(batches, Iterator):
+            raise ValueError(
+                f"batches must be there for every validation, as a list or a DataLoader is, got {batches!r}"
+            )
         self.c, self.averaged, self.batches = c, averaged, batches
-        self._logged = 0
         self._swapped = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse optimizers that have no certificates."""
         _optimizers(trainer)
-        self._logged = 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log if Lightning does so after this batch; not twice while gradients accumulate."""
-        step = trainer.global_step
-        if step == self._logged or step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
+        """Log if Lightning does so after this batch; not while gradients accumulate."""
+        accumulates = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
+        if accumulates or not trainer._logger_connector.should_update_logs:
             return
-        self._logged = step
         optimizers = _optimizers(trainer)
         for k, optimizer in enumerate(optimizers):
             if has_averages(optimizer):
@@ -80,23 +83,22 @@ class CertificateCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put x̄ into the model, and BatchNorm statistics to match."""
-        optimizers = _optimizers(trainer)  # none where nothing was fitted
-        if self.averaged and optimizers and all(map(has_averages, optimizers)):
+        fits = trainer.state.fn == TrainerFn.FITTING
+        if self.averaged and fits and all(map(has_averages, _optimizers(trainer))):
             with ExitStack() as swapped:
                 swapped.enter_context(averaged(trainer))
                 if self.batches is not None:
-                    with torch.random.fork_rng(devices=[]):
-                        batches = (trainer.strategy.batch_to_device(batch) for batch in self.batches)
+                    precision, to_device = trainer.precision_plugin, trainer.strategy.batch_to_device
+                    with torch.random.fork_rng(devices=[]), precision.forward_context():
+                        batches = (to_device(precision.convert_input(batch)) for batch in self.batches)
                         swapped.enter_context(recalibrated(pl_module, batches))
                 self._swapped = swapped.pop_all()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, *_: Any, **__: Any) -> None:
         """Put x back."""
         self._swapped.close()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put x back."""
-        self._swapped.close()
+    on_exception = on_validation_end
 
 
 def _optimizers(trainer: Trainer) -> list[Certified]:

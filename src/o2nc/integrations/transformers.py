@@ -17,6 +17,7 @@ from transformers.training_args import TrainingArguments
 from o2nc import checks
 from o2nc.certified import certified, has_averages
 from o2nc.logger import scalars
+from o2nc.sharding import resharded
 
 FOLDER = "averaged"  # of a checkpoint
 PREFIX = "eval_averaged"  # of metrics
@@ -35,7 +36,7 @@ def averaged(trainer: Any) -> Iterator[None]:
             trainer.evaluate(metric_key_prefix="eval_averaged")
             trainer.save_model("model")  # from_pretrained("model") reads it
     """
-    with certified(trainer.optimizer).averaged():
+    with resharded(trainer.model), certified(trainer.optimizer).averaged():
         yield
 
 
@@ -49,7 +50,8 @@ class CertificateCallback(TrainerCallback):
     Args:
         trainer: the Trainer that it is added to.
         c: the price of spread, > 0.
-        evaluate: before each evaluation during the training make one at x̄, logged as ``eval_averaged_loss`` etc.
+        evaluate: before each evaluation during the training make one at x̄, logged as ``eval_averaged_loss`` etc. The
+            best model (``metric_for_best_model``) is that of the Trainer's own evaluations, which are at x.
         save: put the averaged model into every checkpoint, as its folder ``averaged``.
 
     Example::
@@ -81,25 +83,21 @@ class CertificateCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """Evaluate x̄ if the Trainer is about to evaluate."""
-        return self._evaluate(control)
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
-        """Evaluate x̄ if the Trainer is about to evaluate."""
-        return self._evaluate(control)
-
-    def _evaluate(self, control: TrainerControl) -> TrainerControl:
         if self.evaluate and control.should_evaluate and has_averages(certified(self.trainer.optimizer)):
-            asked = vars(control).copy()  # an evaluation answers what was asked for in the Trainer's name
+            should_log = control.should_log
             with averaged(self.trainer), torch.random.fork_rng(devices=[]):  # loaders draw: the run must not notice
                 self.trainer.evaluate(metric_key_prefix=PREFIX)
-            vars(control).update(asked)
+            control.should_evaluate, control.should_log = True, should_log  # which that evaluation has answered
         return control
+
+    on_epoch_end = on_step_end
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save the averaged model into the checkpoint."""
         if self.save and has_averages(certified(self.trainer.optimizer)):
+            run = self.trainer._get_output_dir(
+                trial=getattr(self.trainer, "_trial", None)
+            )  # one of a search, perhaps
             with averaged(self.trainer):
-                folder = Path(self.trainer.args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER
+                folder = Path(run) / f"checkpoint-{state.global_step}" / FOLDER
                 self.trainer.save_model(str(folder), _internal_call=True)
