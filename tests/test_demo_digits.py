@@ -13,6 +13,7 @@ import o2nc
 from o2nc.experiments.cifar10.rows import Row, tidy
 from o2nc.experiments.demo import climber, command, digits, story
 from o2nc.experiments.report import page
+from o2nc.experiments.threads import one_thread
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RANDOM = "sgdm+exponential"
@@ -147,7 +148,7 @@ def test_averages_are_those_of_the_optimizer(data, monkeypatch):
 
 def test_threads_are_given_back():
     def stopped():
-        with digits.one_thread():
+        with one_thread():
             assert torch.get_num_threads() == 1
             raise KeyboardInterrupt
 

@@ -11,6 +11,7 @@ from o2nc.experiments import record, report
 from o2nc.experiments.cifar10.rows import Row, tidy
 from o2nc.experiments.commands import bar_on, console_for
 from o2nc.experiments.demo import climber, climber_pictures, digits
+from o2nc.experiments.threads import one_thread
 
 
 def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
@@ -21,7 +22,7 @@ def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
     rows: list[Row] = []
     begun, complete = perf_counter(), False
     try:
-        with digits.one_thread(), bar_on(console, quiet) as bar:
+        with one_thread(), bar_on(console, quiet) as bar:
             climb(bar, runs, seeds, steps)
             train(bar, rows, seeds, epochs, data)
         complete = True

@@ -7,8 +7,7 @@ same batches; the one difference is ``scaling``.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -147,17 +146,6 @@ def evaluate(model: nn.Module, data: Digits) -> tuple[float, float]:
     """Return loss and accuracy on the test set."""
     loss, right = judge(model, data.test, data.test_labels)
     return loss.item(), right / len(data.test)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread: the network is so small that several would wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def named(rows: Sequence[Row]) -> list[Row]:

@@ -2,12 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
+from o2nc.experiments.threads import one_thread
 
 Z = 5.0  # a mean of random runs may differ by this many standard errors, no more
 ROUNDING = 1e-9  # relative, forgiven in every comparison
@@ -111,17 +110,6 @@ class Check:
         numbers = not (math.isnan(left) or math.isnan(right))
         verdict = numbers and bool(found.also) and bool(found.holds) != self.erratum
         return Row(self.key, self.statement, found.measured, left, right, found.relation, slack, verdict, seconds)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Have torch use one thread: sums then do not depend on the number of cores, and small tensors are fastest so."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def statement(key: str, text: str) -> Callable[[Callable[[int, float], Finding]], Check]:
