@@ -3,6 +3,7 @@
 import copy
 import io
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -182,6 +183,18 @@ def test_parameters_exchanged_by_hand_are_noticed():
         step()
     assert (y == 1).all()
     step()
+    assert (y < 1).all()
+
+
+def test_parameters_that_were_exchanged_are_let_go():
+    """Before the next step: a model that was sharded may not fit a second time."""
+    x, y = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer, gone = o2nc.ScaledSGDM([x], lr=0.1), weakref.ref(x)
+    optimizer.param_groups[0]["params"] = [y]
+    del x
+    assert gone() is None
+    y.grad = torch.ones(3)
+    optimizer.step()
     assert (y < 1).all()
 
 

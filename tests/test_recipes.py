@@ -29,7 +29,7 @@ RECIPES = dict(section.split("\n", 1) for section in SECTIONS)
 NEEDED = {
     "A log of certificates": ("tensorboard", "matplotlib"),
     "Hugging Face transformers": ("transformers", "accelerate", "tensorboard"),
-    "accelerate": ("accelerate",),
+    "accelerate": ("accelerate", "tensorboard"),
     "Lightning": ("lightning", "tensorboard"),
 }
 
@@ -117,6 +117,22 @@ def is_as_before(names):
     assert names["model"][1].num_batches_tracked == len(names["batches"])
 
 
+def is_as_without_a_scaler(names):
+    steps_with_every_batch(names)
+    with torch.random.fork_rng():
+        twin = {}
+        exec(compile(*blocks(OPENING), "docs/recipes.md", "exec"), twin)
+    opt = o2nc.ScaledSGDM(twin["model"].parameters(), lr=0.01, momentum=0.9, average=0.99)
+    for x, y in twin["batches"]:
+        opt.zero_grad()
+        twin["loss_of"](twin["model"](x), y).backward()
+        nn.utils.clip_grad_norm_(twin["model"].parameters(), 1.0)
+        opt.step()
+    for x, y in zip(names["model"].parameters(), twin["model"].parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-3)  # computed in float16
+    assert names["opt"].certificate().value == pytest.approx(opt.certificate().value, rel=1e-2)
+
+
 def has_float32_averages(names):
     for p in names["model"].parameters():
         assert (p.dtype, names["opt"].state[p]["average"].dtype) == (torch.bfloat16, torch.float32)
@@ -145,6 +161,8 @@ def is_prepared(names):
     assert optimizer_of(names).param_groups[0]["step"] == 4
     assert Path("averaged").is_dir()
     assert Path("checkpoint").is_dir()
+    assert len(Path("certificate.csv").read_text().splitlines()) == 1 + 2
+    assert list(Path("runs", "run").iterdir())
 
 
 def is_monitored(names):
@@ -166,7 +184,7 @@ SAYS = {
     "torch.func": steps_with_every_batch,
     "torch.optim.swa_utils": has_two_averages,
     "BatchNorm": is_as_before,
-    "Autocast and GradScaler": steps_with_every_batch,
+    "Autocast and GradScaler": is_as_without_a_scaler,
     "bfloat16 parameters": has_float32_averages,
     "torch.compile": is_scheduled_and_compiled,
     "A log of certificates": leaves_a_log,

@@ -256,3 +256,25 @@ def test_a_refused_optimizer_is_left_as_it_was():
         o2nc.random_scaling(opt, seed=-1)
     assert type(opt) is torch.optim.SGD
     assert "scaling" not in opt.param_groups[0]
+
+
+def test_schedules_that_move_betas():
+    """OneCycleLR: the schedule says what it says to AdamW itself, and a step is one with lr·s set by hand."""
+    params, twins = parameters(), parameters()
+    opt, plain = o2nc.random_scaling(torch.optim.AdamW(params, lr=0.02), seed=9), torch.optim.AdamW(twins, lr=0.02)
+    schedules = [torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=10) for o in (opt, plain)]
+    seen = set()
+    for t in range(1, 9):
+        set_gradients(params, t)
+        set_gradients(twins, t)
+        group = plain.param_groups[0]
+        lr, group["lr"] = group["lr"], group["lr"] * LAW.sample(9, t + 1)
+        opt.step()
+        plain.step()
+        group["lr"] = lr
+        for schedule in schedules:
+            schedule.step()
+        assert all(map(torch.equal, params, twins))
+        assert all(opt.param_groups[0][key] == group[key] for key in ("lr", "betas"))
+        seen.add(group["betas"])
+    assert len(seen) > 4

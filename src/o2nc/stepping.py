@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from operator import is_not
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -25,11 +25,16 @@ _LIVE: WeakValueDictionary[int, Any] = WeakValueDictionary()
 class Compilable(Optimizer):
     """An optimizer whose step a compiler sees as one node.
 
-    ``_listed`` repeats the parameters: to look at the parameter groups would make a compiler compile anew whenever a
-    number in them changes.
+    ``_known`` repeats the parameters: to look at the parameter groups would make a compiler compile anew whenever a
+    number in them changes. It does not keep them alive if others take their places.
     """
 
-    _listed: list[Tensor]
+    _known: list[ref[Tensor]]
+
+    @property
+    def _listed(self) -> list[Any]:
+        """The parameters; None in the place of one that is gone."""
+        return [known() for known in self._known]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make it known to compiled graphs, copies included."""
@@ -52,12 +57,12 @@ class Compilable(Optimizer):
 
     def _list(self) -> None:
         _LIVE[id(self)] = self
-        self._listed = _everyone(self)
+        self._known = [ref(p) for p in _everyone(self)]
 
     def _keep_listed(self) -> bool:
         """Notice parameters that were exchanged in the groups, as wrappers of models do; return whether they were."""
         everyone = _everyone(self)
-        exchanged = len(everyone) != len(self._listed) or any(map(is_not, everyone, self._listed))
+        exchanged = len(everyone) != len(self._known) or any(map(is_not, everyone, self._listed))
         if exchanged:
             self._list()
         return exchanged
@@ -67,9 +72,10 @@ class Compilable(Optimizer):
 
     def _take_as_one_node(self) -> None:
         """Put the step into the graph that is being made."""
-        at = [i for i, p in enumerate(self._listed) if p.grad is not None]
+        everyone = self._listed
+        at = [i for i, p in enumerate(everyone) if p is not None and p.grad is not None]
         with torch.no_grad():
-            _node([self._listed[i] for i in at], [self._listed[i].grad for i in at], at, id(self))
+            _node([everyone[i] for i in at], [everyone[i].grad for i in at], at, id(self))
 
 
 class Stepping(Compilable):
@@ -143,7 +149,7 @@ def _everyone(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-# a CUDA graph would replay the s that it was captured with; torch before 2.8 knows no such tag
+# a CUDA graph would replay the s that it was captured with; older versions of torch know no such tag
 _TAGS: dict[str, Any] = {"tags": torch.Tag.cudagraph_unsafe} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
