@@ -115,8 +115,8 @@ def make_table(folder, arms=ARMS, seeds=(0,), settings=SMALL, digest="made", **m
 
 def run_table(table, tell=lambda news: None, own=None):
     """Train a table in this process; return what is known of its trials."""
-    entries = []
-    table.train(images() if own is None else own, Team(), entries, tell)
+    with table.opened(Team()) as entries:
+        table.train(entries, images() if own is None else own, Team(), tell)
     return entries
 
 

@@ -55,6 +55,9 @@ def test_help_names_every_option_and_gives_examples(ask, monkeypatch):
         assert f"--{option} " in out
     assert "o2nc cifar10 --data DIR --seeds 3 --epochs 200" in out
     assert "goes on where it was" in out
+    assert (tuple(arms.DEFAULTS), tuple(arms.LAWS)) == (cli.OPTIMIZERS, cli.LAWS)
+    for name in (*arms.DEFAULTS, *arms.LAWS):
+        assert name in out
 
 
 def test_a_run_prints_a_line_per_trial_the_table_and_its_files(ask, files, tmp_path):
@@ -63,6 +66,7 @@ def test_a_run_prints_a_line_per_trial_the_table_and_its_files(ask, files, tmp_p
     code, out, err = ask(*given)
     assert (code, err) == (0, "")
     lines = out.splitlines()
+    assert lines[0].startswith("4 trials × 3 epochs on cpu (")
     told = [line for line in lines if " seed " in line]
     trials = [f"{arm} seed {seed}" for arm in ("sgdm", "sgdm+exponential") for seed in (0, 1)]
     assert [line.split("  ")[0] for line in told if "epoch 3/3" in line] == trials
@@ -86,7 +90,10 @@ def test_a_run_prints_a_line_per_trial_the_table_and_its_files(ask, files, tmp_p
         (arm, seed, epoch) for arm in ("sgdm", "sgdm+exponential") for seed in (0, 1) for epoch in (1, 2, 3)
     ]
     about = found["circumstances"]
-    assert about["command"] == "o2nc cifar10 --data DIR --seeds 2 --epochs 3 --batch 32 --average 0.9 --width 2"
+    assert (
+        about["command"]
+        == "o2nc cifar10 --data DIR --seeds 2 --epochs 3 --batch 32 --average 0.9 --width 2 --device cpu"
+    )
     assert (about["seeds"], about["processes"], about["at_once"]) == ([0, 1], 1, 1)
     assert {"o2nc", "torch", "python", "hardware", "threads"} <= about.keys()
     assert found["settings"]["limit"] is None
@@ -99,8 +106,9 @@ def test_again_it_trains_nothing_and_shows_the_same(ask, files, tmp_path, undraw
     monkeypatch.setattr(Trial, "step", lambda self: pytest.fail("it trains again"))
     code, out, err = ask(*arguments(files, tmp_path, *SHORT))
     assert (code, err) == (0, "")
-    assert out.startswith(" ")
-    assert first[1].endswith(" left\n" + out)
+    opening, _, rest = out.partition("\n")
+    assert opening.endswith("; 1 of 1 finished")
+    assert first[1].endswith(" left\n" + rest)
 
 
 def test_quiet_prints_nothing(ask, files, tmp_path, undrawn):
@@ -120,6 +128,79 @@ def test_a_terminal_has_bars(ask, files, tmp_path, undrawn, monkeypatch):
     assert "images/s" in screen.getvalue()
     assert "sgdm(lr=1e20) seed 0" in screen.getvalue()
     assert "2/2" in screen.getvalue()
+
+
+def test_the_bar_of_the_table_begins_with_what_is_finished(ask, files, tmp_path, undrawn, monkeypatch):
+    assert ask(*arguments(files, tmp_path, *SHORT))[0] == 0
+    screen = StringIO()
+    shown = Console(file=screen, force_terminal=True, width=120, highlight=False, color_system=None)
+    monkeypatch.setattr(command, "console_for", lambda quiet: shown)
+    monkeypatch.setattr(Trial, "step", lambda self: (_ for _ in ()).throw(ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        ask(*arguments(files, tmp_path, "--arm", "sgdm", *SHORT))
+    assert "2/4" in screen.getvalue()
+    assert "0/4" not in screen.getvalue()
+
+
+def test_a_dumb_terminal_has_lines(ask, files, tmp_path, undrawn, monkeypatch):
+    screen = StringIO()
+    monkeypatch.setenv("TERM", "dumb")
+    shown = Console(file=screen, force_terminal=True, width=120, highlight=False, color_system=None)
+    monkeypatch.setattr(command, "console_for", lambda quiet: shown)
+    assert ask(*arguments(files, tmp_path, *SHORT))[::2] == (0, "")
+    assert "sgdm+exponential seed 0  epoch 2/2" in screen.getvalue()
+    assert "the table" not in screen.getvalue()
+
+
+def test_other_arms_and_seeds_are_added_to_the_files(ask, files, tmp_path, undrawn):
+    assert ask(*arguments(files, tmp_path, *SHORT))[0] == 0
+    code, out, _ = ask(*arguments(files, tmp_path, "--arm", "adamw", "--seed", 5, *SHORT[2:]))
+    assert code == 0
+    assert out.startswith("1 trial × 2 epochs on cpu (")
+    assert out.partition("\n")[0].endswith("; 1 other trial in the folder")
+    found = recorded(tmp_path)
+    assert [(trial["arm"], trial["seed"]) for trial in found["trials"]] == [("adamw", 5), ("sgdm+exponential", 0)]
+    assert len(found["rows"]) == 4
+    assert "| sgdm+exponential |" in (tmp_path / "cifar10.md").read_text(encoding="utf-8")
+    assert "not all trained alike" not in out
+
+
+def test_trials_that_were_not_trained_alike_are_told(ask, files, tmp_path, undrawn):
+    assert ask(*arguments(files, tmp_path, *SHORT))[0] == 0
+    torch.set_num_threads(2)
+    _, out, _ = ask(*arguments(files, tmp_path, "--arm", "adamw", *SHORT))
+    assert "not all trained alike: threads 2 and 1\n" in out
+    text = (tmp_path / "cifar10.md").read_text(encoding="utf-8")
+    assert "**Not all trained alike:** threads 2 and 1" in text
+    threads = [[place["threads"] for place in trial["places"]] for trial in recorded(tmp_path)["trials"]]
+    assert threads == [[2], [1]]
+
+
+def test_pictures_of_former_trials_do_not_stay(ask, files, tmp_path, undrawn):
+    for name in ("certificates.png", "certificates.svg"):
+        (tmp_path / name).write_text("of a trial that was deleted")
+    assert ask(*arguments(files, tmp_path, "--arm", "adamw", *SHORT[2:]))[0] == 0
+    assert not list(tmp_path.glob("certificates.*"))
+
+
+def test_days_on_a_cpu_are_announced(ask, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trial, "step", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    _, out, _ = ask(*arguments(files, tmp_path, "--width", 64, "--epochs", 100_000))
+    assert "on a CPU this takes days" in out
+    _, out, _ = ask(*arguments(files, tmp_path / "small", "--width", 8, "--epochs", 100))
+    assert "takes days" not in out
+
+
+def test_a_warning_is_a_line(ask, files, tmp_path, undrawn):
+    code, out, err = ask(*arguments(files, tmp_path, "--arm", "sgdm+gamma(shape=2)", *SHORT[2:]))
+    assert (code, err) == (0, "")
+    assert out.startswith("warning: Gamma(shape=2): E[w(s)²] is infinite for shape >= 2")
+
+
+def test_without_a_standard_output(ask, files, tmp_path, undrawn, monkeypatch):
+    """As with >&-; pytest's own capture is not disturbed."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert ask(*arguments(files, tmp_path, *SHORT)) == (0, "", "")
 
 
 def test_limit(ask, files, tmp_path, undrawn, monkeypatch):
@@ -147,10 +228,11 @@ def test_data_that_was_fetched(ask, files, tmp_path, undrawn, monkeypatch):
 
     monkeypatch.setattr(command, "download", download)
     given = arguments(files, tmp_path / "run", *SHORT)[2:]
-    for _ in range(2):
-        assert ask(*given, "--download")[::2] == (0, "")
+    for more in (["--download"], ["--download"], []):  # the second and the third find it
+        assert ask(*given, *more)[::2] == (0, "")
+    assert ask(*given, "--download", "--data", files)[0] == 0
     assert ask(*given, "--download", "--data", tmp_path / "own")[0] == 0
-    assert asked == [tmp_path / "run" / "data"] * 2 + [tmp_path / "own"]
+    assert asked == [tmp_path / "run" / "data", tmp_path / "own"]
 
 
 def test_the_same_arm_twice_is_one_column(ask, files, tmp_path, undrawn):
@@ -174,6 +256,7 @@ def test_two_spellings_of_an_arm_are_two_columns_or_one_or_refused(ask, files, t
         ["--arm", "sgdm", "--arm", "sgdm+exponential"],
         ["--arm", "sgdm+exponential"],
         ["--arm", "sgdm(lr=0.1, nesterov=True)+weibull(shape=1.25)", "--arm", "adamw", "--seed", "7", "--seeds", "2"],
+        ["--c", "2.5", "--device", "cpu"],
         ["--batch", "64", "--average", "0.99", "--width", "8", "--limit", "1000", "--epochs", "5", "--seed", "1"],
     ],
 )
@@ -184,7 +267,7 @@ def test_the_command_that_is_written_down_is_the_one_that_was_given(given, ask, 
     parts = shlex.split(seen[0].command)
     assert parts[:4] == ["o2nc", "cifar10", "--data", "DIR"]
     ask("--data", tmp_path, "--out", tmp_path, *parts[4:])
-    for name in ("arms", "seeds", "settings"):
+    for name in ("arms", "seeds", "settings", "c", "device"):
         assert getattr(seen[0], name) == getattr(seen[1], name)
 
 
@@ -210,16 +293,19 @@ def test_ctrl_c_keeps_what_there_is_and_says_how_to_go_on(ask, files, tmp_path, 
             raise KeyboardInterrupt
         step(self)
 
-    given = arguments(files, tmp_path / "run", *SHORT[:-1], 4, "--save-every", 0)
+    given = arguments(files, tmp_path / "run", *SHORT[:-1], 4, "--save-every", 1e9)
     with monkeypatch.context() as patched:
         patched.setattr(Trial, "step", interrupted)
         code, out, err = ask(*given)
     assert (code, err) == (130, "o2nc: interrupted; the same command goes on\n")
     assert "epoch 1/4" in out
+    assert out.endswith("\ninterrupted, writing results …\n")
     found = recorded(tmp_path / "run")
     assert (found["complete"], len(found["rows"])) == (False, 1)
     assert "Not complete" in (tmp_path / "run" / "cifar10.md").read_text(encoding="utf-8")
-    assert ask(*given)[0] == 0
+    code, out, _ = ask(*given)
+    assert code == 0
+    assert out.partition("\n")[0].endswith("; it goes on with sgdm+exponential seed 0 from epoch 2")
     assert ask(*arguments(files, tmp_path / "whole", *SHORT[:-1], 4))[0] == 0
     assert recorded(tmp_path / "run")["rows"] == recorded(tmp_path / "whole")["rows"]
 
@@ -227,13 +313,16 @@ def test_ctrl_c_keeps_what_there_is_and_says_how_to_go_on(ask, files, tmp_path, 
 def test_ctrl_c_before_the_first_epoch_is_over(ask, files, tmp_path, monkeypatch):
     monkeypatch.setattr(Trial, "step", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     code, out, err = ask(*arguments(files, tmp_path, *SHORT))
-    assert (code, out, err) == (130, "", "o2nc: interrupted; the same command goes on\n")
-    assert {path.name for path in tmp_path.iterdir()} == {"lock", "settings.json"}
+    assert (code, err) == (130, "o2nc: interrupted; the same command goes on\n")
+    assert out.splitlines()[1:] == ["interrupted, writing results …"]
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "settings.json", "trials"}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="has other signals")
-@pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "")])
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
 def test_signals_for_real(files, tmp_path, number, code, said):
     given = arguments(files, tmp_path, *SHORT[:-1], 100_000, "--save-every", 0)
     process = start(*given)
@@ -244,8 +333,7 @@ def test_signals_for_real(files, tmp_path, number, code, said):
     process.send_signal(number)
     found = finish(process)
     assert found[0] == code
-    assert said in found[2]
-    assert found[2].count("\n") == bool(said)
+    assert found[2] == f"o2nc: {said}; the same command goes on\n"
     assert recorded(tmp_path)["complete"] is False
     assert len(recorded(tmp_path)["rows"]) >= 1
 
@@ -272,7 +360,13 @@ NEITHER = "--data DIR, or have them fetched (170 MB) with --download"
         (["--average", "inf"], "--average must be"),
         (["--average", "x"], "--average"),
         (["--c", "0"], "--c must be"),
-        (["--c", "nan"], "--c must be"),
+        (["--c", "nan"], "--c"),
+        (["--c", "1e300"], "--c"),
+        (["--out", ""], "must name a folder"),
+        (["--out", " "], "must name a folder"),
+        (["--limit", "50001"], "--limit"),
+        (["--seeds", "1000000000"], "--seeds"),
+        (["--width", "1000000"], "--width"),
         (["--limit", "0"], "--limit"),
         (["--limit", "1.5"], "--limit"),
         (["--epochs", "0"], "--epochs"),
@@ -355,6 +449,28 @@ def test_a_batch_that_a_team_cannot_share(ask, files, tmp_path, monkeypatch):
     code, out, err = ask(*arguments(files, tmp_path))
     assert (code, out) == (2, "")
     assert err == "o2nc: Invalid value: --batch 32 cannot be shared by 3 processes\n"
+
+
+@pytest.mark.parametrize(
+    "values", [{"WORLD_SIZE": "x"}, {"WORLD_SIZE": "0"}, {"RANK": "-1"}, {"RANK": "1"}, {"RANK": ""}], ids=str
+)
+def test_an_environment_that_torchrun_never_makes(values, ask, files, tmp_path, monkeypatch):
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = ask(*arguments(files, tmp_path))
+    assert (code, out) == (1, "")
+    assert err.startswith("o2nc: the environment has RANK=")
+    assert err.count("\n") == 1
+
+
+def test_a_team_that_nobody_has_started(ask, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    code, out, err = ask(*arguments(files, tmp_path))
+    assert (code, out) == (1, "")
+    assert err.startswith("o2nc: the 2 processes of WORLD_SIZE cannot meet: ")
+    assert err.count("\n") == 1
 
 
 def test_a_damaged_checkpoint_is_one_line(ask, files, tmp_path, undrawn):

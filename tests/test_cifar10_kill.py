@@ -61,7 +61,7 @@ def test_interrupted_at_the_end_of_an_epoch(at, whole, tmp_path):
     told = []
     entries = run_table(table, told.append)
     assert outcome(table, entries) == whole
-    assert len(told) == 10 - at  # the epoch that was interrupted is made again
+    assert len(told) == 9 - at  # what was told is kept, a trial's last epoch as well
     assert [news.epochs_left for news in told] == list(range(len(told) - 1, -1, -1))
 
 
@@ -70,7 +70,7 @@ def test_interrupted_again_and_again_within_epochs(whole, tmp_path, monkeypatch)
 
     def counted(self):
         made[0] += 1
-        if made[0] % 3 == 0:  # an epoch has one or two
+        if made[0] % 3 == 0:  # an epoch has one or two, so none is made twice
             raise KeyboardInterrupt
         step(self)
 
@@ -86,12 +86,27 @@ def test_interrupted_again_and_again_within_epochs(whole, tmp_path, monkeypatch)
     assert outcome(table, entries) == whole
 
 
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit(143)])
+def test_interrupted_before_a_checkpoint_was_due_nothing_is_lost(stop, whole, tmp_path, monkeypatch):
+    """In the middle of an epoch: what is kept is the end of the one before, to the bit."""
+    table, step, at = make_table(tmp_path, save_every=math.inf), Trial.step, stop_after(5, stop)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trial, "step", lambda self: (at(), step(self)))
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run_table(table)
+    told = []
+    assert outcome(table, run_table(table, told.append)) == whole
+    assert 9 - len(told) == 2  # epochs of two, one and two steps; the fifth was not made
+    assert told[0].epochs_left == len(told) - 1
+
+
 def test_rarely_saved_is_only_more_to_do_again(whole, tmp_path, monkeypatch):
+    """After an error, which keeps nothing."""
     table, saved = make_table(tmp_path, save_every=math.inf), []
     save = Store.save
     monkeypatch.setattr(Store, "save", lambda *given: (saved.append(given[1]), save(*given)))
-    with pytest.raises(KeyboardInterrupt):
-        run_table(table, stop_after(5))
+    with pytest.raises(ZeroDivisionError):
+        run_table(table, stop_after(5, ZeroDivisionError))
     assert saved == [f"{ARMS[0]} seed 0"]  # when a trial is over
     told = []
     assert outcome(table, run_table(table, told.append)) == whole
@@ -194,7 +209,7 @@ def test_a_disk_that_is_really_full(files, tmp_path):
     expected = undisturbed(tmp_path / "b", ARMS[:1], settings=SHORT, own=own)
     table = make_table(out, ARMS[:1], settings=SHORT, digest=made.digest)
     with pytest.raises(KeyboardInterrupt):
-        run_table(table, stop_after(2), own)
+        run_table(table, stop_after(1), own)
     path = out / "trials" / "sgdm+exponential_seed_0.pt"
     before = path.read_bytes()
     given = arguments(files, out, "--arm", ARMS[0], "--seeds", 1, "--epochs", 2, "--save-every", 0)
@@ -205,6 +220,8 @@ def test_a_disk_that_is_really_full(files, tmp_path):
     assert "epoch 2/2" in said
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+    found = recorded(out)
+    assert (found["complete"], [trial["epochs"] for trial in found["trials"]], len(found["rows"])) == (False, [1], 1)
     assert outcome(table, run_table(table, own=own)) == expected
 
 
@@ -217,12 +234,14 @@ def test_killed_three_times_it_ends_with_the_same_numbers(files, tmp_path):
     out = tmp_path / "killed"
     kept = []
     for _ in range(3):
-        process = start(*arguments(files, out, *KILLED, "--epochs", 5))
         kept.append(stamps(out))
-        wait_for(lambda: stamps(out) != kept[-1], process)
-        time.sleep(rng.uniform(0, 0.2))
-        process.kill()
-        process.communicate()
+        process = start(*arguments(files, out, *KILLED, "--epochs", 5))
+        try:
+            wait_for(lambda: stamps(out) != kept[-1], process)
+            time.sleep(rng.uniform(0, 0.2))
+        finally:
+            process.kill()
+            process.communicate()
         assert process.returncode == -signal.SIGKILL
     assert len(set(kept)) == 3  # every time it went on
     code, _, err = finish(start(*arguments(files, out, *KILLED, "--epochs", 5)))

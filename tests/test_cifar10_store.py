@@ -3,13 +3,16 @@
 import builtins
 import errno
 import io
+import json
 import os
 import pickle
 import random
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 
@@ -49,7 +52,9 @@ def whole(tmp_path_factory):
 # --- the lock
 
 
-def test_the_lock_is_let_go_after_an_error(tmp_path):
+def test_the_lock_is_let_go_after_an_error(tmp_path, monkeypatch):
+    known, make = [], filelock.FileLock  # a lock that nobody knows any more is let go in any case
+    monkeypatch.setattr(filelock, "FileLock", lambda *given, **more: known.append(make(*given, **more)) or known[-1])
     store = Store(tmp_path / "deep" / "folder")
     with pytest.raises(ZeroDivisionError), store.locked():
         raise ZeroDivisionError
@@ -93,6 +98,7 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path, monkeypat
 )
 def test_other_settings_are_refused_by_name(changes, there, here, tmp_path):
     make_table(tmp_path).store.settle({**asdict(SMALL), "data": "made"})
+    Store(tmp_path).save("x", {})
     before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*.*"))}
     own = {key: value for key, value in changes.items() if key == "digest"}
     other = replace(SMALL, **{key: value for key, value in changes.items() if key != "digest"})
@@ -106,10 +112,56 @@ def test_other_settings_are_refused_by_name(changes, there, here, tmp_path):
 
 @pytest.mark.parametrize("contents", ["", "{", "[]", "null", '"x"', "\x00\x01", '{"epochs"'])
 def test_damaged_settings_are_refused(contents, tmp_path):
+    Store(tmp_path).save("x", {})
     (tmp_path / "settings.json").write_text(contents)
     with pytest.raises(OSError) as info:
         run_table(make_table(tmp_path))
     assert str(info.value) == f"{tmp_path / 'settings.json'} is damaged; choose another --out"
+
+
+def test_settings_claim_nothing_before_there_is_a_checkpoint(tmp_path):
+    store = Store(tmp_path)
+    store.settle({"epochs": 1})
+    store.settle({"epochs": 2})
+    assert json.loads((tmp_path / "settings.json").read_text()) == {"epochs": 2}
+    store.save("x", {})
+    with pytest.raises(OSError, match="has trials with epochs 2, not epochs 1"):
+        store.settle({"epochs": 1})
+
+
+def test_checkpoints_know_their_settings_themselves(whole, tmp_path):
+    run_table(make_table(tmp_path, ARMS[:1]))
+    (tmp_path / "settings.json").unlink()
+    other = make_table(tmp_path, ARMS[:1], settings=replace(SMALL, epochs=4))
+    with pytest.raises(OSError, match=f"^{re.escape(TRIAL)} was begun with other settings in "):
+        run_table(other, stop_after(1, AssertionError("it was trained")))
+    with pytest.raises(OSError, match="begun with other settings"):  # nor beside it
+        run_table(make_table(tmp_path, ARMS[1:2], settings=other.settings))
+    assert json.loads((tmp_path / "settings.json").read_text())["epochs"] == 4
+    (tmp_path / "settings.json").unlink()
+    table = make_table(tmp_path)
+    assert outcome(table, run_table(table)) == whole
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "said"),
+    [
+        ("trials", "file", "trials is there, but is no folder"),
+        ("trials", "link", "trials is there, but is no folder"),
+        ("settings.json", "folder", "settings.json cannot be read: Is a directory"),
+        ("", "link", "run is there, but is no folder"),
+        ("", "file", "run is there, but is no folder"),
+    ],
+)
+def test_what_is_in_the_way_is_named_before_anything_is_trained(place, kind, said, tmp_path):
+    folder = tmp_path / "run"
+    path = folder / place
+    path.parent.mkdir(exist_ok=True)
+    {"file": path.touch, "folder": path.mkdir, "link": lambda: path.symlink_to(tmp_path / "nowhere")}[kind]()
+    with pytest.raises(OSError) as info:
+        run_table(make_table(folder), stop_after(1, AssertionError("it was trained")))
+    assert said in str(info.value)
+    assert str(info.value).endswith("; choose another --out")
 
 
 # --- checkpoints
@@ -223,6 +275,43 @@ def test_a_damaged_checkpoint_is_refused_with_its_path_and_advice(store, whole, 
         run_table(table, stop_after(1, AssertionError("it was trained")))
     path.unlink()
     assert outcome(table, run_table(table)) == whole
+
+
+def without(key):
+    return lambda state: state.pop(key)
+
+
+def emptied(key):
+    return lambda state: state[key].clear()
+
+
+OTHER = {
+    **{f"no {key}": without(key) for key in ("model", "optimizer", "rows", "spans", "settings", "epoch")},
+    "another epoch": lambda state: state.update(epoch=1),
+    "a short row": lambda state: state["rows"][0].pop(),
+    "another trial's rows": lambda state: state["rows"][0].__setitem__(1, 7),
+    "no spans but numbers": lambda state: state.update(spans=[1.0]),
+    "nothing in the model": emptied("model"),
+    "nothing in the optimizer": emptied("optimizer"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_checkpoint_with_other_contents_is_refused_like_a_damaged_one(name, store):
+    table, path = store
+    state = table.store.load(TRIAL)
+    OTHER[name](state)
+    table.store.save(TRIAL, state)
+    with pytest.raises(OSError) as info:
+        run_table(table, stop_after(1, AssertionError("it was trained")))
+    assert str(info.value) == f"{path} is no checkpoint of {TRIAL}; delete it to begin this trial again"
+
+
+def test_a_stranger_among_the_checkpoints_is_refused(store):
+    table, path = store
+    shutil.copy(path, path.with_name("copy.pt"))
+    with pytest.raises(OSError, match=r"copy\.pt is no checkpoint of this folder; delete it"):
+        run_table(table)
 
 
 def test_a_flipped_bit_is_noticed(store):

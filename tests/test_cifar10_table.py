@@ -5,8 +5,10 @@ import math
 import random
 import threading
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 
 from cifar10_made import (
     ARMS,
@@ -23,6 +25,7 @@ from cifar10_made import (
 )
 from o2nc.experiments.cifar10 import table as table_module
 from o2nc.experiments.cifar10.arms import parse
+from o2nc.experiments.cifar10.entry import differences
 from o2nc.experiments.cifar10.rows import Row, tidy, untidy
 from o2nc.experiments.cifar10.store import Store
 from o2nc.experiments.cifar10.table import union
@@ -82,7 +85,50 @@ def test_only_what_is_new_is_trained(whole, tmp_path, monkeypatch):
     table = make_table(tmp_path)
     entries = run_table(table)
     assert begun[4:] == [(ARMS[2], 0)]
-    assert outcome(table, entries) == whole
+    assert [(entry.name, entry.asked) for entry in entries[3:]] == [(f"{arm} seed 1", False) for arm in ARMS[1::-1]]
+    assert outcome(table, entries[:3]) == whole
+
+
+def test_results_have_all_trials_of_the_folder_those_asked_for_first(tmp_path):
+    first = run_table(make_table(tmp_path, ["sgdm(lr=0.1)"], (0, 3)))
+    table = make_table(tmp_path, ["adamw"])
+    entries = run_table(table)
+    found = table.results(entries, {})
+    names = [("adamw", 0), ("sgdm(lr=0.1)", 0), ("sgdm(lr=0.1)", 3)]
+    assert [(trial["arm"], trial["seed"]) for trial in found["trials"]] == names
+    assert found["complete"] is True
+    assert untidy(found)[3:] == [row for entry in first for row in entry.rows]
+    with pytest.raises(KeyboardInterrupt):
+        run_table(make_table(tmp_path, ["ogd"]), stop_after(1))
+    entries = run_table(table)
+    found = table.results(entries, {})
+    assert [trial["epochs"] for trial in found["trials"]] == [3, 1, 3, 3]  # one that is not over is shown as well
+    assert found["complete"] is False
+
+
+def test_places_are_noted_with_every_trial(tmp_path):
+    one = {"hardware": "Abacus", "threads": 1, "torch": torch.__version__, "seeds": [0]}
+    two = one | {"threads": 2}
+    for count, place in ((2, one), (1, one | {"seeds": [5]}), (1, two)):  # the other way round nothing is to be noted
+        table = make_table(tmp_path, ARMS[:2], settings=replace(SMALL, epochs=4), place=place)
+        with pytest.raises(KeyboardInterrupt):
+            run_table(table, stop_after(count))
+    entries = run_table(table)
+    found = table.results(entries, {})["trials"]
+    noted = {"hardware": "Abacus", "torch": torch.__version__}
+    assert [trial["places"] for trial in found] == [
+        [{"from_epoch": 1, "threads": 1, **noted}, {"from_epoch": 4, "threads": 2, **noted}],
+        [{"from_epoch": 1, "threads": 2, **noted}],
+    ]
+    assert differences(found) == "threads 1 and 2"
+    assert differences(found[1:]) == differences([{"arm": "of an older record"}]) == ""
+
+
+def test_seconds_grow_with_every_epoch(tmp_path):
+    table, seen = make_table(tmp_path, ARMS[:1], save_every=math.inf), []
+    with table.opened(Team()) as entries:
+        table.train(entries, images(), Team(), lambda news: seen.append(table.results(entries, {})["seconds"]))
+    assert 0 < seen[0] < seen[1] < seen[2]
 
 
 def test_what_is_kept_is_a_copy(tmp_path, monkeypatch):
@@ -172,9 +218,9 @@ def test_results_of_a_diverged_run_are_strict_json(tmp_path):
 
 
 def test_results_of_an_unfinished_run(tmp_path):
-    table, entries = make_table(tmp_path), []
-    with pytest.raises(KeyboardInterrupt):
-        table.train(images(), Team(), entries, stop_after(5))
+    table = make_table(tmp_path)
+    with pytest.raises(KeyboardInterrupt), table.opened(Team()) as entries:
+        table.train(entries, images(), Team(), stop_after(5))
     found = table.results(entries, {})
     assert found["complete"] is False
     assert [(t["epochs"], t["complete"]) for t in found["trials"]] == [(3, True), (2, False), (0, False)]
@@ -185,7 +231,7 @@ def test_seconds_add_up_over_processes(tmp_path):
     table = make_table(tmp_path, ARMS[:1])
     begin = time.time()
     with pytest.raises(KeyboardInterrupt):
-        run_table(table, stop_after(3))
+        run_table(table, stop_after(2))
     first = time.time() - begin
     time.sleep(0.5)
     begin = time.time()

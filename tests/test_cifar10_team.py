@@ -101,11 +101,12 @@ def tabled(team, folder, files):
     """A whole table, then one that both processes interrupt and go on with."""
     made = load(files, verify=False)
     images, found = to_device(made, CPU, team), {}
-    entries = []
-    table_of(folder / "table", made).train(images, team, entries, lambda news: None)
+    table = table_of(folder / "table", made)
+    with table.opened(team) as entries:
+        table.train(entries, images, team, lambda news: None)
     found["whole"] = tidy([row for entry in entries for row in timeless(entry.rows)])
     for count in (2, 2, 9):
-        entries, told = [], []
+        told, table = [], table_of(folder / "interrupted", made)
 
         def tell(news, told=told, count=count):
             told.append(news)
@@ -113,11 +114,25 @@ def tabled(team, folder, files):
                 raise KeyboardInterrupt
 
         try:
-            table_of(folder / "interrupted", made).train(images, team, entries, tell)
+            with table.opened(team) as entries:
+                table.train(entries, images, team, tell)
         except KeyboardInterrupt:
             found.setdefault("stops", []).append(count)
     found["interrupted"] = tidy([row for entry in entries for row in timeless(entry.rows)])
     return found
+
+
+def refused(team):
+    """How a process ends when the first one cannot do its work, late; the second waits for it."""
+
+    def work():
+        time.sleep(0.2)
+        raise OSError("it cannot be done")
+
+    try:
+        team.first(work)
+    except (OSError, SystemExit) as error:
+        return repr(error)
 
 
 def script(folder, files):
@@ -132,6 +147,7 @@ def script(folder, files):
         half = JointBatchNorm2d(3)(norm_batches()[0][0][4 * rank : 4 * rank + 4].bfloat16())
         found = {"norms": norms, "half": half.detach(), "trials": trained(team)}
         found |= {"table": tabled(team, folder, files), "heard": team.hear("news" if rank == 0 else None)}
+        found |= {"first": team.first(lambda: rank), "refused": refused(team)}
         found["sum"] = team.sum_(torch.tensor([1.0, rank])).tolist()
         torch.save(found, folder / f"{rank}.pt")
     assert not distributed.is_initialized()
@@ -203,6 +219,8 @@ def test_a_team_is_interrupted_and_goes_on(both):
 
 def test_what_the_first_says_all_hear(both):
     assert [found["heard"] for found in both] == ["news"] * 2
+    assert [found["first"] for found in both] == [0, 0]
+    assert [found["refused"] for found in both] == ["OSError('it cannot be done')", "SystemExit(1)"]
     assert [found["sum"] for found in both] == [[2.0, 1.0]] * 2
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 EXTRAS = ("typer", "rich", "matplotlib", "sklearn")
 SEEDS = 3
 ROUNDS = 41  # odd, so that the median is one of them
+OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "scale-free", "coin-betting")
+LAWS = ("exponential", "uniform", "weibull", "gamma")
 LARGEST_SEED = 2**62  # torch takes no larger ones than 2^64
+TERMINATED = 143  # the exit code of a process that SIGTERM ends
 WORKERS = min(os.cpu_count() or 1, 8)
 
 
@@ -34,7 +37,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a pipe on Windows cannot encode ‖ḡ‖
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers are told and files are finished
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that workers are told and files are finished
     try:
         code = build_app()(prog_name="o2nc", standalone_mode=False)
     except KeyboardInterrupt:
@@ -217,27 +220,33 @@ def build_app() -> "typer.Typer":
             Path | None, typer.Option(help="Folder of the official files, binary or python version.", file_okay=False)
         ] = None,
         download: Annotated[
-            bool, typer.Option("--download", help="Fetch them (170 MB) if they are missing.")
+            bool,
+            typer.Option("--download", help="Fetch them (170 MB) if they are missing, to OUT/data without --data."),
         ] = False,
-        out: Annotated[Path, typer.Option(help="Folder of the run.", file_okay=False)] = Path("o2nc-cifar10"),
+        out: Annotated[
+            Path, typer.Option(help="Folder of the run.", parser=_named_folder, metavar="<dir>")
+        ] = Path("o2nc-cifar10"),
         arm: Annotated[
             list[str] | None,
             typer.Option(
-                help="sgdm, adamw or a learner, as in 'scale-free(lr=0.001)+exponential'; may be repeated.",
+                help=f"NAME: {', '.join(OPTIMIZERS)}. LAW: {', '.join(LAWS)}, or none. May be repeated.",
                 metavar="NAME+LAW",
             ),
         ] = None,
         seed: Annotated[int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
-        seeds: Annotated[int, typer.Option(help="Trials of every arm.", min=1)] = SEEDS,
-        epochs: Annotated[int, typer.Option(min=1)] = 200,
+        seeds: Annotated[int, typer.Option(help="Trials of every arm.", min=1, max=1000)] = SEEDS,
+        epochs: Annotated[int, typer.Option(help="How often every image is trained on.", min=1)] = 200,
         batch: Annotated[int, typer.Option(help="Images per step, over all processes.", min=2)] = 128,
         average: Annotated[float, typer.Option(help="Discount of x̄ and ḡ, in (0, 1).")] = 0.999,
-        width: Annotated[int, typer.Option(help="Channels of ResNet-18's first stage.", min=1)] = 64,
-        limit: Annotated[int | None, typer.Option(help="Only so many training images.", min=1)] = None,
+        width: Annotated[int, typer.Option(help="Channels of ResNet-18's first stage.", min=1, max=512)] = 64,
+        limit: Annotated[
+            int | None,
+            typer.Option(help="Only so many training images, and a fifth as many to test on.", min=1, max=50_000),
+        ] = None,
         device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")] = None,
         at_once: Annotated[int | None, typer.Option(help="Trials that share the GPU.", min=1)] = None,
         save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 120.0,
-        c: Annotated[float, typer.Option("--c", help="Price of spread in the certificates shown.")] = 1.0,
+        c: Annotated[float, typer.Option("--c", help="Price of spread in the certificates shown.", max=1e9)] = 1.0,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     ) -> None:
         """Make Table 1 and Figure 1: ResNet-18 on CIFAR-10, scaled and not.
@@ -246,11 +255,12 @@ def build_app() -> "typer.Typer":
 
         Examples:  o2nc cifar10 --data DIR --seeds 3 --epochs 200
 
-        o2nc cifar10 --data DIR --epochs 2 --width 8 --limit 2000 --seeds 1   (a try on a CPU)
+        o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
         """
         from o2nc import checks
         from o2nc.experiments.cifar10 import command
         from o2nc.experiments.cifar10.arms import TABLE
+        from o2nc.experiments.cifar10.asked import Asked
         from o2nc.experiments.cifar10.settings import Settings
 
         try:
@@ -260,7 +270,7 @@ def build_app() -> "typer.Typer":
         except (TypeError, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
         settings = Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit)
-        asked = command.Asked(
+        asked = Asked(
             data,
             download,
             out,
@@ -303,14 +313,31 @@ def build_app() -> "typer.Typer":
 
 @contextmanager
 def _interruptible(advice: str = "") -> Iterator[None]:
-    """Turn Ctrl-C into exit code 130 and one line."""
+    """Turn Ctrl-C into exit code 130 and one line, which SIGTERM gets too; of several processes the first says it."""
     import typer
+
+    def say(*words: object) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"o2nc: {' '.join(map(str, words))}{advice}", file=sys.stderr)
 
     try:
         yield
     except KeyboardInterrupt as stop:
-        print(f"o2nc: {' '.join(('interrupted', *map(str, stop.args)))}{advice}", file=sys.stderr)
+        say("interrupted", *stop.args)
         raise typer.Exit(130) from None
+    except SystemExit as stop:
+        if stop.code == TERMINATED:
+            say("terminated")
+        raise
+
+
+def _named_folder(name: str | Path) -> Path:
+    """Return the folder of this name, which need not be there."""
+    import typer
+
+    if not str(name).strip() or Path(name).is_file():
+        raise typer.BadParameter(f"must name a folder, got {str(name)!r}")
+    return Path(name)
 
 
 def _folder(out: Path) -> Path:

@@ -165,7 +165,12 @@ def say_files(console: Console, files: Sequence[Path]) -> None:
 
 def console_for(quiet: bool) -> Console:
     """Return a console as wide as the terminal, or wide enough for the tables where there is none."""
-    return Console(quiet=quiet, highlight=False, width=None if sys.stdout.isatty() else 118)
+    return Console(quiet=quiet, highlight=False, width=None if on_terminal() else 118)
+
+
+def on_terminal() -> bool:
+    """Say whether what is printed is seen on a terminal; it may not be open at all."""
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def bar_on(console: Console, quiet: bool) -> Progress:
@@ -179,4 +184,4 @@ def bar_on(console: Console, quiet: bool) -> Progress:
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    return Progress(*columns, console=console, transient=True, disable=quiet or not sys.stdout.isatty())
+    return Progress(*columns, console=console, transient=True, disable=quiet or not on_terminal())

@@ -1,79 +1,33 @@
 """What ``o2nc cifar10`` does: get the data, train the table, show and write it."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from o2nc.experiments import record, report
 from o2nc.experiments.bench.hardware import available, describe, find_device
-from o2nc.experiments.cifar10 import arms, pictures, table, view
-from o2nc.experiments.cifar10.data import Data, load
+from o2nc.experiments.cifar10 import arms, pictures, table, telling, view
+from o2nc.experiments.cifar10.asked import Asked
+from o2nc.experiments.cifar10.data import Data, DataError, load
 from o2nc.experiments.cifar10.download import download
+from o2nc.experiments.cifar10.entry import differences
 from o2nc.experiments.cifar10.feed import to_device
 from o2nc.experiments.cifar10.rows import untidy
-from o2nc.experiments.cifar10.settings import Settings
 from o2nc.experiments.cifar10.store import Store
-from o2nc.experiments.cifar10.team import Team, join
+from o2nc.experiments.cifar10.team import Team, called, join
 from o2nc.experiments.commands import console_for, say_files
 
 MOST = 6  # trials at once: more of them wait for each other
 ROOM = 4 * 2**30  # bytes of GPU memory per trial, with some to spare
-QUIET_FOR = 10.0  # seconds between two lines of a trial where there is no terminal
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The arguments of the command line, as they were given.
-
-    Attributes:
-        data: folder of the data set.
-        fetch: whether to download it there if it is missing.
-        out: folder of the run.
-        arms: names of the optimizers.
-        seeds: of the trials.
-        settings: of all trials.
-        device: its name, None for the GPU if there is one.
-        at_once: trials that share a GPU, None for as many as are good.
-        save_every: seconds between checkpoints.
-        c: the price of spread in the certificates that are shown.
-        quiet: whether to print errors only.
-    """
-
-    data: Path | None
-    fetch: bool
-    out: Path
-    arms: Sequence[str]
-    seeds: range
-    settings: Settings
-    device: str | None
-    at_once: int | None
-    save_every: float
-    c: float
-    quiet: bool
-
-    @property
-    def command(self) -> str:
-        """The command line that makes the same table."""
-        s = self.settings
-        parts = [
-            "o2nc cifar10 --data DIR",
-            *(f"--arm '{arm}'" for arm in self.arms if tuple(self.arms) != arms.TABLE),
-        ]
-        parts += [f"--seed {self.seeds[0]}"] if self.seeds[0] else []
-        parts += [f"--seeds {len(self.seeds)} --epochs {s.epochs}"]
-        for name in ("batch", "average", "width", "limit"):
-            if getattr(s, name) != getattr(Settings(), name):
-                parts.append(f"--{name} {getattr(s, name)}")
-        return " ".join(parts)
 
 
 def show(asked: Asked) -> None:
@@ -83,71 +37,141 @@ def show(asked: Asked) -> None:
         OSError: data or folder cannot be used; the text says why.
         typer.BadParameter: an argument cannot be used.
     """
-    team_size = int(os.environ.get("WORLD_SIZE", "1"))
-    first = os.environ.get("RANK", "0") == "0"
-    console = console_for(asked.quiet or not first)
-    try:
-        chosen = [arms.parse(name) for name in asked.arms]
-        device = find_device(asked.device)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if team_size > 1 and device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    if asked.settings.batch % team_size:
-        raise typer.BadParameter(f"--batch {asked.settings.batch} cannot be shared by {team_size} processes")
-    data = _data(asked, console, first)
-    if len(data.train_images) < asked.settings.batch:
-        raise typer.BadParameter(f"--batch {asked.settings.batch} is more than {len(data.train_images)} images")
-    trials = len(chosen) * len(asked.seeds)
-    plan = table.Table(
-        chosen,
-        asked.seeds,
-        asked.settings,
-        Store(asked.out),
-        data.digest,
-        at_once=_at_once(asked, device, trials, team_size),
-        save_every=asked.save_every,
-    )
-    entries: list[table.Entry] = []
-    with join(device) as team:
-        images = to_device(data, device, team)
-        about = record.circumstances(
-            asked.command,
-            seeds=list(asked.seeds),
-            processes=team.size,
-            at_once=plan.at_once,
-            c=asked.c,
-            **describe(device),
-        )
-        numbers = asked.out / "cifar10.json"
-        try:
-            with _told(console, asked, team) as tell:
-                plan.train(images, team, entries, tell, lambda: record.write(numbers, plan.results(entries, about)))
-        except BaseException:
-            if team.rank == 0 and any(entry.rows for entry in entries):
-                with suppress(OSError):  # the first error is the one to hear of
-                    _write(plan.results(entries, about), asked)
-            raise
-    if team.rank == 0:
-        files = _write(plan.results(entries, about), asked)
-        console.print(view.table([row for entry in entries for row in entry.rows], c=asked.c))
-        say_files(console, files)
-
-
-def _data(asked: Asked, console: Console, first: bool) -> Data:
-    """Return the data set, fetched if that was asked for."""
-    folder = asked.data or asked.out / "data"
-    if asked.fetch and first:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("CIFAR-10", total=None)
-            download(folder, lambda done, total: bar.update(task, completed=done, total=total))
-    elif asked.data is None and not asked.fetch:
+    team = called()
+    console = console_for(asked.quiet or team.rank > 0)
+    chosen, device = _arms(asked, console), _device(asked, team)
+    if asked.settings.batch % team.size:
+        raise typer.BadParameter(f"--batch {asked.settings.batch} cannot be shared by {team.size} processes")
+    if asked.data is None and not asked.fetch and not asked.place_of_data.exists():
         raise typer.BadParameter(
             "CIFAR-10 is needed: name the folder of its official files, of the binary or the python version, with "
             "--data DIR, or have them fetched (170 MB) with --download"
         )
-    return load(folder, limit=asked.settings.limit)
+    with join(device):
+        data = _data(asked, console, team)
+        if len(data.train_images) < asked.settings.batch:
+            raise typer.BadParameter(f"--batch {asked.settings.batch} is more than {len(data.train_images)} images")
+        about = record.circumstances(
+            asked.command,
+            seeds=list(asked.seeds),
+            processes=team.size,
+            at_once=_at_once(asked, device, len(chosen) * len(asked.seeds), team.size),
+            c=asked.c,
+            **describe(device),
+        )
+        plan = table.Table(
+            chosen,
+            asked.seeds,
+            asked.settings,
+            Store(asked.out),
+            data.digest,
+            at_once=about["at_once"],
+            save_every=asked.save_every,
+            place=about,
+        )
+        _run(plan, asked, data, device, team, console, about)
+
+
+def _run(
+    plan: table.Table,
+    asked: Asked,
+    data: Data,
+    device: torch.device,
+    team: Team,
+    console: Console,
+    about: dict[str, Any],
+) -> None:
+    """Train the table and show and write what came of it, whatever ends it."""
+    epochs, numbers = asked.settings.epochs, asked.out / "cifar10.json"
+    with plan.opened(team) as entries, ExitStack() as until_written:
+
+        def stopped() -> None:
+            until_written.enter_context(_undisturbed())
+            console.print("interrupted, writing results …")
+
+        images = to_device(data, device, team)
+        console.print(telling.opening(entries, epochs, about), markup=False, soft_wrap=True)
+        warning = telling.patience(entries, asked.settings, len(data.train_images), device.type)
+        if warning:
+            console.print(warning, markup=False, soft_wrap=True)
+        try:
+            with telling.told(console, entries, epochs) as tell:
+                plan.train(
+                    entries,
+                    images,
+                    team,
+                    tell,
+                    kept=lambda: record.write(numbers, plan.results(entries, about)),
+                    stopped=stopped,
+                )
+        except BaseException:
+            if team.rank == 0 and any(entry.kept for entry in entries):
+                with suppress(OSError):  # the first error is the one to hear of
+                    _write(plan.results(entries, about), asked)
+            raise
+        if team.rank == 0:
+            found = plan.results(entries, about)
+            files = _write(found, asked)
+            console.print(view.table(untidy(found), c=asked.c))
+            differ = differences(found["trials"])
+            if differ:
+                console.print(f"not all trained alike: {differ}", markup=False, soft_wrap=True)
+            say_files(console, files)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Pass over further interrupts; torchrun, interrupted itself, sends its processes a second one."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _arms(asked: Asked, console: Console) -> list[arms.Arm]:
+    """Return the optimizers; what is said against one of them is passed on."""
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            chosen = [arms.parse(name) for name in asked.arms]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    for text in dict.fromkeys(str(warning.message) for warning in said):
+        console.print(f"warning: {text}", markup=False, soft_wrap=True)
+    return chosen
+
+
+def _device(asked: Asked, team: Team) -> torch.device:
+    try:
+        device = find_device(asked.device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if team.size > 1 and device.type == "cuda":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
+def _data(asked: Asked, console: Console, team: Team) -> Data:
+    """Return the data set; the first process fetches it if that was asked for, and the others wait."""
+    mine: list[Data] = []
+    team.first(lambda: mine.append(_fetched(asked, console)))
+    return mine[0] if mine else load(asked.place_of_data, limit=asked.settings.limit)
+
+
+def _fetched(asked: Asked, console: Console) -> Data:
+    folder, limit = asked.place_of_data, asked.settings.limit
+    try:
+        return load(folder, limit=limit)
+    except DataError:
+        if not asked.fetch:
+            raise
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("CIFAR-10", total=None)
+        download(folder, lambda done, total: bar.update(task, completed=done, total=total))
+    return load(folder, limit=limit)
 
 
 def _at_once(asked: Asked, device: torch.device, trials: int, team_size: int) -> int:
@@ -164,45 +188,9 @@ def _write(found: dict[str, Any], asked: Asked) -> list[Path]:
     record.write_text(files[1], view.markdown(found, c=asked.c))
     files += pictures.save(pictures.figure(rows), out, "cifar10")
     certificates = pictures.certificates(rows, asked.c)
-    files += [] if certificates is None else pictures.save(certificates, out, "certificates")
+    if certificates is None:
+        for old in (out / "certificates.png", out / "certificates.svg"):
+            old.unlink(missing_ok=True)
+    else:
+        files += pictures.save(certificates, out, "certificates")
     return [*files, report.write([out / "cifar10.json"], out / report.NAME)]
-
-
-@contextmanager
-def _told(console: Console, asked: Asked, team: Team) -> Iterator[Callable[[table.News], None]]:
-    """Give a function that shows the end of an epoch: as bars in a terminal, as a line now and then elsewhere."""
-    epochs = asked.settings.epochs
-    if not console.is_terminal:
-        said: dict[str, float] = {}
-
-        def say(news: table.News) -> None:
-            name = f"{news.row.arm} seed {news.row.seed}"
-            if news.row.epoch == epochs or monotonic() - said.get(name, 0.0) >= QUIET_FOR:
-                said[name] = monotonic()
-                line = view.line(news.row, epochs, news.rate, news.left)
-                console.print(line, markup=False, soft_wrap=True)
-
-        yield say
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=asked.quiet) as bars:
-        tasks: dict[str, Any] = {}
-        whole = bars.add_task("the table", total=epochs * len(asked.arms) * len(asked.seeds), now="")
-
-        def draw(news: table.News) -> None:
-            row, name = news.row, f"{news.row.arm} seed {news.row.seed}"
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=epochs, now="")
-            loss = float("nan") if row.train_loss is None else row.train_loss
-            now = f"train {loss:.4f} {row.train_accuracy:6.1%}  test {row.test_accuracy:6.1%}"
-            bars.update(tasks[name], completed=row.epoch, now=now, visible=row.epoch < epochs)
-            left = view.clock(news.left)
-            done = epochs * len(asked.arms) * len(asked.seeds) - news.epochs_left
-            bars.update(whole, completed=done, now=f"{news.rate:,.0f} images/s  {left} left")
-
-        yield draw

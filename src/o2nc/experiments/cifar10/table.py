@@ -1,17 +1,17 @@
 """All trials of a table: begun or gone on with, several at once on a GPU, kept in a folder, told epoch by epoch."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from time import time
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from o2nc.experiments.cifar10.arms import Arm
+from o2nc.experiments.cifar10.entry import Entry
 from o2nc.experiments.cifar10.feed import Images
+from o2nc.experiments.cifar10.keeper import keeping
 from o2nc.experiments.cifar10.rows import Row, tidy
 from o2nc.experiments.cifar10.settings import Settings
 from o2nc.experiments.cifar10.store import Store
@@ -35,28 +35,6 @@ class News(NamedTuple):
     left: float
 
 
-@dataclass
-class Entry:
-    """A trial of the table, whether it has begun or not.
-
-    Attributes:
-        arm: the optimizer.
-        seed: of the trial.
-        rows: of the epochs that are over and kept.
-        spans: from when to when processes were at work on what is kept.
-    """
-
-    arm: Arm
-    seed: int
-    rows: list[Row] = field(default_factory=list)
-    spans: list[list[float]] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """What the trial is called, in messages and files."""
-        return f"{self.arm.name} seed {self.seed}"
-
-
 @dataclass(frozen=True)
 class Table:
     """What is to be trained and where it is kept.
@@ -69,6 +47,7 @@ class Table:
         digest: of the data, so that a folder holds trials on the same data only.
         at_once: trials that share the device.
         save_every: seconds between checkpoints; they are made at the end of an epoch.
+        place: what is trained on and with, to be noted with every trial.
     """
 
     arms: Sequence[Arm]
@@ -78,62 +57,89 @@ class Table:
     digest: str
     at_once: int = 1
     save_every: float = 120.0
+    place: Mapping[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def opened(self, team: Team) -> Iterator[list[Entry]]:
+        """Hold the folder, and give its trials with what is kept of them: those asked for, then all others.
+
+        Raises:
+            OSError: the folder is in use, belongs to other settings, or cannot be used.
+        """
+        with ExitStack() as held:
+
+            def look_up() -> list[Entry]:
+                held.enter_context(self.store.locked())
+                return self._look_up()
+
+            yield team.first(look_up)
 
     def train(
         self,
+        entries: Sequence[Entry],
         images: Images,
         team: Team,
-        entries: list[Entry],
         tell: Callable[[News], object],
         kept: Callable[[], object] = lambda: None,
+        stopped: Callable[[], object] = lambda: None,
     ) -> None:
-        """Train what is not finished yet.
+        """Train what is not finished yet. Interrupted, it keeps every epoch that is over.
 
         Args:
+            entries: of `opened`; they have all rows on return, and whatever there is if an exception ends it.
             images: on the device.
             team: the processes that train together.
-            entries: empty; has all trials' rows on return, and whatever is kept if an exception ends it.
             tell: called at the end of every epoch of every trial.
             kept: called by the first process when checkpoints are made.
+            stopped: called at once when it is interrupted.
 
         Raises:
-            OSError: the folder is in use, belongs to other settings, or cannot be written.
+            OSError: a checkpoint cannot be read or written.
         """
-        began = time()
-        with ExitStack() as held:
-            entries += self._agree(team, held)
-            waiting = [entry for entry in entries if len(entry.rows) < self.settings.epochs]
-            active: list[tuple[Entry, Trial]] = []
-            with self._keeper(team) as keep:
-                saved = began
+        saved = time()
+        waiting = [entry for entry in entries if entry.asked and len(entry.rows) < self.settings.epochs]
+        active: list[tuple[Entry, Trial]] = []
+        with keeping(self.store.save, self.common, self.at_once) as keeper:
+            try:
                 while waiting or active:
                     while waiting and len(active) < self.at_once:
                         entry = waiting.pop(0)
                         active.append((entry, self._begin(entry, images, team)))
-                        entry.spans.append([saved, saved])
+                        entry.begin(self.place, saved)
                     self._epoch(active, waiting, tell)
                     if any(trial.finished for _, trial in active) or time() - saved >= self.save_every:
                         saved = time()
-                        for entry, trial in active:
-                            entry.spans[-1][1] = saved
-                            keep(entry, trial)
                         if team.rank == 0:
+                            for entry, _ in active:
+                                keeper.keep(entry)
                             kept()
                         active = [pair for pair in active if not pair[1].finished]
+                        for entry in entries:
+                            if entry.kept == self.settings.epochs:
+                                entry.state = None
+            except (KeyboardInterrupt, SystemExit):
+                stopped()
+                if team.rank == 0:
+                    keeper.finish()
+                    for entry in entries:
+                        if entry.state is not None and entry.kept < entry.state["epoch"]:
+                            keeper.keep(entry)
+                    keeper.finish()
+                raise
 
     def results(self, entries: Sequence[Entry], circumstances: dict[str, Any]) -> dict[str, Any]:
-        """Return all that is known as one record, for JSON."""
-        complete = [len(entry.rows) == self.settings.epochs for entry in entries]
+        """Return all that is kept as one record, for JSON."""
+        complete = [entry.kept == self.settings.epochs for entry in entries]
         return {
             "circumstances": circumstances,
             "settings": self.common,
             "complete": all(complete) and bool(entries),
             "seconds": union([span for entry in entries for span in entry.spans]),
             "trials": [
-                {"arm": entry.arm.name, "seed": entry.seed, "epochs": len(entry.rows), "complete": done}
-                for entry, done in zip(entries, complete, strict=True)
+                {"arm": e.arm.name, "seed": e.seed, "epochs": e.kept, "complete": done, "places": e.places}
+                for e, done in zip(entries, complete, strict=True)
             ],
-            **tidy([row for entry in entries for row in entry.rows]),
+            **tidy([row for entry in entries for row in entry.rows[: entry.kept]]),
         }
 
     @property
@@ -141,39 +147,45 @@ class Table:
         """What all trials of a folder must share."""
         return {**asdict(self.settings), "data": self.digest}
 
-    def _agree(self, team: Team, held: ExitStack) -> list[Entry]:
-        """Return what the first process finds in the folder, which it holds from now on, or refuse in all of them."""
-        said: list[Entry] | OSError = []
-        if team.rank == 0:
-            try:
-                held.enter_context(self.store.locked())
-                said = self._look_up()
-            except OSError as error:
-                said = error
-        heard = team.hear(said)
-        if isinstance(heard, OSError):
-            raise heard if team.rank == 0 else SystemExit(1)  # one of them says it
-        return heard
-
     def _look_up(self) -> list[Entry]:
         """Return all trials with what is kept of them."""
         self.store.settle(self.common)
         entries = [Entry(arm, seed) for arm in self.arms for seed in self.seeds]
         for entry in entries:
-            state = self.store.load(entry.name)
-            if state is not None:
-                if state["settings"] != self.common:
-                    raise OSError(f"{entry.name} was begun with other settings in {self.store.folder}")
-                entry.rows = [Row(*row) for row in state["rows"]]
-                entry.spans = state["spans"]
+            self._recall(entry, self.store.load(entry.name))
+        for name, state in self.store.others([entry.name for entry in entries]):
+            with self._refused(name):
+                entries.append(Entry.called(name))
+            self._recall(entries[-1], state)
         return entries
+
+    def _recall(self, entry: Entry, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        with self._refused(entry.name):
+            entry.recall(state)
+        if state["settings"] != self.common:
+            raise OSError(f"{entry.name} was begun with other settings in {self.store.folder}; choose another --out")
+
+    @contextmanager
+    def _refused(self, name: str) -> Iterator[None]:
+        """Refuse a checkpoint that has other contents than a trial's."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError):
+            raise self.store.refusal(name) from None
+        except RuntimeError as error:
+            if "loading state_dict" not in str(error):  # the device's errors are no fault of the file
+                raise
+            raise self.store.refusal(name) from None
 
     def _begin(self, entry: Entry, images: Images, team: Team) -> Trial:
         """Make a trial, and have it go on where it was."""
         trial = Trial(entry.arm, entry.seed, self.settings, images, team)
-        state = team.hear(self.store.load(entry.name) if team.rank == 0 else None)
+        state = team.first(lambda: self.store.load(entry.name))
         if state is not None:
-            trial.restore(state)
+            with self._refused(entry.name):
+                trial.restore(state)
         if images.train.is_cuda:
             torch.cuda.synchronize()  # its own stream must not overtake what was just made
         return trial
@@ -194,32 +206,10 @@ class Table:
         epochs = sum(self.settings.epochs - trial.epoch for trial in trials)
         epochs += sum(self.settings.epochs - len(entry.rows) for entry in waiting)
         left = epochs * len(trials[0].images.train) / rate
-        for (entry, _), row in zip(active, rows, strict=True):
-            entry.rows.append(row)
+        for (entry, trial), row in zip(active, rows, strict=True):
+            entry.advance(row, trial.snapshot(), time())
+        for row in rows:
             tell(News(row, rate, epochs, left))
-
-    @contextmanager
-    def _keeper(self, team: Team) -> Iterator[Callable[[Entry, Trial], None]]:
-        """Give a function that keeps a trial's state: copied at once, written while the training goes on.
-
-        What could not be written stops the training, at the latest when the next state is to be kept.
-        """
-        with ThreadPoolExecutor(1) as thread:
-            writing: list[Future[None]] = []
-
-            def keep(entry: Entry, trial: Trial) -> None:
-                if team.rank:
-                    return
-                while len(writing) >= self.at_once:
-                    writing.pop(0).result()
-                state = tree_map_only(torch.Tensor, lambda t: t.to("cpu", copy=True), trial.state())
-                state["settings"] = self.common
-                state |= {"rows": [list(row) for row in entry.rows], "spans": [list(span) for span in entry.spans]}
-                writing.append(thread.submit(self.store.save, entry.name, state))
-
-            yield keep
-            for future in writing:
-                future.result()
 
 
 def union(spans: Sequence[Sequence[float]]) -> float:

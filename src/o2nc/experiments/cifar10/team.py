@@ -5,15 +5,17 @@ function of the seed and the step, all processes draw the same one and never tal
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,25 +48,65 @@ class Team:
         distributed.broadcast_object_list(heard, src=0)
         return heard[0]
 
+    def first(self, work: Callable[[], T]) -> T:
+        """Have the first process do it, and return what it found in all of them.
+
+        Raises:
+            OSError: it could not be done; the others end without a word.
+        """
+        said: T | OSError | None = None
+        if self.rank == 0:
+            try:
+                said = work()
+            except OSError as error:
+                said = error
+        heard = self.hear(said)
+        if isinstance(heard, OSError):
+            raise heard if self.rank == 0 else SystemExit(1)
+        return heard
+
     @property
     def norm(self) -> type[nn.BatchNorm2d]:
         """BatchNorm over the whole batch, whoever has it."""
         return nn.BatchNorm2d if self.size == 1 else JointBatchNorm2d
 
 
+def called() -> Team:
+    """Return which process ``torchrun`` says that this is.
+
+    Raises:
+        OSError: it says something that cannot be.
+    """
+    try:
+        rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    except ValueError:
+        rank, size = -1, 0
+    if not 0 <= rank < size:
+        named = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in ("RANK", "WORLD_SIZE"))
+        raise OSError(f"the environment has {named}, which torchrun never sets: unset them, or use torchrun")
+    return Team(rank, size)
+
+
 @contextmanager
 def join(device: torch.device) -> Iterator[Team]:
-    """Join the team that ``torchrun`` has started, if it has, and leave it at the end."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        yield Team()
+    """Join the team that ``torchrun`` has started, if it has, and leave it at the end.
+
+    Raises:
+        OSError: the others cannot be reached.
+    """
+    team = called()
+    if team.size == 1:
+        yield team
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # long enough for the first process to look through a large folder, short enough to notice that one has died
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10))
     try:
-        yield Team(distributed.get_rank(), size)
+        # long enough for the first process to fetch the data; that one has died torchrun notices sooner
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=1))
+    except (RuntimeError, ValueError) as error:
+        raise OSError(f"the {team.size} processes of WORLD_SIZE cannot meet: {str(error).splitlines()[0]}") from None
+    try:
+        yield team
     finally:
         distributed.destroy_process_group()
 

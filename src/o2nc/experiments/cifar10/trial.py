@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_map_only
 
 from o2nc.batchnorm import recalibrated
 from o2nc.certified import Certified
@@ -99,6 +100,11 @@ class Trial:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of that, which the next steps leave alone."""
+        with self.here():
+            return tree_map_only(Tensor, Tensor.clone, self.state())
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from there; before the first step."""

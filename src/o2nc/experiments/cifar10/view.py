@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from o2nc.experiments.cifar10.entry import differences
 from o2nc.experiments.cifar10.rows import Row, untidy
 
 Arms = dict[str, list[list[Row]]]  # an arm's trials, a trial's rows in the order of its epochs
@@ -166,9 +167,11 @@ def markdown(record: dict[str, Any], *, c: float = 1.0) -> str:
     total = NONE if record["seconds"] is None else clock(record["seconds"])
     head, body = contents(rows, c)
     warning = ["", f"**Not complete: {done} trials are over.** These are the figures so far."]
+    differ = differences(trials)
     lines = [
         "# CIFAR-10 with ResNet-18",
         *([] if record["complete"] else warning),
+        *(["", f"**Not all trained alike:** {differ}."] if differ else []),
         "",
         f"- command: `{about['command']}`",
         f"- on: {', '.join(places)}",
