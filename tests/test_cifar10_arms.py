@@ -260,6 +260,12 @@ def test_an_option_given_twice_is_refused():
         ("sgdm(lr=-1)", "learning rate: -1"),
         ("sgdm+uniform(low=1)", "support of s must start at 0"),
         ("SGDM", "in small letters"),
+        ("sgdm+exponential(shape=1)", "exponential has no shape, but rate"),
+        ("sgdm+gamma(mean=1)", "gamma has no mean, but shape, scale"),
+        ("sgdm(lr=0.1", "a closing parenthesis is missing"),
+        ("sgdm+weibull(shape=1.5", "a closing parenthesis is missing"),
+        ("sgdm(momentum=2)", "momentum must be a number in [0, 1), got 2"),
+        ("sgdm(momentum=1)", "momentum must be a number in [0, 1), got 1"),
     ],
 )
 def test_refusals_say_what_can_be_asked_for(text, said):

@@ -125,6 +125,14 @@ def test_a_missing_data_set_tells_both_ways_to_get_it(place, tmp_path):
 
 
 @both_layouts
+def test_an_archive_that_was_not_unpacked_is_named(layout, tmp_path):
+    archive = tmp_path / layout.url.rpartition("/")[2]
+    archive.write_bytes(b"")
+    with refused(f"{archive} is not unpacked: tar -xzf {archive.name}"):
+        load(tmp_path)
+
+
+@both_layouts
 @pytest.mark.parametrize("missing", [[3], [2, 5]])
 def test_missing_files_are_listed(missing, layout, tmp_path):
     folder = write(tmp_path / layout.folder, layout)

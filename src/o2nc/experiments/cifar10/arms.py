@@ -116,12 +116,20 @@ def parse(text: str) -> Arm:
     if unknown:
         raise ValueError(f"arm {text!r}: {name} has no {', '.join(unknown)}, but {', '.join(DEFAULTS[name])}")
     wanted, given, end = _split(rest[1:], text) if rest[:1] == "+" else ("", {}, rest)
+    if end.startswith("(") and ")" not in end:
+        raise ValueError(f"arm {text!r}: a closing parenthesis is missing")
     if end or (wanted and wanted not in LAWS):
         raise ValueError(f"arm {text!r}: after the optimizer comes nothing, or '+' and one of {', '.join(LAWS)}")
+    unknown = given.keys() - {f.name for f in fields(LAWS[wanted][0])} if wanted else set()
+    if unknown:
+        own = ", ".join(f.name for f in fields(LAWS[wanted][0]))
+        raise ValueError(f"arm {text!r}: {wanted} has no {', '.join(unknown)}, but {own}")
     try:  # laws and optimizers know best what they take
         law = LAWS[wanted][0](**LAWS[wanted][1] | given) if wanted else None
         arm = Arm(compact, name, DEFAULTS[name] | options, law)
         checks.non_negative("weight_decay", arm.options["weight_decay"])
+        if name == "sgdm":  # torch takes more, with which nothing can converge
+            checks.number("momentum", arm.options["momentum"], "a number in [0, 1)", lambda v: 0 <= v < 1)
         x = torch.nn.Parameter(torch.zeros(1))
         x.grad = torch.ones(1)
         arm.make([x], 0.9, 0, x.device).step()
