@@ -203,6 +203,23 @@ def test_without_a_standard_output(ask, files, tmp_path, undrawn, monkeypatch):
     assert ask(*arguments(files, tmp_path, *SHORT)) == (0, "", "")
 
 
+def test_a_diverged_arm_has_one_sign_everywhere(ask, files, tmp_path, undrawn):
+    code, out, _ = ask(*arguments(files, tmp_path, "--arm", "sgdm(lr=1e20)", *SHORT[2:]))
+    assert code == 0
+    text = (tmp_path / "cifar10.md").read_text(encoding="utf-8")
+    (line,) = (line for line in text.splitlines() if line.startswith("| sgdm(lr=1e20) |"))
+    shown = " ".join(line for line in out.splitlines() if line.startswith(" sgdm(lr=1e20)"))
+    assert shown.split()[1:5] == [cell.strip() for cell in line.split("|")[2:6]]
+
+
+def test_the_setting_is_in_titles_and_notes(ask, files, tmp_path, undrawn, monkeypatch):
+    titles, figure = [], pictures.figure
+    monkeypatch.setattr(pictures, "figure", lambda rows, title: titles.append(title) or figure(rows, title))
+    _, out, _ = ask(*arguments(files, tmp_path, *SHORT, "--limit", 40))
+    assert titles == ["CIFAR-10, ResNet-18, batch 32, width 2, limit 40"]
+    assert "not in this setting (epochs 2, batch 32, width 2, limit 40)" in " ".join(out.split())
+
+
 def test_limit(ask, files, tmp_path, undrawn, monkeypatch):
     sizes, to_device = [], command.to_device
     monkeypatch.setattr(

@@ -194,6 +194,38 @@ def test_nothing_is_cut_off(arms, width):
     assert sum(line.startswith("paper ") for line in lines) == 2
 
 
+@pytest.mark.parametrize("width", [20, 30, 40, 50, 60, 70])
+def test_where_there_is_no_room_no_number_is_cut(width):
+    rows = rising(SIX[:2], seeds=3, epochs=200)
+    text = shown(rows, width)
+    assert "…" not in text
+    assert max(map(cell_len, text.splitlines())) <= width
+    joined = " ".join(text.split())
+    for arm, means in view.best(rows).items():
+        assert arm in joined
+        assert view.written(means.test_accuracy, 1e2) in joined
+    assert "9.55 ± 0.37" in joined
+    if width < 60:
+        assert f"{SIX[0]} train loss ×10⁻⁴: " in joined  # a list, arm by arm
+    assert "paper: its Table 1" in joined
+
+
+def test_huge_numbers_have_a_power_of_ten():
+    assert view.written(view.Mean(1.234e12, 5.6e11), decimals=6, digits=3) == "1.2e+12 ± 5.6e+11"
+    assert view.written(view.Mean(123456.0)) == "123456"
+    assert view.written(view.Mean(1e305, 0.0), 1e4) == "inf"
+    rows = [make("x+", s, gradient=1e300, spread=8e307) for s in (0, 1)]
+    assert "8.0e+307 ± " in shown(rows, 80)
+
+
+def test_the_note_says_what_is_not_the_papers():
+    assert view.note({}) == view.note({"epochs": 200, "width": 64, "limit": None, "average": 0.9}) == view.NOTE
+    other = "not in this setting (epochs 2, width 8, limit 2000)"
+    assert view.note({"limit": 2000, "epochs": 2, "batch": 128, "width": 8}).endswith(f"3 trials, {other}")
+    text = view.markdown(record([make()], settings={"epochs": 2, "width": 8, "limit": 2000}))
+    assert other in text
+
+
 def test_a_long_name_is_folded():
     name = "-".join(SIX)
     rows = rising([name], seeds=3, epochs=200)
@@ -313,10 +345,47 @@ def test_one_epoch_is_a_point():
     assert long.axes[0].get_lines()[0].get_marker() in (None, "None", "")
 
 
-def test_up_to_eight_arms_have_their_own_colours():
-    rows = [make(arm=f"arm {i}") for i in range(8)]
-    lines = pictures.figure(rows).axes[0].get_lines()
-    assert len({line.get_color() for line in lines}) == 8
+def test_up_to_eight_arms_have_their_own_colours_and_three_times_as_many_their_own_style():
+    arms = view.by_arm([make(arm=f"arm {i}") for i in range(24)])
+    lines = pictures.legend(arms)
+    assert len({line.get_color() for line in lines[:8]}) == 8
+    assert len({(line.get_color(), line._unscaled_dash_pattern) for line in lines}) == 24
+
+
+@pytest.mark.parametrize("names", [[f"scale-free(lr=0.00{i})+exponential" for i in range(12)], ["s" * 200, "sgdm"]])
+def test_the_legend_stays_in_the_picture(names):
+    rows = rising(names, seeds=1, epochs=2)
+    rows = [row._replace(gradient=1.0, spread=1.0) for row in rows]
+    for picture in (pictures.figure(rows), pictures.certificates(rows)):
+        picture.draw_without_rendering()
+        frame, box = picture.bbox, picture.legends[0].get_window_extent()
+        assert frame.x0 <= box.x0 < box.x1 <= frame.x1
+        assert all(axes.get_window_extent().height > 0.2 * frame.height for axes in picture.axes)
+
+
+def test_a_diverged_arm_is_called_so():
+    rows = trial("x", 0, [0.5, 0.6]) + trial("y", 0, [0.5, 0.6])
+    rows[-1] = rows[-1]._replace(train_loss=None)
+    assert [line.get_label() for line in pictures.legend(view.by_arm(rows))] == ["x", "y (diverged)"]
+
+
+def test_under_a_power_of_ten_ticks_are_plain_numbers():
+    picture = pictures.figure(trial("x", 0, [0.2, 0.4, 0.6]))
+    picture.draw_without_rendering()
+    axes = picture.axes[0]
+    low, high = axes.get_ylim()
+    ticks = [label.get_text() for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+    assert len(ticks) >= 3
+    assert all(0.4 <= float(tick) <= 0.8 for tick in ticks)
+    assert not axes.yaxis.get_minorticklocs().size
+    assert picture.axes[0].get_xlim()[0] > 0.5  # few epochs: from the first
+
+
+def test_the_title_is_the_one_that_is_given():
+    rows = rising(["x+"], 1, 2)
+    for picture in (pictures.figure(rows, "Small"), pictures.certificates(rows, 1.0, "Small")):
+        assert picture.get_suptitle() == "Small: one trial per arm"
+    assert pictures.figure(rows).get_suptitle().startswith("CIFAR-10, ResNet-18: ")
 
 
 def test_the_end_of_a_long_run_is_enlarged_unless_a_curve_is_in_the_way():

@@ -22,6 +22,7 @@ from o2nc.experiments.cifar10.download import download
 from o2nc.experiments.cifar10.entry import differences
 from o2nc.experiments.cifar10.feed import to_device
 from o2nc.experiments.cifar10.rows import untidy
+from o2nc.experiments.cifar10.settings import unlike_paper
 from o2nc.experiments.cifar10.store import Store
 from o2nc.experiments.cifar10.team import Team, called, join
 from o2nc.experiments.commands import console_for, say_files
@@ -112,7 +113,7 @@ def _run(
         if team.rank == 0:
             found = plan.results(entries, about)
             files = _write(found, asked)
-            console.print(view.table(untidy(found), c=asked.c))
+            console.print(view.table(untidy(found), c=asked.c, note=view.note(found["settings"])))
             differ = differences(found["trials"])
             if differ:
                 console.print(f"not all trained alike: {differ}", markup=False, soft_wrap=True)
@@ -186,8 +187,10 @@ def _write(found: dict[str, Any], asked: Asked) -> list[Path]:
     files = [out / "cifar10.json", out / "cifar10.md"]
     record.write(files[0], found)
     record.write_text(files[1], view.markdown(found, c=asked.c))
-    files += pictures.save(pictures.figure(rows), out, "cifar10")
-    certificates = pictures.certificates(rows, asked.c)
+    others = unlike_paper(found["settings"])
+    title = ", ".join([pictures.TITLE, *(f"{key} {value}" for key, value in others.items() if key != "epochs")])
+    files += pictures.save(pictures.figure(rows, title), out, "cifar10")
+    certificates = pictures.certificates(rows, asked.c, title)
     if certificates is None:
         for old in (out / "certificates.png", out / "certificates.svg"):
             old.unlink(missing_ok=True)

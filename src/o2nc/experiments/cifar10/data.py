@@ -164,9 +164,7 @@ def _find(folder: Path) -> tuple[Layout, Path]:
     problem = begun or f"there is no CIFAR-10 in {folder}"
     for archive in (folder / layout.url.rpartition("/")[2] for layout in (BINARY, PYTHON)):
         if archive.is_file():
-            raise DataError(
-                f"{archive} is not unpacked: tar -xzf {archive.name} there, then the same command"
-            )
+            raise DataError(f"{archive} is not unpacked: tar -xzf {archive.name} there, then the same command")
     raise DataError(
         f"{problem}: name the folder of the official files, of the binary or the python version, with --data DIR, "
         "or have them fetched with --download"

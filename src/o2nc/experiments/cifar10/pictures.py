@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
 from o2nc.experiments.cifar10.rows import Row
 from o2nc.experiments.cifar10.view import Arms, by_arm, certificate
@@ -21,9 +22,10 @@ from o2nc.experiments.record import write_bytes
 Read = Callable[[Row], float | None]
 
 COLOURS = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, BLACK, GREY)
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1)))  # in turn, so that equal curves are both seen
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1)), (0, (6, 1, 1, 1)))  # in turn: equal curves are all seen, styles unlike
 HOLLOW: dict[str, Any] = {"linestyle": ":", "marker": "o", "markersize": 5, "markerfacecolor": "white"}  # x̄
 FEW = 20  # up to so many epochs curves have markers
+LETTERS = 11  # of a legend's text, per inch
 LATE = 0.75  # the share of the epochs from which on accuracies are enlarged
 
 
@@ -48,6 +50,7 @@ FIGURE = (
     Panel("Train accuracy", (lambda row: row.train_accuracy,)),
     Panel("Test accuracy", (lambda row: row.test_accuracy,), enlarged=True),
 )
+TITLE = "CIFAR-10, ResNet-18"
 AVERAGE = Line2D([], [], color=GREY, **HOLLOW, label="x̄, BatchNorm made anew")
 
 
@@ -65,7 +68,7 @@ def certificate_panels(c: float) -> tuple[Panel, ...]:
     )
 
 
-def figure(rows: Sequence[Row]) -> Figure:
+def figure(rows: Sequence[Row], title: str = TITLE) -> Figure:
     """Draw Figure 1: train loss, train accuracy and test accuracy over the epochs, the end of the last enlarged.
 
     Lines are means over an arm's trials, bands one standard deviation to either side, at the epochs that all trials
@@ -73,11 +76,11 @@ def figure(rows: Sequence[Row]) -> Figure:
     """
     picture = Figure(figsize=(13, 4.4), dpi=150, layout="constrained")
     arms = by_arm(rows)
-    _fill(picture, picture.subplots(1, 3), FIGURE, arms, legend(arms))
+    _fill(picture, picture.subplots(1, 3), FIGURE, arms, legend(arms), title)
     return picture
 
 
-def certificates(rows: Sequence[Row], c: float = 1.0) -> Figure | None:
+def certificates(rows: Sequence[Row], c: float = 1.0, title: str = TITLE) -> Figure | None:
     """Draw ‖ḡ‖, V and ‖ḡ‖ + cV over the epochs, and the test accuracy of x̄ beside that of the last iterate.
 
     Arms that keep no averages are left out, with the colours of the others unchanged; None if no arm keeps them.
@@ -86,7 +89,7 @@ def certificates(rows: Sequence[Row], c: float = 1.0) -> Figure | None:
     if not any(arms.values()):
         return None
     picture = Figure(figsize=(11, 7.6), dpi=150, layout="constrained")
-    _fill(picture, picture.subplots(2, 2).flat, certificate_panels(c), arms, [*legend(arms), AVERAGE])
+    _fill(picture, picture.subplots(2, 2).flat, certificate_panels(c), arms, [*legend(arms), AVERAGE], title)
     return picture
 
 
@@ -102,21 +105,40 @@ def draw(axes: Axes, panel: Panel, arms: Arms) -> None:
         _draw(axes, arms, read, log=panel.log, hollow=i > 0)
     if panel.enlarged:
         _enlarge(axes, arms, *panel.reads)
+    low, high = axes.get_ylim()
+    if panel.log and high < 10 * low:  # with hardly a power of ten in sight
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("epochs")
 
 
-def _fill(picture: Figure, panels: Iterable[Axes], drawn: Sequence[Panel], arms: Arms, handles: list[Line2D]) -> None:
+def _fill(
+    picture: Figure,
+    panels: Iterable[Axes],
+    drawn: Sequence[Panel],
+    arms: Arms,
+    handles: list[Line2D],
+    title: str,
+) -> None:
     for axes, panel in zip(panels, drawn, strict=True):
         draw(axes, panel, arms)
         axes.set_title(panel.title, fontsize=11)
-    picture.suptitle(f"CIFAR-10, ResNet-18: {over_trials(arms)}", fontsize=14, fontweight="bold")
-    columns = len(handles) if len(handles) <= 5 else -(-len(handles) // 2)
-    picture.legend(handles=handles, loc="outside lower center", ncols=max(columns, 1), frameon=False)
+    picture.suptitle(f"{title}: {over_trials(arms)}", fontsize=14, fontweight="bold")
+    wide, high = picture.get_size_inches()
+    room = int(wide * LETTERS)
+    for handle in handles:
+        handle.set_label("\n".join(wrap(str(handle.get_label()), room - 6)))
+    longest = max((len(line) for handle in handles for line in str(handle.get_label()).split("\n")), default=0)
+    columns = max(1, min(len(handles), room // (longest + 6)))
+    picture.set_size_inches(wide, high + 0.2 * max(0, -(-len(handles) // columns) - 2))
+    picture.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _draw(axes: Axes, arms: Arms, read: Read, *, log: bool = False, hollow: bool = False) -> None:
     final = _final(arms)
-    axes.set_xlim(0, 1.03 * max(final, 1))
+    margin = 0.03 * final if final > 1 else 0.5
+    axes.set_xlim(1 - margin if 0 < final <= FEW else 0, max(final, 1) + margin)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if log:
         axes.set_yscale("log")
@@ -171,7 +193,17 @@ def _final(arms: Arms) -> int:
 def legend(arms: Arms) -> list[Line2D]:
     """Return a line for every arm that has trials."""
     styles = zip(arms.items(), cycle(COLOURS), cycle(DASHES))
-    return [Line2D([], [], color=colour, linestyle=dash, label=arm) for (arm, own), colour, dash in styles if own]
+    return [
+        Line2D([], [], color=colour, linestyle=dash, label=f"{arm} (diverged)" if diverged(own) else arm)
+        for (arm, own), colour, dash in styles
+        if own
+    ]
+
+
+def diverged(trials: Sequence[Sequence[Row]]) -> bool:
+    """Say whether a trial has ended without a loss."""
+    losses = [trial[-1].train_loss for trial in trials]
+    return any(loss is None or not math.isfinite(loss) for loss in losses)
 
 
 def over_trials(arms: Arms) -> str:

@@ -1,7 +1,9 @@
 """What all trials of a run have in common."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,9 @@ class Settings:
     def averages_are_due(self, epoch: int) -> bool:
         """Say whether x̄ is evaluated when so many epochs are over: ten times, and at the end."""
         return epoch == self.epochs or epoch % max(1, self.epochs // 10) == 0
+
+
+def unlike_paper(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a record's settings have that is not the paper's; the discount of x̄ is not in the paper."""
+    usual, named = asdict(Settings()), ("epochs", "batch", "width", "limit")
+    return {key: settings[key] for key in named if settings.get(key, usual[key]) != usual[key]}

@@ -30,7 +30,11 @@ def tell(record: dict[str, Any]) -> Story:
     """Return the story of `cifar10.json`."""
     rows = untidy(record)
     c = record["circumstances"].get("c", 1.0)
-    return Story("ResNet-18 on CIFAR-10", _summary(record, rows), sections(rows, c) if rows else ())
+    return Story(
+        "ResNet-18 on CIFAR-10",
+        _summary(record, rows),
+        sections(rows, c, view.note(record.get("settings", {}))) if rows else (),
+    )
 
 
 def _summary(record: dict[str, Any], rows: list[Row]) -> str:
@@ -47,7 +51,7 @@ def _summary(record: dict[str, Any], rows: list[Row]) -> str:
     )
 
 
-def sections(rows: list[Row], c: float) -> list[Section]:
+def sections(rows: list[Row], c: float, note: str) -> list[Section]:
     """Return Figure 1 with Table 1, and what the averages tell."""
     arms, kept = view.by_arm(rows), pictures.averaging(rows)
     found = [
@@ -61,7 +65,7 @@ def sections(rows: list[Row], c: float) -> list[Section]:
                 for panel in pictures.FIGURE
             ],
             legend=pictures.legend(arms),
-            tables=[wide_table(rows, c)],
+            tables=[wide_table(rows, c, note=note)],
         )
     ]
     if any(kept.values()):

@@ -15,11 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from o2nc.experiments.cifar10.entry import differences
+from o2nc.experiments.cifar10.fitting import Fitting, least_width
 from o2nc.experiments.cifar10.rows import Row, untidy
+from o2nc.experiments.cifar10.settings import unlike_paper
 
 Arms = dict[str, list[list[Row]]]  # an arm's trials, a trial's rows in the order of its epochs
 
 NONE, PRINTED = "–", "  paper"
+HUGE = 6  # the power of ten from which on numbers are written with one
 
 
 class Mean(NamedTuple):
@@ -57,6 +60,12 @@ NOTE = (
     "statistics made anew; mean ± standard deviation (n − 1) over the trials; nan: a trial diverged; "
     "paper: its Table 1, 3 trials"
 )
+
+
+def note(settings: Mapping[str, Any]) -> str:
+    """Return what stands below the table of a record with these settings."""
+    others = ", ".join(f"{key} {value}" for key, value in unlike_paper(settings).items())
+    return f"{NOTE}, not in this setting ({others})" if others else NOTE
 
 
 def best(rows: Sequence[Row]) -> dict[str, Best]:
@@ -103,17 +112,20 @@ def _number(value: float | None) -> float:
 
 
 def _mean(values: Sequence[float]) -> Mean:
-    with np.errstate(invalid="ignore"):  # inf − inf
+    with np.errstate(invalid="ignore", over="ignore"):  # inf − inf, and what comes near
         return Mean(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 def written(mean: Mean | None, scale: float = 1.0, *, decimals: int = 2, digits: int = 4) -> str:
-    """Write a mean to at most so many decimals and digits, its deviation to as many decimals."""
-    if mean is None or not math.isfinite(mean.value):
-        return NONE if mean is None else f"{mean.value}"
+    """Write a mean to at most so many decimals and digits, its deviation to as many; what is huge as 1.2e+09."""
+    if mean is None:
+        return NONE
     value = scale * mean.value
-    places = max(0, min(decimals, digits - 1 - math.floor(math.log10(abs(value) or 1.0))))
-    return f"{value:.{places}f}" + ("" if mean.deviation is None else f" ± {scale * mean.deviation:.{places}f}")
+    if not math.isfinite(value):
+        return f"{value}"
+    power = math.floor(math.log10(abs(value) or 1.0))
+    form = f".{max(0, min(decimals, digits - 1 - power))}f" if power < HUGE else ".1e"
+    return f"{value:{form}}" + ("" if mean.deviation is None else f" ± {scale * mean.deviation:{form}}")
 
 
 def contents(rows: Sequence[Row], c: float, printed: Mapping[str, Best] = PAPER) -> tuple[list[str], list[list[str]]]:
@@ -134,10 +146,25 @@ def contents(rows: Sequence[Row], c: float, printed: Mapping[str, Best] = PAPER)
 
 
 def table(rows: Sequence[Row], *, c: float = 1.0, printed: Mapping[str, Best] = PAPER, note: str = NOTE) -> Table:
-    """Return Table 1 beside the printed figures, and below it what the paper does not have; 80 columns hold it."""
+    """Return Table 1 beside the printed figures, and below it what the paper does not have.
+
+    80 columns hold it; where numbers would be cut, it is a list.
+    """
     head, body = contents(rows, c, printed)
     first, second = slice(0, len(HEAD)), slice(len(HEAD), None)
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=note, caption_justify="left")
+    pairs = zip(range(1, len(HEAD)), range(len(HEAD), len(head)), strict=True)  # the second part is below the first
+    least = least_width(*([cells[i] for cells in (head, *body) for i in pair] for pair in pairs))
+    labels = [name.replace("\n", " ") for name in head]
+    blocks = [(arm, zip(labels[1:], cells, strict=True)) for arm, *cells in body]
+    grid = Fitting(
+        least,
+        [(arm, [(label, cell) for label, cell in lines if cell != NONE]) for arm, lines in blocks],
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        caption=note,
+        caption_justify="left",
+    )
     for i, name in enumerate(head[first]):
         grid.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold", vertical="bottom")
     for arm, *cells in (cells[first] for cells in body):
@@ -182,7 +209,8 @@ def markdown(record: dict[str, Any], *, c: float = 1.0) -> str:
         f"|---|{'--:|' * (len(head) - 1)}",
         *(f"| {' | '.join(cell.strip().replace('|', '∣') for cell in cells)} |" for cells in body),
     ]
-    return "\n".join([*lines, "", f"{NOTE[0].upper()}{NOTE[1:]}.", ""])
+    below = note(record["settings"])
+    return "\n".join([*lines, "", f"{below[0].upper()}{below[1:]}.", ""])
 
 
 def line(row: Row, epochs: int, images_per_second: float, left: float | None) -> str:
