@@ -31,8 +31,6 @@ class Keeper:
         """Keep the state of a trial as it was at the end of its last epoch."""
         while len(self.writing) >= self.most:
             self.writing.pop(0).result()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # the state was copied on the trial's own stream
         record = tree_map_only(torch.Tensor, torch.Tensor.cpu, entry.record()) | {"settings": self.common}
         self.writing.append(self.thread.submit(self._write, entry, record))
 

@@ -187,7 +187,7 @@ class Table:
             with self._refused(entry.name):
                 trial.restore(state)
         if images.train.is_cuda:
-            torch.cuda.synchronize()  # its own stream must not overtake what was just made
+            torch.cuda.synchronize(images.train.device)  # its own stream must not overtake what was just made
         return trial
 
     def _epoch(self, active: list[tuple[Entry, Trial]], waiting: list[Entry], tell: Callable[[News], object]) -> None:

@@ -104,7 +104,10 @@ class Trial:
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of that, which the next steps leave alone."""
         with self.here():
-            return tree_map_only(Tensor, Tensor.clone, self.state())
+            copied = tree_map_only(Tensor, Tensor.clone, self.state())
+        if self.stream is not None:
+            self.stream.synchronize()  # for whoever reads it on another one
+        return copied
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from there; before the first step."""
