@@ -23,7 +23,7 @@ SEEDS = 3
 ROUNDS = 41  # odd, so that the median is one of them
 OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "scale-free", "coin-betting")
 LAWS = ("exponential", "uniform", "weibull", "gamma")
-LARGEST_SEED = 2**62  # torch takes no larger ones than 2^64
+LARGEST_SEED = 2**32  # torch takes no larger ones than 2^64, people no longer ones
 TERMINATED = 143  # the exit code of a process that SIGTERM ends
 WORKERS = min(os.cpu_count() or 1, 8)
 
@@ -41,6 +41,7 @@ def main() -> None:
     try:
         code = build_app()(prog_name="o2nc", standalone_mode=False)
     except KeyboardInterrupt:
+        print("o2nc: interrupted", file=sys.stderr)
         code = 130
     except OSError as error:
         print(f"o2nc: {error}", file=sys.stderr)
@@ -141,7 +142,10 @@ def build_app() -> "typer.Typer":
             list[str] | None, typer.Argument(help="Names of checks, or how they begin; all if none.")
         ] = None,
         out: Annotated[
-            Path | None, typer.Option(help="Folder for verify.json, verify.md and report.html.", file_okay=False)
+            Path | None,
+            typer.Option(
+                help="Folder for verify.json, verify.md and report.html.", parser=_named_folder, metavar="<dir>"
+            ),
         ] = None,
         seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
         workers: Annotated[int, typer.Option(help="Processes.", min=1)] = WORKERS,
@@ -162,7 +166,10 @@ def build_app() -> "typer.Typer":
     @app.command()
     def rates(
         out: Annotated[
-            Path, typer.Option(help="Folder for rates.json, pictures and report.html.", file_okay=False)
+            Path,
+            typer.Option(
+                help="Folder for rates.json, pictures and report.html.", parser=_named_folder, metavar="<dir>"
+            ),
         ] = Path("o2nc-rates"),
         seed: Annotated[int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
         seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 8,
@@ -196,7 +203,10 @@ def build_app() -> "typer.Typer":
         device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")] = None,
         training: Annotated[bool, typer.Option("--training", help="Time training steps of ResNet-18, too.")] = False,
         out: Annotated[
-            Path | None, typer.Option(help="Folder for bench.json, bench.md and report.html.", file_okay=False)
+            Path | None,
+            typer.Option(
+                help="Folder for bench.json, bench.md and report.html.", parser=_named_folder, metavar="<dir>"
+            ),
         ] = None,
         seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
         quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
@@ -223,9 +233,9 @@ def build_app() -> "typer.Typer":
             bool,
             typer.Option("--download", help="Fetch them (170 MB) if they are missing, to OUT/data without --data."),
         ] = False,
-        out: Annotated[
-            Path, typer.Option(help="Folder of the run.", parser=_named_folder, metavar="<dir>")
-        ] = Path("o2nc-cifar10"),
+        out: Annotated[Path, typer.Option(help="Folder of the run.", parser=_named_folder, metavar="<dir>")] = Path(
+            "o2nc-cifar10"
+        ),
         arm: Annotated[
             list[str] | None,
             typer.Option(
@@ -290,7 +300,7 @@ def build_app() -> "typer.Typer":
     def report(
         folders: Annotated[
             list[Path],
-            typer.Argument(help="Folders of results, or single files of them.", metavar="DIR…"),
+            typer.Argument(help="Folders of results, or single files of them.", metavar="DIR"),
         ],
         out: Annotated[
             Path | None,
