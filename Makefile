@@ -2,24 +2,37 @@
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+LIGHT := $(VENV)/.installed-experiments
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo verify rates test test-slow test-gpu check format bench docs package clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "o2nc needs Python 3.11 or later: make PYTHON=python3.12, say")'
+	$(PYTHON) -m venv $(VENV)
+
+# all that the tests need
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV), which takes some minutes the first time"
+	$(INSTALL) -e '.[dev]'
+	touch $@ $(LIGHT)
+
+# all that the command line needs
+$(LIGHT): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV), which takes a minute or two the first time"
+	$(INSTALL) -e '.[experiments]'
 	touch $@
 
-demo: $(STAMP)
+demo: $(LIGHT)
 	$(BIN)/o2nc demo
 
-verify: $(STAMP)
+verify: $(LIGHT)
 	$(BIN)/o2nc verify
 
-rates: $(STAMP)
+rates: $(LIGHT)
 	$(BIN)/o2nc rates
 
 # a process per core, each with one thread: most tests are too small for more
@@ -51,7 +64,7 @@ bench: $(STAMP)
 package: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m build
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt twine
+	$(INSTALL) twine
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tests/installed.py dist/*
 

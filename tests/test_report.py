@@ -148,11 +148,11 @@ def test_a_folder_has_its_report_inside(tmp_path):
         ("{}", "has no results"),
         ('{"circumstances": {"command": 3}}', "has no results"),
         ('{"circumstances": {"command": "o2nc plan --eps 1"}}', "has no results"),
-        ('{"circumstances": {"command": "o2nc verify"}}', "not as this version makes them"),
-        ('{"circumstances": {"command": "o2nc rates"}, "curves": [{}]}', "not as this version makes them"),
-        ('{"circumstances": {"command": "o2nc bench"}, "steps": 3}', "not as this version makes them"),
-        ('{"circumstances": {"command": "o2nc cifar10"}, "columns": [], "rows": [1]}', "not as this version"),
-        ('{"circumstances": {"command": "o2nc demo"}, "complete": true}', "not as this version makes them"),
+        ('{"circumstances": {"command": "o2nc verify"}}', "that this version can show"),
+        ('{"circumstances": {"command": "o2nc rates"}, "curves": [{}]}', "that this version can show"),
+        ('{"circumstances": {"command": "o2nc bench"}, "steps": 3}', "that this version can show"),
+        ('{"circumstances": {"command": "o2nc cifar10"}, "columns": [], "rows": [1]}', "that this version can show"),
+        ('{"circumstances": {"command": "o2nc demo"}, "complete": true}', "that this version can show"),
     ],
 )
 def test_files_that_cannot_be_shown_are_named(tmp_path, contents, message):
@@ -162,6 +162,45 @@ def test_files_that_cannot_be_shown_are_named(tmp_path, contents, message):
         write([path], tmp_path / "out.html")
     assert str(path) in str(caught.value)
     assert not (tmp_path / "out.html").exists()
+
+
+def test_pictures_that_cannot_be_drawn_are_an_error_of_their_file(tmp_path):
+    record = load("demo.json")
+    record["climber"]["runs"][0]["values"] = [1.0]
+    (tmp_path / "demo.json").write_text(json.dumps(record))
+    with pytest.raises(OSError, match=r"demo\.json is no record of o2nc demo that this version can show"):
+        write([tmp_path])
+
+
+def test_other_files_of_a_folder_are_left_out(tmp_path, capsys):
+    shutil.copy(RESULTS / "verify.json", tmp_path)
+    (tmp_path / "notes.json").write_text("{bad")
+    (tmp_path / "folder.json").mkdir()
+    write([tmp_path])
+    told = capsys.readouterr().err
+    assert "left out" in told
+    assert "notes.json is damaged" in told
+    assert "folder.json is no file" in told
+
+
+@pytest.mark.parametrize("name", ["verify.json", "../here/verify.json"])
+def test_a_record_is_never_overwritten(tmp_path, name):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    shutil.copy(RESULTS / "verify.json", folder)
+    with pytest.raises(OSError, match="one of the results to be shown"):
+        write([folder], folder / name)
+    assert (folder / "verify.json").read_bytes() == (RESULTS / "verify.json").read_bytes()
+
+
+def test_folders_of_the_same_name_are_told_apart(tmp_path):
+    places = [tmp_path / side / "run" for side in ("left", "right")]
+    for place in places:
+        place.mkdir(parents=True)
+        shutil.copy(RESULTS / "verify.json", place)
+    text = Text_(write(places, tmp_path / "both.html").read_text(encoding="utf-8")).text
+    assert "left/run/verify.json" in text
+    assert "right/run/verify.json" in text
 
 
 def test_every_kind_of_record_has_a_teller():

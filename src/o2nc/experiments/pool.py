@@ -1,10 +1,12 @@
 """Jobs side by side, one thread each: small tensors gain nothing from more, and two jobs then do not fight."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -35,7 +37,8 @@ def run(
     reported = 0
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(counter,))
     try:
-        waiting: set[Future[T]] = {pool.submit(_work, job) for job in jobs}
+        with _deaf():
+            waiting: set[Future[T]] = {pool.submit(_work, job) for job in jobs}
         while waiting:
             done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
             now = counter.value
@@ -50,6 +53,19 @@ def run(
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Have processes that are begun in here ignore Ctrl-C, from their first moment on: this one will tell them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    listening = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, listening)
 
 
 def _begin(counter: Any) -> None:

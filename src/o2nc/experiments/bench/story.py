@@ -64,7 +64,7 @@ def _picture(model: str, rows: Sequence[Row]) -> Picture:
         f"{rows[0].tensors:,} tensors, {rows[0].numbers:,} numbers. Milliseconds, shorter is better; the thin line "
         "spans half of all steps."
     )
-    return Picture(model, says, partial(_bars, rows=rows), size=(6.0, 0.7 + 0.27 * len(rows)))
+    return Picture(model, says, partial(_bars, rows=rows), size=(5.4, 0.7 + 0.25 * len(rows)))
 
 
 def _bars(axes: Axes, rows: Sequence[Row]) -> None:

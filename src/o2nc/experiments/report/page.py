@@ -18,7 +18,7 @@ from rich.text import Text
 
 from o2nc.experiments import colours
 from o2nc.experiments.report.stories import kind_of, tell
-from o2nc.experiments.report.story import Picture, Story
+from o2nc.experiments.report.story import Picture
 
 TONES = {"red": "wrong", "dim": "faint", "bold": "strong"}  # what a terminal has as a style
 # a picture is drawn once: what is black or white in it, and our colours, are the page's to choose
@@ -26,17 +26,23 @@ ROLES = {colours.BLACK: "currentColor", "#ffffff": "var(--card)"} | {
     getattr(colours, name).lower(): f"var(--{name.lower()})"
     for name in ("BLUE", "VERMILION", "GREEN", "GREY", "PINK", "ORANGE", "SKY")
 }
-STYLE: Any = {"svg.fonttype": "none", "font.size": 10.0, "svg.hashsalt": "o2nc"}
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 10.5,
+    "svg.hashsalt": "o2nc",
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+}
 
 
 @dataclass(frozen=True)
 class Told:
-    """A record with its story; its name in the page, and the file and folder where it is."""
+    """A record as a part of the page: its name there, the file, the title, and the whole of it."""
 
     name: str
     place: str
-    story: Story
-    record: dict[str, Any]
+    title: str
+    article: Markup
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,6 @@ def page(records: Mapping[Path, dict[str, Any]]) -> str:
     Raises:
         OSError: a record is not as this version makes them; the text names its file.
     """
-    groups: dict[str | None, list[Told]] = {}
-    for i, (path, record) in enumerate(records.items()):
-        try:
-            told = Told(f"record-{i}", str(Path(path.parent.name) / path.name), tell(record), record)
-        except ValueError as error:
-            raise OSError(f"{path} is {error}") from error
-        groups.setdefault(kind_of(record), []).append(told)
     environment = Environment(
         loader=PackageLoader("o2nc.experiments.report", "."),
         autoescape=True,
@@ -78,9 +77,30 @@ def page(records: Mapping[Path, dict[str, Any]]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"lines": lines, "notes": notes, "head": head, "svg": svg, "about": about, "key": key}
+    groups: dict[str | None, list[Told]] = {}
     several = len(records) > 1
-    title = "Results" if several else told.story.title
+    level = 3 if several else 2  # of the sections' headings
+    for i, ((path, record), place) in enumerate(zip(records.items(), _places(records), strict=True)):
+        kind, name = kind_of(record), f"record-{i}"
+        try:
+            story = tell(record)
+            article = environment.get_template("record.html").render(
+                name=name, place=place, story=story, record=record, several=several, level=level
+            )
+        except Exception as error:  # whatever somebody has written into it
+            raise OSError(f"{path} is no record of o2nc {kind} that this version can show ({error!r})") from error
+        groups.setdefault(kind, []).append(Told(name, place, story.title, Markup(article)))
+    title = f"Results: {', '.join(map(str, groups))}" if several else story.title
     return environment.get_template("page.html").render(title=title, several=several, groups=list(groups.values()))
+
+
+def _places(paths: Iterable[Path]) -> list[str]:
+    """Return the ends of the paths, as long as it takes to tell them apart, folder and file at least."""
+    whole = [path.resolve() for path in paths]
+    ends = [path.parts[-2:] for path in whole]
+    while len(set(ends)) < len(set(whole)):
+        ends = [path.parts[-len(end) - 1 :] for path, end in zip(whole, ends, strict=True)]
+    return [str(Path(*end)) for end in ends]
 
 
 def svg(picture: Picture) -> Markup:

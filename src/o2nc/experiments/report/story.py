@@ -22,7 +22,7 @@ class Picture:
     title: str
     says: str
     draw: Callable[[Axes], object]
-    size: tuple[float, float] = (5.0, 3.3)
+    size: tuple[float, float] = (4.4, 3.0)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Section:
 
     Attributes:
         title: what it is about.
-        says: what there is to see, in plain words.
+        says: what there is to see, in plain words; a line is a paragraph.
         code: lines to copy.
         pictures: all of about one size.
         legend: of all of them.
@@ -52,7 +52,7 @@ class Story:
 
     Attributes:
         title: the experiment.
-        says: what came out, in a sentence or two.
+        says: what came out, in a sentence or two; a line is a paragraph.
         sections: the rest.
     """
 

@@ -16,7 +16,7 @@ SIGNS = {"<=": "≤", "<": "<", ">=": "≥", "==": "="}
 FAILED = {"<=": "≰", "<": "≮", ">=": "≱", "==": "≠"}
 WIDE = 118  # columns that the whole table takes
 NOTE = (
-    "slack: how well the relation is met, 1 at the border: right/left; ≥: left/right; =: tolerance/|left − right|\n"
+    "slack: how well it is met, 1 at the border; ≤: right/left; ≥: left/right; =: tolerance/|left − right|\n"
     "errata: left and right are of the printed form; shown if that fails and the corrected form holds"
 )
 SHORT_NOTE = "errata: shown if the printed form fails and the corrected one holds"

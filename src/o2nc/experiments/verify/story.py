@@ -20,8 +20,7 @@ STATEMENTS = (
 )
 ERRATA = (
     "One dot per error that we found in print: left of the line the printed form fails. The corrected form was "
-    "checked, too, and holds. A dot on the right belongs to an error that shows elsewhere than in these two "
-    "numbers."
+    "checked, too, and holds. On the line: the error shows elsewhere than in these two numbers."
 )
 
 
@@ -58,7 +57,7 @@ def tell(record: dict[str, Any]) -> Story:
 
 
 def _picture(rows: Sequence[Row], colour: str) -> Picture:
-    size = (6.4, 0.7 + 0.24 * len(rows))
+    size = (5.0, 0.7 + 0.22 * len(rows))
     return Picture("How much room there is", "", partial(_dots, rows=rows, colour=colour), size=size)
 
 
