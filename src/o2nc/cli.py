@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,9 +89,9 @@ def build_app() -> "typer.Typer":
             ),
         ] = Path("o2nc-demo"),
         seed: Annotated[int, typer.Option(help=f"First of {SEEDS} consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
-        steps: Annotated[int, typer.Option(help="Steps of every climber.", min=1)] = 5000,
-        epochs: Annotated[int, typer.Option(help="Epochs of every network.", min=1)] = 30,
-        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
+        steps: Annotated[int, typer.Option(help="Steps of every climber.", min=100)] = 5000,
+        epochs: Annotated[int, typer.Option(help="Epochs of every network.", min=2)] = 30,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     ) -> None:
         """Watch momentum walk uphill, and train a network on real handwriting with and without random scaling.
 
@@ -101,8 +101,8 @@ def build_app() -> "typer.Typer":
         """
         from o2nc.experiments.demo import command
 
-        with _interruptible():
-            command.show(_folder(out), range(seed, seed + SEEDS), steps, epochs, quiet)
+        with _interruptible(), _folder_if_used(out):
+            command.show(out, range(seed, seed + SEEDS), steps, epochs, quiet)
 
     @app.command()
     def plan(
@@ -337,7 +337,7 @@ def _interruptible(advice: str = "") -> Iterator[None]:
         raise typer.Exit(130) from None
     except SystemExit as stop:
         if stop.code == TERMINATED:
-            say("terminated")
+            say("terminated", *stop.args[1:])
         raise
 
 
@@ -348,6 +348,19 @@ def _named_folder(name: str | Path) -> Path:
     if not str(name).strip() or Path(name).is_file():
         raise typer.BadParameter(f"must name a folder, got {str(name)!r}")
     return Path(name)
+
+
+@contextmanager
+def _folder_if_used(out: Path) -> Iterator[None]:
+    """Make the folder, or refuse by name; what was made is taken away again if nothing was put into it."""
+    missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
+    try:
+        _folder(out)
+        yield
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # it is in use
+                folder.rmdir()
 
 
 def _folder(out: Path) -> Path:

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 import o2nc
+from o2nc.experiments.demo.numbers import signed, span
 from o2nc.problems import Climber
 
 DIMENSIONS = (1, 10)
@@ -122,18 +123,15 @@ def run(
 
 
 def table(results: Sequence[Run]) -> Table:
-    """Return one row per run."""
+    """Return one row per run; the dimension is left out if it is the same in all."""
     grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
-    grid.caption = (
-        f"certificate: ‖ḡ‖ + cV with c = {C:g}\n"
-        "progress: own estimate of the change of F; unbiased (if noisy) with scaling\n"
-        "seed any: without scaling nothing is random, every seed gives this run"
-    )
-    for name in ("d", "method", "seed", "F start", "F end", "‖ḡ‖", "V", "certificate", "progress"):
+    grid.caption = f"certificate: ‖ḡ‖ + cV with c = {C:g}\nseed any: without scaling nothing is random"
+    several = len({r.dimension for r in results}) > 1
+    for name in (*(["d"] if several else []), "method", "seed", "F start", "F end", "‖ḡ‖", "V", "certificate"):
         grid.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for i, r in enumerate(results):
         grid.add_row(
-            f"{r.dimension}",
+            *([f"{r.dimension}"] if several else []),
             r.method,
             "any" if r.seed is None else f"{r.seed}",
             f"{r.values[0]:.2f}",
@@ -141,8 +139,7 @@ def table(results: Sequence[Run]) -> Table:
             f"{r.gradients[-1]:.4f}",
             f"{r.spreads[-1]:.3g}",
             f"{r.certificates[-1]:.4f}",
-            f"{r.progress:+.1f}",
-            style="bold" if r.method == UNSCALED else "",
+            style="red" if r.method == UNSCALED else "",
             end_section=i + 1 < len(results) and results[i + 1].dimension != r.dimension,
         )
     return grid
@@ -150,29 +147,33 @@ def table(results: Sequence[Run]) -> Table:
 
 def summary(results: Sequence[Run]) -> str:
     """Return what was seen, one plain sentence per line."""
-    stuck = [r for r in results if r.method == UNSCALED]
-    free = [r for r in results if r.method == SCALED]
     sentences = []
-    if stuck:
-        changes = " and ".join(f"from {r.values[0]:.2f} to {r.values[-1]:.2f} (d = {r.dimension})" for r in stuck)
-        estimates = " and ".join(f"{r.progress:+.1f}" for r in stuck)
+    if stuck := [r for r in results if r.method == UNSCALED]:
+        estimates = " and ".join(signed(r.progress, 1) for r in stuck)
         sentences.append(
-            "Without scaling every step is one period long and meets the same slope again: "
-            f"F went {changes}, while the optimizer's own estimate of the change is {estimates}."
+            "Without scaling every step is one period long and meets the same slope again: F went "
+            f"{changes(results)}, while the optimizer's own estimate of the change is {estimates}."
         )
-    if free:
-        ends = " and ".join(
-            f"{span([r.values[-1] for r in free if r.dimension == d])} (d = {d})"
-            for d in sorted({r.dimension for r in free})
-        )
+    if any(r.method == SCALED for r in results):
         sentences.append(
             "With one random scalar s ~ Exp(1) per step, and nothing else changed, "
-            f"F ends at {ends}; its least value is 0."
+            f"F ends at {ends(results)}; its least value is 0."
         )
     return "\n".join(sentences)
 
 
-def span(values: Sequence[float]) -> str:
-    """Return the least and the largest value in words, once if they look alike."""
-    low, high = (f"{v:.1f}" if v >= 10 else f"{v:.2g}" for v in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
+def changes(results: Sequence[Run]) -> str:
+    """Return from where to where F went without scaling."""
+    return _by_dimension(results, UNSCALED, lambda own: f"from {own[0].values[0]:.2f} to {own[0].values[-1]:.2f}")
+
+
+def ends(results: Sequence[Run]) -> str:
+    """Return where F ended with scaling."""
+    return _by_dimension(results, SCALED, lambda own: span([r.values[-1] for r in own]))
+
+
+def _by_dimension(results: Sequence[Run], method: str, say: Callable[[list[Run]], str]) -> str:
+    """Join what is said of a method's runs in each dimension, which is named if there are several."""
+    own = [r for r in results if r.method == method]
+    said = {d: say([r for r in own if r.dimension == d]) for d in sorted({r.dimension for r in own})}
+    return " and ".join(f"{words} (d = {d})" if len(said) > 1 else words for d, words in said.items())

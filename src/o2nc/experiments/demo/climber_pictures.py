@@ -1,7 +1,8 @@
-"""The climber drawn: F and certificates over the steps, and where the first steps land."""
+"""The climber drawn: where the first steps land, and F and certificates over the steps."""
 
 import math
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,30 +13,47 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from o2nc.experiments.colours import BLUE, GREY, SKY, VERMILION
-from o2nc.experiments.demo.climber import SCALED, UNSCALED, C, Run, span
+from o2nc.experiments.demo.climber import SCALED, UNSCALED, C, Run
+from o2nc.experiments.demo.numbers import span
+from o2nc.experiments.record import write_bytes
 from o2nc.problems import Climber
 
 WINDOW = 12.5  # how far to the left of the start places are drawn
+LANDING = {
+    UNSCALED: "without scaling: the same place on\nevery tooth, a little higher each time",
+    SCALED: "with scaling: anywhere",
+}
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "handlelength": 1.8, "columnspacing": 1.5}
 
 
 def plot(results: Sequence[Run], path: Path) -> None:
-    """Draw F and the certificate over the steps, one row per dimension."""
+    """Draw where the first steps land in one dimension; then F and the certificate, one row per dimension."""
     dimensions = sorted({r.dimension for r in results})
-    figure = Figure(figsize=(9.0, 1.3 + 2.6 * len(dimensions)), dpi=150, layout="constrained")
-    panels = figure.subplots(len(dimensions), 2, sharex=True, squeeze=False)
-    for row, d in zip(panels, dimensions, strict=True):
+    figure = Figure(figsize=(9.0, 4.2 + 2.2 * len(dimensions)), dpi=150, layout="constrained")
+    grid = figure.add_gridspec(1 + len(dimensions), 2, height_ratios=[1.2] + [1.0] * len(dimensions))
+    top = figure.add_subplot(grid[0, :])
+    draw_path(top, [r for r in results if r.dimension == 1])
+    top.set_title("The slope F, and where the first steps land on it  (1 dimension)", fontsize=12)
+    for x, y, method, colour in ((0.02, 0.1, UNSCALED, VERMILION), (0.66, 0.8, SCALED, BLUE)):
+        if any(r.method == method for r in results):
+            top.text(x, y, LANDING[method], color=colour, fontsize=12, transform=top.transAxes)
+    for i, d in enumerate(dimensions, 1):
         runs = [r for r in results if r.dimension == d]
-        draw_values(row[0], runs)
-        draw_certificates(row[1], runs)
-        row[0].set_ylabel(f"{d} dimension{'s' if d > 1 else ''}", fontsize=12)
-    panels[0][0].set_title("The objective F  (lower is better)", fontsize=12)
-    panels[0][1].set_title(f"The certificate ‖ḡ‖ + cV  (c = {C:g}, log scale)", fontsize=12)
-    for axes in panels[:-1].flat:
-        axes.set_xlabel("")
+        left, right = (figure.add_subplot(grid[i, j]) for j in (0, 1))
+        draw_values(left, runs)
+        draw_certificates(right, runs)
+        left.set_ylabel(f"{d} dimension{'s' if d > 1 else ''}", fontsize=12)
+        if i == 1:
+            left.set_title("The value F  (lower is better)", fontsize=12)
+            right.set_title(f"The certificate ‖ḡ‖ + cV  (c = {C:g}, log scale)", fontsize=12)
+        if i < len(dimensions):
+            left.set_xlabel("")
+            right.set_xlabel("")
     figure.suptitle("Momentum walks uphill; one random number per step sets it free", fontsize=14, fontweight="bold")
     figure.legend(handles=legend(results), loc="outside lower center", ncols=4, **LEGEND)
-    figure.savefig(path)
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png")
+    write_bytes(path, drawn.getbuffer())
 
 
 def draw_values(axes: Axes, runs: Sequence[Run]) -> None:
@@ -57,12 +75,13 @@ def draw_path(axes: Axes, runs: Sequence[Run]) -> None:
     right = max(1.0, *(x for r in shown for x in r.path)) + 0.2
     line = torch.arange(start - WINDOW, right, 0.01, dtype=torch.float64)
     axes.plot(line, problem.value(line[:, None]), color=GREY, linewidth=1.0)
-    for r, style in zip(shown, _styles(shown), strict=True):
+    for r, style in reversed(list(zip(shown, _styles(shown), strict=True))):  # few points above many
         x = torch.tensor([x for x in r.path if x > line[0]], dtype=torch.float64)
         axes.plot(x, problem.value(x[:, None]), "o", color=style["color"], markersize=5.0, alpha=0.75)
     place: dict[str, Any] = {"xytext": (8, 36), "textcoords": "offset points", "arrowprops": {"arrowstyle": "->"}}
     axes.annotate("start", (start, problem.value(problem.start()).item()), **place)
     axes.set_xlabel("x")
+    axes.set_ylabel("F")
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0)

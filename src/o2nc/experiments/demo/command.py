@@ -1,52 +1,85 @@
 """``o2nc demo``: run with a progress bar, show in the terminal, write the record, the picture and the report."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from rich.console import Console
 from rich.progress import Progress
 
 from o2nc.experiments import record, report
 from o2nc.experiments.cifar10.rows import Row, tidy
 from o2nc.experiments.commands import bar_on, console_for
 from o2nc.experiments.demo import climber, climber_pictures, digits
+from o2nc.experiments.interrupts import undisturbed
 from o2nc.experiments.threads import one_thread
+
+NAME = "demo.json"
 
 
 def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
-    """Run the demo, then show and write it; an interrupted one shows and writes the runs that finished."""
+    """Run the demo, then show and write it; of an interrupted one the runs that finished.
+
+    An interrupted demo never takes the place of a complete one.
+    """
     console = console_for(quiet)
     data = digits.load()
     runs: list[climber.Run] = []
     rows: list[Row] = []
-    begun, complete = perf_counter(), False
+    begun, stopped = perf_counter(), None
     try:
         with one_thread(), bar_on(console, quiet) as bar:
             climb(bar, runs, seeds, steps)
             train(bar, rows, seeds, epochs, data)
-        complete = True
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:  # Ctrl-C, SIGTERM
         if not runs:
             raise
-    found = {
-        "circumstances": circumstances(seeds, steps, epochs, data),
-        "complete": complete,
-        "seconds": perf_counter() - begun,
-        "climber": {"runs": [asdict(r) | {"certificates": r.certificates} for r in runs]},
-        "digits": tidy(rows),
-    }
-    record.write(out / "demo.json", found)
-    climber_pictures.plot(runs, out / "climber.png")
-    page = report.write([out / "demo.json"], out / report.NAME)
+        stopped = stop
+    with undisturbed():
+        kept = stopped is not None and complete(out)
+        try:
+            tell(console, runs, rows, data)
+        finally:  # the terminal may be gone
+            if not kept:
+                found = {
+                    "circumstances": circumstances(seeds, steps, epochs, data),
+                    "complete": stopped is None,
+                    "seconds": perf_counter() - begun,
+                    "climber": {"runs": [asdict(r) | {"certificates": r.certificates} for r in runs]},
+                    "digits": tidy(rows),
+                }
+                write(console, out, found, runs)
+    if stopped is not None:
+        finished, asked = len(runs) + len(rows) // epochs, len(climber.trials(seeds)) + len(digits.trials(seeds))
+        which = f"; the complete results in {out} are kept" if kept else ", which are kept"
+        stopped.args += (f"after {finished} of {asked} runs{which}",)
+        raise stopped
+
+
+def complete(out: Path) -> bool:
+    """Say whether there are results of a complete demo."""
+    try:
+        return json.loads((out / NAME).read_text(encoding="utf-8"))["complete"] is True
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def tell(console: Console, runs: list[climber.Run], rows: list[Row], data: digits.Digits) -> None:
+    """Show tables and sentences."""
     console.print(climber.table(runs))
     if rows:
         console.print(digits.table(rows))
     console.print(f"\n{climber.summary(runs)}\n{digits.summary(rows, len(data.test))}".rstrip(), markup=False)
+
+
+def write(console: Console, out: Path, found: dict[str, Any], runs: list[climber.Run]) -> None:
+    """Write the record, the picture and the report, and say where it is."""
+    record.write(out / NAME, found)
+    climber_pictures.plot(runs, out / "climber.png")
+    page = report.write([out / NAME], out / report.NAME)
     console.print(f"Report: {page}", markup=False, soft_wrap=True)
-    if not complete:
-        finished, asked = len(runs) + len(rows) // epochs, len(climber.trials(seeds)) + len(digits.trials(seeds))
-        raise KeyboardInterrupt(f"after {finished} of {asked} runs, which are kept")
 
 
 def climb(bar: Progress, runs: list[climber.Run], seeds: range, steps: int) -> None:
