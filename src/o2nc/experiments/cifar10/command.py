@@ -1,10 +1,8 @@
 """What ``o2nc cifar10`` does: get the data, train the table, show and write it."""
 
 import os
-import signal
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from o2nc.experiments.cifar10.settings import unlike_paper
 from o2nc.experiments.cifar10.store import Store
 from o2nc.experiments.cifar10.team import Team, called, join
 from o2nc.experiments.commands import console_for, say_files
+from o2nc.experiments.interrupts import undisturbed
 
 MOST = 6  # trials at once: more of them wait for each other
 ROOM = 4 * 2**30  # bytes of GPU memory per trial, with some to spare
@@ -87,7 +86,7 @@ def _run(
     with plan.opened(team) as entries, ExitStack() as until_written:
 
         def stopped() -> None:
-            until_written.enter_context(_undisturbed())
+            until_written.enter_context(undisturbed())  # torchrun, interrupted itself, sends a second signal
             console.print("interrupted, writing results …")
 
         images = to_device(data, device, team)
@@ -118,17 +117,6 @@ def _run(
             if differ:
                 console.print(f"not all trained alike: {differ}", markup=False, soft_wrap=True)
             say_files(console, files)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Pass over further interrupts; torchrun, interrupted itself, sends its processes a second one."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _arms(asked: Asked, console: Console) -> list[arms.Arm]:
