@@ -27,9 +27,8 @@ class Certified(Stepping):
 
     _average_key = "average"
     _nothing_yet = "nothing is averaged before the first step()"
-    _late: ClassVar[
-        dict[str, str]
-    ] = {}  # state that a parameter may get later, and state of the same shape and dtype
+    # state that a parameter may get after its first step: state of the same shape and dtype
+    _late: ClassVar[dict[str, str]] = {}
 
     def _ledger(self, key: Any, params: list[Tensor], grads: list[Tensor]) -> Ledger:
         """Return the ledger of these parameters, the one laid out before if it still holds."""

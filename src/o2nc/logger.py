@@ -119,9 +119,7 @@ class CertificateLogger:
         _OPEN[self.path] = self
         self._begin()
         self.optimizer._watchers[id(self)] = self._after_step
-        self._hooks = [
-            self.optimizer.register_load_state_dict_post_hook(lambda _: self._begin()),
-        ]
+        self._hook: Any = self.optimizer.register_load_state_dict_post_hook(lambda _: self._begin())
 
     def _begin(self) -> None:
         """Look at the counter after the very next step: what is logged of that and later ones is of another run."""
@@ -138,7 +136,7 @@ class CertificateLogger:
 
     def record(self) -> None:
         """Write a row now, unless this step has one already or nothing is averaged yet."""
-        if not self._hooks:
+        if self._hook is None:
             raise ValueError(f"the log {self.path} is closed")
         self._log(self._count())
 
@@ -214,15 +212,15 @@ class CertificateLogger:
 
     def close(self) -> None:
         """Let go of the optimizer; a writer stays open."""
-        if self._hooks:
+        if self._hook is not None:
             with self._training_going_on():
                 self._clean()
         self._let_go()
 
     def _let_go(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None
         self.optimizer._watchers.pop(id(self), None)
         if _OPEN.get(self.path) is self:
             del _OPEN[self.path]

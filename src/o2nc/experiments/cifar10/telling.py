@@ -14,7 +14,7 @@ from o2nc.experiments.cifar10.settings import Settings
 from o2nc.experiments.cifar10.table import News
 
 QUIET_FOR = 10.0  # seconds between two lines of a trial where there is no terminal
-MANY = 5e6  # images through ResNet-18 of width 64: half a day on a good CPU, two on two cores
+MANY = 5e6  # images through ResNet-18 of width 64: a day and more at 20 per second and core (benchmarks/logger.py)
 
 
 def opening(entries: Sequence[Entry], epochs: int, place: Mapping[str, Any]) -> str:

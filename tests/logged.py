@@ -1,0 +1,43 @@
+"""Runs that are logged, and what their logs say; for the tests of the logger and of its files."""
+
+import csv
+
+import torch
+
+import o2nc
+from o2nc.learners import OGD, BallOGD
+
+OPTIMIZERS = {
+    "sgdm": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9),
+    "sgdm, own average": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.99),
+    "exponentiated": lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1), beta=0.9),
+    "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.1), period=7),
+}
+
+
+def make(name="sgdm"):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    return model, OPTIMIZERS[name](model.named_parameters())
+
+
+def train(model, optimizer, steps, after=lambda: None):
+    for _ in range(steps):
+        step = int(optimizer.param_groups[0]["step"])
+        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (model(x) - x[:, :1]).abs().mean().backward()
+        optimizer.step()
+        after()
+
+
+def read(path):
+    """Return the rows of a file, numbers as numbers."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v if k == "parameter" else float(v) for k, v in row.items()} for row in rows]
+
+
+def steps(path):
+    return [int(row["step"]) for row in read(path)]
