@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
+from o2nc.torch_private import flatten
 from o2nc.vector import Scalar, real, wide
 
 # Tensors of up to _SMALL elements are packed together, larger ones are worked on in blocks: on a CPU a block and its
@@ -291,7 +291,7 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 def _flat(tensors: list[Tensor]) -> Tensor:
     if all(t.dim() == 1 for t in tensors):
         return torch.cat(tensors)
-    return _flatten_dense_tensors(tensors)
+    return flatten(tensors)
 
 
 def _laid_out(states: list[dict[str, Any]]) -> list[Any]:

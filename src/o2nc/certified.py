@@ -15,6 +15,7 @@ from o2nc.persistence import FRESH_AVERAGES
 from o2nc.scaling import uniform
 from o2nc.sharding import assemble, is_sharded, to_part, to_whole
 from o2nc.stepping import Stepping
+from o2nc.torch_private import foreach_copy_
 from o2nc.vector import as_floats, real
 
 
@@ -78,7 +79,7 @@ class Certified(Stepping):
             if "output" not in state:
                 state["output"] = state["average"].clone()
         if replace:
-            torch._foreach_copy_([s["output"] for s in states], [s["average"] for s in states])
+            foreach_copy_([s["output"] for s in states], [s["average"] for s in states])
 
     def _summary(self, state: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
         """Return ‖ḡ‖², V and the effective sample size of one parameter."""

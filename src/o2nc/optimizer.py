@@ -24,6 +24,7 @@ from o2nc.learners import Learner
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
 from o2nc.sharding import joint_norms
+from o2nc.torch_private import foreach_add_, foreach_mul
 from o2nc.vector import real, wide
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Active(NamedTuple):
     def move_(self, s: float) -> None:
         """Add s·Δ to the parameters that have a gradient."""
         xs, deltas = ([v for v, here in zip(vs, self.present, strict=True) if here] for vs in (self.xs, self.deltas))
-        torch._foreach_add_(xs, deltas, alpha=s)
+        foreach_add_(xs, deltas, alpha=s)
 
     @property
     def deltas(self) -> list[Tensor]:
@@ -208,7 +209,7 @@ class ExponentiatedO2NC(Fused, Persistent):
             ledger.add_(found.gs, found.deltas, gamma, weight=progress_weight(law, seed, t))
             self._keep_output(seed, t)
             found.mark_moved()
-        gs = found.gs if weight == 1 else list(torch._foreach_mul(found.gs, weight))
+        gs = found.gs if weight == 1 else list(foreach_mul(found.gs, weight))
         play(learner, found, gs, beta)
         s = 1.0 if law is None else law.sample(seed, t + 1)
         found.move_(s)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 from torch.optim import SGD
-from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
-from torch.optim.sgd import sgd
+from torch.optim.optimizer import ParamsT
 
 from o2nc import checks
 from o2nc.averaging import Ledger, Seen, Weights, start
 from o2nc.fused import Fused
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
+from o2nc.torch_private import sgd, with_grad_if_differentiable
 from o2nc.vector import real, wide
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ScaledSGDM(Fused, Persistent, SGD):
         if not self._fuse():
             self._step_by_torch()
 
-    @_use_grad_for_differentiable
+    @with_grad_if_differentiable
     def _step_by_torch(self) -> None:
         """Move with torch's own functions."""
         found_inf = getattr(self, "found_inf", None)

@@ -14,10 +14,10 @@ from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from o2nc.sharding import Shards, at_home, is_sharded
+from o2nc.torch_private import disable_dynamo, one_node
 
 _LIVE: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
@@ -136,7 +136,7 @@ class Stepping(Compilable):
             self._take()
         self._tell()
 
-    @_disable_dynamo
+    @disable_dynamo
     def _take_outside(self) -> None:
         """Break the graph: shards cannot be handed to an operator, and autograd cannot look into one."""
         self._take_at_home()
@@ -149,11 +149,7 @@ def _everyone(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-# a CUDA graph would replay the s that it was captured with; older versions of torch know no such tag
-_TAGS: dict[str, Any] = {"tags": torch.Tag.cudagraph_unsafe} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
-
-
-@torch.library.custom_op("o2nc::step", mutates_args=("params",), **_TAGS)
+@one_node("o2nc::step", "(Tensor(a!)[] params, Tensor[] grads, int[] at, int optimizer) -> ()")
 def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
     owner = _LIVE[optimizer]
     if owner._keep_listed():

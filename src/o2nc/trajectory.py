@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from o2nc.torch_private import foreach_copy_
 from o2nc.vector import Vector, real, wide
 
 Point: TypeAlias = Tensor | list[Tensor]
@@ -159,7 +160,7 @@ def blocks(rows: list[Vector], dtype: torch.dtype = torch.float64) -> Iterator[T
         for i in range(0, flat[0].numel(), width):
             pieces = [x[i : i + width] for x in flat]
             block = room[:, : pieces[0].numel()]
-            torch._foreach_copy_(list(block.unbind()), pieces)
+            foreach_copy_(list(block.unbind()), pieces)
             yield block
 
 

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from o2nc.torch_private import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm
+
 _COMPLETE: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("complete", default=None)
 
 Vector: TypeAlias = list[Tensor]
@@ -32,10 +34,10 @@ def squares(x: Vector) -> Tensor:
     """Return ‖x_p‖² for every tensor of the list, as one float64 tensor."""
     home = x[0].device
     # in float64 throughout, except that a CPU does it the fast way first and looks whether it overflowed
-    norms = torch._foreach_norm(x) if home.type == "cpu" else torch._foreach_norm(x, 2, torch.float64)
+    norms = foreach_norm(x) if home.type == "cpu" else foreach_norm(x, 2, torch.float64)
     result = torch.stack([n.to(home, torch.float64) for n in norms]).square()
     if home.type == "cpu" and not result.isfinite().all():
-        result = torch.stack([n.to(home) for n in torch._foreach_norm(x, 2, torch.float64)]).square()
+        result = torch.stack([n.to(home) for n in foreach_norm(x, 2, torch.float64)]).square()
     return _complete(result)
 
 
@@ -64,19 +66,19 @@ def combine_(y: Vector, a: Sequence[Scalar], x: Vector, b: Sequence[Scalar]) -> 
     """Set y_p ← a_p·y_p + b_p·x_p in place; the coefficients are numbers or 0-d tensors."""
     scale_(y, a)
     if isinstance(b[0], Tensor):
-        torch._foreach_addcmul_(y, x, _like(b, y))
+        foreach_addcmul_(y, x, _like(b, y))
         return
     for c in dict.fromkeys(b):  # as many as there are learning rates
         at = [i for i, v in enumerate(b) if v == c]
-        torch._foreach_add_([y[i] for i in at], [x[i] for i in at], alpha=float(c))
+        foreach_add_([y[i] for i in at], [x[i] for i in at], alpha=float(c))
 
 
 def scale_(y: Vector, a: Sequence[Scalar]) -> None:
     """Set y_p ← a_p·y_p in place."""
     if isinstance(a[0], Tensor):
-        torch._foreach_mul_(y, _like(a, y))
+        foreach_mul_(y, _like(a, y))
     elif any(c != 1 for c in a):
-        torch._foreach_mul_(y, [float(c) for c in a])
+        foreach_mul_(y, [float(c) for c in a])
 
 
 def clip_(x: Vector, radius: float) -> None:
@@ -95,8 +97,8 @@ def add_shares_(shares: Vector, beta: float, new: Tensor) -> Tensor:
 
     Sums over R^d are kept as one share per parameter, so that a late one just adds its own.
     """
-    torch._foreach_mul_(shares, beta)
-    torch._foreach_add_(shares, [n.to(t.device) for n, t in zip(new, shares, strict=True)])
+    foreach_mul_(shares, beta)
+    foreach_add_(shares, [n.to(t.device) for n, t in zip(new, shares, strict=True)])
     return joint(shares)
 
 

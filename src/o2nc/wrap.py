@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import optim
-from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from o2nc import checks
 from o2nc.certified import Certified
 from o2nc.persistence import Persistent
 from o2nc.scaling import Exponential, Law, check_law
+from o2nc.torch_private import disable_dynamo
 
 # Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
 _LINEAR_IN_LR: frozenset[type[Optimizer]] = frozenset(
@@ -158,7 +158,7 @@ def _scalar(optimizer: Any) -> float:
     return law.sample(seed, step + 2)
 
 
-@_disable_dynamo
+@disable_dynamo
 def _scale_before(optimizer: Any, args: Any, kwargs: Any) -> None:
     if optimizer.param_groups[0]["scaling"] is None:
         return
@@ -184,7 +184,7 @@ def _clean_up(optimizer: Any) -> None:
     optimizer._before = None
 
 
-@_disable_dynamo
+@disable_dynamo
 @torch.no_grad()
 def _scale_after(optimizer: Any, args: Any, kwargs: Any) -> None:
     if optimizer._before is None:

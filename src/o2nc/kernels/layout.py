@@ -18,6 +18,7 @@ from o2nc.kernels.laws import DeviceLaw
 from o2nc.kernels.live import Live
 from o2nc.kernels.rules import Rule
 from o2nc.scaling import seed_key
+from o2nc.torch_private import same_pointers
 from o2nc.vector import wide
 
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
@@ -30,8 +31,6 @@ _TYPES = {
 }
 DTYPES = frozenset(_TYPES)
 _NOWHERE = 16  # the address of a gradient without elements, which nobody reads
-# torch's own check of the inputs of its CUDA graphs, faster than a loop; not every build has it
-_same_pointers = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 
 
 class Counters(NamedTuple):
@@ -202,8 +201,8 @@ class Layout:
         )
 
     def _lie_at(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> bool:
-        if _same_pointers is not None:
-            return bool(_same_pointers(tensors, addresses, self.numbered))
+        if same_pointers is not None:
+            return bool(same_pointers(tensors, addresses, self.numbered))
         return [*map(Tensor.data_ptr, tensors)] == addresses  # type: ignore[arg-type]
 
     def lacks_gradient(self, addresses: list[int]) -> bool:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.torch_private import foreach_addcmul_, foreach_mul_
 from o2nc.vector import States, Vector, add_shares_, joint, squares
 
 
@@ -64,8 +65,8 @@ class AdaGrad:
         v = [state["sum_squares"] for state in states]
         if self.diagonal:
             before = [t.clone() for t in v]
-            torch._foreach_mul_(v, beta**2)
-            torch._foreach_addcmul_(v, grads, grads)
+            foreach_mul_(v, beta**2)
+            foreach_addcmul_(v, grads, grads)
             after = v
         else:
             before = [joint(v)] * len(v)

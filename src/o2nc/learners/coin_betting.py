@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.torch_private import foreach_copy_
 from o2nc.vector import States, Vector, add_shares_, combine_, dots, scale_, squares
 
 
@@ -89,5 +90,5 @@ class CoinBetting:
         # a multiplier above 1 can lose all; a gradient that never turns multiplies the wealth for ever
         wealth = wealth.clamp(min=0.0, max=torch.finfo(deltas[0].dtype).max ** 0.5)
         bet = -(beta**2) * wealth / (self.lipschitz * (self.lipschitz + beta * a))
-        torch._foreach_copy_(deltas, m)
+        foreach_copy_(deltas, m)
         scale_(deltas, [bet * multiplier for multiplier in lrs])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.torch_private import foreach_copy_
 from o2nc.vector import States, Vector, clip_, combine_, scale_
 
 
@@ -58,7 +59,7 @@ class FTRL:
             state["decay_weight"] = 1 + beta * state["decay_weight"]
         m = [state["momentum"] for state in states]
         combine_(m, [beta] * len(m), grads, [1.0] * len(m))
-        torch._foreach_copy_(deltas, m)
+        foreach_copy_(deltas, m)
         leader = [
             -h * beta / (1 + h * self.decay * state["decay_weight"]) for h, state in zip(lrs, states, strict=True)
         ]

@@ -21,6 +21,14 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.torch_private import (
+    foreach_addcmul_,
+    foreach_clamp_min_,
+    foreach_copy_,
+    foreach_div_,
+    foreach_mul_,
+    foreach_sqrt,
+)
 from o2nc.vector import States, Vector, add_shares_, clip_, combine_, scale_, squares
 
 
@@ -62,13 +70,13 @@ class ScaleFree:
         combine_(m, [beta] * len(m), grads, [1.0] * len(m))
         # where v = 0 all gradients were 0 and so is M; the floor keeps an underflown v from dividing
         floor = [torch.finfo(t.dtype).tiny ** 0.5 for t in deltas]
-        torch._foreach_copy_(deltas, m)
+        foreach_copy_(deltas, m)
         if self.diagonal:
-            torch._foreach_mul_(v, beta**2)
-            torch._foreach_addcmul_(v, grads, grads)
-            root = torch._foreach_sqrt(v)
-            torch._foreach_clamp_min_(root, floor)
-            torch._foreach_div_(deltas, root)
+            foreach_mul_(v, beta**2)
+            foreach_addcmul_(v, grads, grads)
+            root = foreach_sqrt(v)
+            foreach_clamp_min_(root, floor)
+            foreach_div_(deltas, root)
             scale_(deltas, [-d for d in lrs])
         else:
             norm = add_shares_(v, beta**2, squares(grads)).sqrt().clamp(min=max(floor))
