@@ -25,7 +25,7 @@ from o2nc.experiments.cifar10.data import Data
 from o2nc.experiments.cifar10.feed import Images, to_device
 from o2nc.experiments.cifar10.settings import Settings
 from o2nc.experiments.cifar10.trial import Trial
-from o2nc.experiments.resnet import ResNet18
+from o2nc.experiments.resnet import ResNet18, layout
 
 SIZES = {"cpu": (8, 2000, 4), "cuda": (64, 50_000, 60)}  # width, images, steps per round
 WARM_UP = 8
@@ -131,7 +131,7 @@ def error(layer: tuple[nn.Conv2d, tuple[int, ...]], device: torch.device) -> dic
     def run(dtype: torch.dtype) -> list[Tensor]:
         x, weight = (
             torch.randn(size, generator=generator.manual_seed(i))
-            .to(device, torch.bfloat16, memory_format=torch.channels_last)
+            .to(device, torch.bfloat16, memory_format=layout(device))
             .to(dtype)
             .requires_grad_()
             for i, size in enumerate((shape, conv.weight.shape))

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from o2nc.experiments.bench.contenders import AGAIN, BASE, LONG_AVERAGE, Contender, line_up
 from o2nc.experiments.bench.steps import ratio_of
 from o2nc.experiments.bench.timing import Progress, Step, capture, take_turns
-from o2nc.experiments.resnet import ResNet18
+from o2nc.experiments.resnet import ResNet18, layout
 
 TRAINED = (BASE, AGAIN, "ScaledSGDM fused, average=momentum", f"ScaledSGDM fused, average={LONG_AVERAGE}")
 MODES = {"cpu": ("eager",), "cuda": ("eager", "graph")}
@@ -56,8 +56,8 @@ class Trainer:
         device, kind = self.device, self.device.type
         with torch.random.fork_rng([device] if kind == "cuda" else []):
             torch.manual_seed(self.seed)
-            model = ResNet18(width=WIDTH[kind]).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-            images = torch.randn(BATCH[kind], 3, 32, 32).to(device, memory_format=torch.channels_last)
+            model = ResNet18(width=WIDTH[kind]).to(device, memory_format=layout(device))  # type: ignore[call-overload]
+            images = torch.randn(BATCH[kind], 3, 32, 32).to(device, memory_format=layout(device))
             labels = torch.randint(10, (BATCH[kind],)).to(device)
         optimizer = self.contender.make(list(model.parameters()))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from o2nc.experiments.resnet import layout
 from o2nc.scaling import _GOLDEN, _MASK, seed_key
 
 PADDING = 4
@@ -109,12 +110,11 @@ def normalise(images: Tensor, statistics: Tensor) -> Tensor:
         statistics: of `statistics`, on the device of the images.
 
     Returns:
-        Of the same shape and the dtype of the statistics, in the memory format ``channels_last``, which convolutions
-        on tensor cores prefer.
+        Of the same shape and the dtype of the statistics, in the device's `layout`.
     """
     mean, std = statistics
     # two roundings, not one fused: every device computes the same
-    return (images.to(statistics.dtype, memory_format=torch.channels_last) - mean) / std
+    return (images.to(statistics.dtype, memory_format=layout(images.device)) - mean) / std
 
 
 def _mix(z: Tensor) -> Tensor:

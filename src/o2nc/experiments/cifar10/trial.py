@@ -24,7 +24,7 @@ from o2nc.experiments.cifar10.replay import Replay
 from o2nc.experiments.cifar10.rows import Row
 from o2nc.experiments.cifar10.settings import Settings
 from o2nc.experiments.cifar10.team import Team
-from o2nc.experiments.resnet import ResNet18
+from o2nc.experiments.resnet import ResNet18, layout
 
 RECALIBRATED = 5  # batches as large as the evaluated ones, for BatchNorm at x̄
 
@@ -73,7 +73,7 @@ class Trial:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             model = ResNet18(width=settings.width, norm=team.norm)
-        self.model = model.to(device, images.statistics.dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = model.to(device, images.statistics.dtype, memory_format=layout(device))  # type: ignore[call-overload]
         self.whole = team.wrap(self.model)
         self.optimizer = arm.make(self.model.parameters(), settings.average, seed, device)
         self.base = [float(group["lr"]) for group in self.optimizer.param_groups]
