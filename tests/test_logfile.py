@@ -1,6 +1,9 @@
 """The files of a log: how they go on after a stop, and what a kill, a full disk or a stranger leaves of them."""
 
 import copy
+import errno
+import gc
+import os
 import shutil
 import signal
 import subprocess
@@ -9,6 +12,7 @@ import sys
 import pytest
 
 from logged import make, read, steps, train
+from o2nc import logfile
 from o2nc.integrations.matplotlib import plot
 from o2nc.logger import CertificateLogger
 
@@ -209,3 +213,165 @@ def test_closing_takes_the_hooks_away(tmp_path):
     log.close()
     with pytest.raises(ValueError, match="is closed"):
         log.record()
+
+
+# --- other processes
+
+needs_locks = pytest.mark.skipif(logfile.fcntl is None, reason="needs locks")
+
+# makes a log, says so, waits to be told that it may end
+HOLDER = """
+import os, sys, time, torch, o2nc
+from o2nc.logger import CertificateLogger
+from torch.utils.data import DataLoader
+torch.set_num_threads(1)
+path, kind = sys.argv[1:]
+x = torch.nn.Parameter(torch.ones(3))
+optimizer = o2nc.ScaledSGDM([("x", x)], lr=0.01, average=0.9)
+log = CertificateLogger(optimizer, path, every=1)
+if kind == "workers":
+    loader = DataLoader(torch.ones(8, 3), num_workers=1, multiprocessing_context="fork", persistent_workers=True)
+    assert len(list(loader)) == 8  # and the worker lives on
+if kind == "children" and os.fork() == 0:
+    log.close()
+    sys.exit()
+if kind == "children" and os.fork() == 0:
+    del log, optimizer
+    sys.exit()
+if kind == "children":
+    assert [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)] == [0, 0]
+x.grad = torch.ones(3)
+optimizer.step()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def hold(path, kind):
+    """Return a process that has a log."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", HOLDER, path, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@needs_locks
+@pytest.mark.parametrize("kind", ["alone", "workers", "children"])
+def test_two_processes_do_not_share_a_file(kind, tmp_path):
+    """Nor when the first has forked others, which end, or close what they got from it."""
+    path = tmp_path / "certificate.csv"
+    model, optimizer = make()
+    with hold(path, kind) as process:
+        with pytest.raises(ValueError, match=r"certificate.csv is the log of another process, .* end that"):
+            CertificateLogger(optimizer, path, every=1)
+        assert not optimizer._watchers
+        process.communicate()
+    assert process.returncode == 0
+    assert steps(path) == [1]
+    assert not (tmp_path / "certificate.csv.lock").exists()
+    with CertificateLogger(optimizer, path, every=1):
+        train(model, optimizer, 2)
+    assert steps(path) == [1, 2]
+    assert steps(tmp_path / "certificate.old-1.csv") == [1]
+
+
+@needs_locks
+@pytest.mark.parametrize("kind", ["alone", "workers"])
+def test_the_lock_of_a_killed_process_is_no_obstacle(kind, tmp_path):
+    """Not even while a worker of it is alive, which takes some seconds to find out."""
+    path = tmp_path / "certificate.csv"
+    with hold(path, kind) as process:
+        process.kill()
+        process.wait()
+        assert (tmp_path / "certificate.csv.lock").exists()
+        model, optimizer = make()
+        with CertificateLogger(optimizer, path, every=1):
+            train(model, optimizer, 2)
+    assert steps(path) == [1, 2]
+    assert not (tmp_path / "certificate.csv.lock").exists()
+
+
+def is_free(path):
+    lock = logfile.Lock(path)
+    is_mine = lock.acquire()
+    lock.release()
+    return is_mine
+
+
+@needs_locks
+@pytest.mark.parametrize("how", ["close", "collected", "error"])
+def test_the_lock_ends_with_the_logger(how, tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1)
+    train(model, optimizer, 1)
+    assert not is_free(log.path)
+    path = log.path
+    if how == "close":
+        log.close()
+    elif how == "collected":
+        del log, optimizer
+        gc.collect()
+    else:
+        with pytest.raises(FileNotFoundError), log:
+            raise FileNotFoundError("checkpoint")
+    assert {file.name for file in tmp_path.iterdir()} == {"certificate.csv", "certificate.layers.csv"}
+    assert is_free(path)
+
+
+@needs_locks
+def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(monkeypatch, tmp_path):
+    """By a process that ends: between opening the file and locking it, which would lock a file without a name."""
+    lock, flock, calls = logfile.Lock(tmp_path / "certificate.csv"), logfile.fcntl.flock, []
+
+    def remove_first(*given):
+        if not calls:
+            lock.path.unlink()
+        calls.append(given)
+        flock(*given)
+
+    monkeypatch.setattr(logfile.fcntl, "flock", remove_first)
+    assert lock.acquire()
+    assert len(calls) == 2
+    assert not logfile.Lock(tmp_path / "certificate.csv").acquire()
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+@needs_locks
+def test_a_lock_removes_its_own_file_only(tmp_path):
+    """Somebody may delete the folder, and another process begin in it."""
+    first, second = (logfile.Lock(tmp_path / "certificate.csv") for _ in range(2))
+    assert first.acquire()
+    first.path.unlink()
+    assert second.acquire()
+    first.release()
+    assert not is_free(tmp_path / "certificate.csv")
+    second.release()
+    assert is_free(tmp_path / "certificate.csv")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_locks_it_does_without(number, monkeypatch, tmp_path):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    model, optimizer = make()
+    if logfile.fcntl is not None:
+        monkeypatch.setattr(logfile.fcntl, "flock", fail)
+    with pytest.warns(UserWarning, match=r"certificate.csv is not locked, other processes can write to it: "):
+        log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1, layers=False)
+    train(model, optimizer, 2)
+    assert steps(log.path) == [1, 2]
+    assert [file.name for file in tmp_path.iterdir()] == ["certificate.csv"]
+
+
+def test_the_first_process_has_the_lock(monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "1")
+    model, optimizer = make()
+    CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1)
+    train(model, optimizer, 2)
+    assert not list(tmp_path.iterdir())

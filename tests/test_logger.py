@@ -1,5 +1,6 @@
 """The log of certificates: what is in it, what is refused, its picture, and several processes."""
 
+import gc
 import sys
 
 import pytest
@@ -62,10 +63,12 @@ def test_the_run_is_the_same_with_a_log(tmp_path):
 
 def test_without_layers_there_is_one_file(tmp_path):
     model, optimizer = make()
-    CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, layers=False)
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, layers=False)
     train(model, optimizer, 4)
-    assert [path.name for path in tmp_path.iterdir()] == ["certificate.csv"]
+    assert {path.name for path in tmp_path.iterdir()} == {"certificate.csv", "certificate.csv.lock"}
     assert steps(tmp_path / "certificate.csv") == [2, 4]
+    log.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["certificate.csv"]
 
 
 def test_a_writer_gets_the_same(tmp_path):
@@ -83,6 +86,39 @@ def test_a_writer_gets_the_same(tmp_path):
     for part in read(log.layers_path):
         assert found[f"gradient/{part['parameter']}"] == part["gradient"]
         assert found[f"spread/{part['parameter']}"] == part["spread"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("the server is gone")])
+@pytest.mark.parametrize("method", ["add_scalar", "flush"])
+def test_a_writer_that_fails_costs_its_rows_and_not_the_run(method, error, tmp_path):
+    model, optimizer = make()
+    writer = Writer()
+
+    def fail(*_):
+        raise error
+
+    setattr(writer, method, fail)
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1, writer=writer)
+    with pytest.warns(UserWarning, match=f"the writer of the log .*certificate.csv lacks rows.* {error.args[-1]}"):
+        train(model, optimizer, 1)
+    train(model, optimizer, 2)  # with no other warning
+    assert steps(log.path) == [1, 2, 3]
+    delattr(writer, method)
+    train(model, optimizer, 1)
+    assert writer.found[-1][2] == 4
+
+
+def test_a_writer_can_be_interrupted(tmp_path):
+    model, optimizer = make()
+    writer = Writer()
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    writer.add_scalar = fail
+    CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1, writer=writer)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 1)
 
 
 def test_tensorboard(tmp_path):
@@ -215,18 +251,80 @@ def test_paths_that_cannot_be_written_and_files_of_others(tmp_path):
     with pytest.raises(ValueError, match="is not a log of certificates, and is left alone"):
         CertificateLogger(optimizer, tmp_path / "mine.csv")
     assert (tmp_path / "mine.csv").read_text() == "step,loss\n1,2\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "mine.csv"}
+    assert not tmp_path.with_name(f"{tmp_path.name}.lock").exists()
     assert not optimizer._watchers
 
 
-def test_two_logs_do_not_share_a_file(tmp_path):
-    _, optimizer = make()
-    log = CertificateLogger(optimizer, tmp_path / "certificate.csv")
-    with pytest.raises(ValueError, match=r"certificate.csv is the log of another CertificateLogger"):
-        CertificateLogger(make()[1], tmp_path / "certificate.csv")
+def test_two_optimizers_do_not_share_a_file(tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for folder in (tmp_path, tmp_path / "link"):  # however it is called
+        with pytest.raises(ValueError, match=r"certificate.csv is the log of another .* close\(\) that, or choose"):
+            CertificateLogger(make()[1], folder / "certificate.csv")
+    train(model, optimizer, 2)  # the first goes on
+    assert steps(log.path) == [1, 2]
     log.close()
-    log = CertificateLogger(make()[1], tmp_path / "certificate.csv")
-    del log  # with its optimizer
+    model, optimizer = make()
+    CertificateLogger(optimizer, tmp_path / "certificate.csv")
+    del model, optimizer
     CertificateLogger(make()[1], tmp_path / "certificate.csv")
+
+
+# --- notebooks, where cells are run again and results are kept
+
+
+def test_a_cell_that_makes_the_optimizer_is_run_again(tmp_path):
+    """The names are bound anew, one after the other: the old logger is still there when the new one is made."""
+    cell = """
+model, opt = make()
+log = CertificateLogger(opt, path, every=1)
+train(model, opt, 3)
+Out.append(log)
+"""
+    names = {"CertificateLogger": CertificateLogger, "make": make, "train": train}
+    names |= {"path": tmp_path / "certificate.csv", "Out": []}
+    for _ in range(3):
+        exec(cell, names)
+    first, *_, last = names["Out"]
+    assert last is names["log"]
+    assert steps(last.path) == [1, 2, 3]
+    assert [steps(tmp_path / f"certificate.old-{k}.csv") for k in (1, 2)] == [[1, 2, 3]] * 2
+    assert first.optimizer is None
+    with pytest.raises(ValueError, match="is closed"):
+        first.record()
+    first.close()  # takes nothing from the last one
+    train(names["model"], names["opt"], 1)
+    assert steps(last.path) == [1, 2, 3, 4]
+
+
+def test_a_cell_that_makes_the_logger_is_run_again(tmp_path):
+    """The same optimizer goes on in the same file; the result of every cell is kept, as IPython's Out does."""
+    model, optimizer = make()
+    kept = []
+    for every in (2, 1, 1):
+        kept.append(CertificateLogger(optimizer, tmp_path / "certificate.csv", every=every))
+        train(model, optimizer, 2)
+    assert steps(kept[-1].path) == [2, 3, 4, 5, 6]
+    assert len(optimizer._watchers) == len(optimizer._optimizer_load_state_dict_post_hooks) == 1
+    for log in kept[:-1]:
+        with pytest.raises(ValueError, match="is closed"):
+            log.record()
+    assert kept[-1].optimizer is optimizer
+
+
+def test_an_optimizer_is_not_kept_alive(tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1)
+    train(model, optimizer, 2)
+    del optimizer
+    gc.collect()
+    assert log.optimizer is None
+    with pytest.raises(ValueError, match=r"the optimizer of the log .*certificate.csv is gone"):
+        log.record()
+    log.close()
+    assert steps(log.path) == [1, 2]
 
 
 def test_folders_are_made(tmp_path):

@@ -1,15 +1,24 @@
 """A log as a CSV file, that is whole whatever happens to the process, the disk or the file.
 
-Rows begin with a step and are in the order of the steps. The file is open only while it is written.
+Rows begin with a step and are in the order of the steps. The file is open only while it is written; a `Lock` keeps
+other processes from it.
 """
 
 import csv
+import errno
 import io
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from weakref import finalize
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 FIELDS = ("step", "gradient", "spread", "certificate", "progress", "ess", "c")
 LAYER_FIELDS = ("step", "parameter", "gradient", "spread")
@@ -93,6 +102,86 @@ class LogFile:
             except OSError:
                 file.truncate(size)
                 raise
+
+
+class Lock:
+    """Keeps other processes from a log, from `acquire` until `release`, garbage collection or the end of the process.
+
+    A file beside the log, since that may be moved aside: ``NAME.csv.lock``, there while the lock is held. It is the
+    system that lets go of it when a process dies, so a file that a kill leaves behind is no obstacle. A forked
+    process would share the lock, and keep it when this one dies, so it closes its copy at once. (The package filelock
+    does so in its latest versions only; others take a file system without locks for one where all are held.)
+
+    Args:
+        path: of the log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.with_name(f"{path.name}.lock")
+        self._release: finalize[..., Lock] | None = None
+
+    def acquire(self) -> bool:
+        """Take it, and say whether nobody else has it.
+
+        Raises:
+            OSError: there are no locks here, or no place for the file.
+        """
+        if fcntl is None:
+            raise OSError(errno.ENOTSUP, "this system has no locks")
+        while self._release is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                return False
+            except OSError:
+                os.close(file)
+                self.path.unlink(missing_ok=True)  # it guards nothing
+                raise
+            if _is_at(file, self.path):
+                self._release = _HELD[file] = finalize(self, _let_go, file, self.path)
+            else:  # whoever had it has removed the file in between: what is locked guards nothing
+                os.close(file)
+        return True
+
+    def release(self) -> None:
+        """Let go of it, if it was acquired, and remove the file."""
+        if self._release is not None:
+            self._release()
+        self._release = None
+
+
+_HELD: dict[int, "finalize[..., Any]"] = {}  # by descriptor
+
+
+def _let_go(file: int, path: Path) -> None:
+    del _HELD[file]
+    if _is_at(file, path):  # first, so that nobody locks a file that is about to go
+        with suppress(OSError):
+            path.unlink()
+    os.close(file)
+
+
+def _leave_to_parent() -> None:
+    """Close the locks of the process that this one was forked from; they stay locked there."""
+    for file, release in _HELD.items():
+        release.detach()
+        os.close(file)
+    _HELD.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Say whether an open file is the one that has this name."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except OSError:
+        return False
 
 
 def read(path: Path, fields: tuple[str, ...]) -> dict[str, list[Any]]:

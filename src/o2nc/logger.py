@@ -4,7 +4,8 @@ Two files, since there are two kinds of rows. ``certificate.csv`` has one row pe
 ``certificate.layers.csv`` has one row per step and parameter, because parameters can be many, and can come and go
 (columns could not). Every row is in its file when the step returns. After a checkpoint is loaded the log goes on
 behind it: rows of later steps belong to a run that did not go on, and are dropped. The log of an earlier run is moved
-aside, as ``certificate.old-1.csv`` and so on. A disk that is full costs rows, with a warning, and not the run.
+aside, as ``certificate.old-1.csv`` and so on. A disk that is full costs rows, with a warning, and not the run. One
+optimizer at a time has a log, over all processes (``certificate.csv.lock``).
 """
 
 import gc
@@ -14,15 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import distributed
 
 from o2nc import checks
 from o2nc.certificate import Certificate
-from o2nc.certified import certified, has_averages
-from o2nc.logfile import FIELDS, LAYER_FIELDS, LogFile, aside, beside
+from o2nc.certified import Certified, certified, has_averages
+from o2nc.logfile import FIELDS, LAYER_FIELDS, Lock, LogFile, aside, beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +56,8 @@ class CertificateLogger:
     if the optimizer was loaded from a checkpoint, and moved aside if the optimizer begins anew. With several
     processes each makes the logger, and the first one writes. With torch.distributed.checkpoint make it after
     loading, which takes a step to prepare itself. Steps that are replayed as a CUDA graph tell nobody: call `record`
-    after them.
+    after them. A second logger of the same optimizer and path takes over from the first, so a cell of a notebook can
+    be run again; the logger does not keep its optimizer alive.
 
     Args:
         optimizer: `ScaledSGDM` with ``average``, `ExponentiatedO2NC` or `OriginalO2NC`, also wrapped by accelerate or
@@ -67,7 +69,8 @@ class CertificateLogger:
         writer: anything with ``add_scalar(tag, value, step)``, such as TensorBoard's SummaryWriter.
 
     Raises:
-        TypeError, ValueError: the optimizer has no certificates, the file is something else or another logger's.
+        TypeError, ValueError: the optimizer has no certificates, the file is something else, or the log of another
+            optimizer, in this process or another.
         OSError: the file cannot be written.
 
     Example:
@@ -102,24 +105,64 @@ class CertificateLogger:
         checks.flag("layers", layers)
         if writer is not None and not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(f"writer must have add_scalar(tag, value, step), got {writer!r}")
-        self.optimizer = certified(optimizer)
+        optimizer = certified(optimizer)
+        self._optimizer = ref(optimizer)
         self.path = Path(path).absolute()
         self.layers_path = beside(self.path)
         self.every, self.c, self.layers, self.writer = every, c, layers, writer
         self._file, self._layers_file = LogFile(self.path, FIELDS), LogFile(self.layers_path, LAYER_FIELDS)
-        self._is_first, self._has_warned = is_first_process(), False
-        if self.path in _OPEN:
-            gc.collect()
-        if self.path in _OPEN:
-            raise ValueError(
-                f"{self.path} is the log of another CertificateLogger: close() that, or choose another path"
-            )
-        for file in self._files if self._is_first else ():
-            file.open()
-        _OPEN[self.path] = self
+        self._is_first, self._warned = is_first_process(), set[str]()
+        self._key = self.path.parent.resolve() / self.path.name  # however the folder is called
+        self._lock = Lock(self._key)
+        self._take_over()
+        if self._is_first:
+            self._open()
+        _OPEN[self._key] = self
         self._begin()
-        self.optimizer._watchers[id(self)] = self._after_step
-        self._hook: Any = self.optimizer.register_load_state_dict_post_hook(lambda _: self._begin())
+        optimizer._watchers[id(self)] = self._after_step
+        self._hook: Any = optimizer.register_load_state_dict_post_hook(lambda _: self._begin())
+
+    @property
+    def optimizer(self) -> Certified | None:
+        """The optimizer that is logged; None if it is gone."""
+        return self._optimizer()
+
+    def _take_over(self) -> None:
+        """Close a logger of this optimizer, or of one that is gone: a cell of a notebook that is run again."""
+        if self._key in _OPEN:
+            gc.collect()
+        other = _OPEN.get(self._key)
+        if other is None:
+            return
+        if other.optimizer is self.optimizer:
+            other.close()
+        elif other.optimizer is None:
+            other._let_go()
+        else:
+            raise ValueError(
+                f"{self.path} is the log of another CertificateLogger, whose optimizer is in use: close() that, "
+                "or choose another path"
+            )
+
+    def _open(self) -> None:
+        """Lock the log and make its files."""
+        missing = None
+        try:
+            if not self._lock.acquire():
+                raise ValueError(
+                    f"{self.path} is the log of another process, which is still running: end that, or choose another "
+                    "path (processes that train together make it after init_process_group)"
+                )
+        except OSError as error:
+            missing = error
+        try:
+            for file in self._files:
+                file.open()
+        except BaseException:
+            self._lock.release()
+            raise
+        if missing is not None:
+            warnings.warn(f"{self.path} is not locked, other processes can write to it: {missing}", stacklevel=4)
 
     def _begin(self) -> None:
         """Look at the counter after the very next step: what is logged of that and later ones is of another run."""
@@ -140,32 +183,41 @@ class CertificateLogger:
             raise ValueError(f"the log {self.path} is closed")
         self._log(self._count())
 
+    def _living(self) -> Certified:
+        optimizer = self.optimizer
+        if optimizer is None:
+            raise ValueError(f"the optimizer of the log {self.path} is gone")
+        return optimizer
+
     def _count(self) -> int:
         """Return the step; the first one tells where this run begins."""
-        step = int(self.optimizer.param_groups[0]["step"])
+        step = int(self._living().param_groups[0]["step"])
         self._first = self._first or step
         self._is_first = self._is_first and is_first_process()
         return step
 
     def _log(self, step: int) -> None:
-        if step <= self._logged or not has_averages(self.optimizer):
+        optimizer = self._living()
+        if step <= self._logged or not has_averages(optimizer):
             return
         self._logged = step
-        if self._is_first or self.optimizer._shards is not None:  # all that have shards are needed
-            certificate, progress = self.optimizer.certificate(self.c), self.optimizer.progress
+        if self._is_first or optimizer._shards is not None:  # all that have shards are needed
+            certificate, progress = optimizer.certificate(self.c), optimizer.progress
             if self._is_first:
                 self._write(step, certificate, progress)
 
     def _write(self, step: int, certificate: Certificate, progress: float) -> None:
         parts = certificate.by_parameter.items() if self.layers else ()
         row = (certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess, self.c)
-        with self._training_going_on():
+        with self._training_going_on(f"the log {self.path}", OSError, ValueError):
             self._clean()
             if self.layers:  # first, so that a step in the main file is whole
                 rows = [(step, str(name).replace("\n", " "), part.gradient, part.spread) for name, part in parts]
                 self._layers_file.add(rows)
             self._file.add([(step, *row)])
-        if self.writer is not None:
+        if self.writer is None:
+            return
+        with self._training_going_on(f"the writer of the log {self.path}", Exception):  # whatever it runs into
             found = scalars(certificate, progress)
             for name, part in parts:
                 found |= {f"gradient/{name}": part.gradient, f"spread/{name}": part.spread}
@@ -188,14 +240,14 @@ class CertificateLogger:
             self._is_clean = True
 
     @contextmanager
-    def _training_going_on(self) -> Iterator[None]:
-        """Warn, once, of what becomes of the files: a full disk is no reason to lose a run."""
+    def _training_going_on(self, what: str, *errors: type[Exception]) -> Iterator[None]:
+        """Warn, once, of what lacks rows: a full disk is no reason to lose a run."""
         try:
             yield
-        except (OSError, ValueError) as error:
-            if not self._has_warned:
-                self._has_warned = True
-                warnings.warn(f"the log {self.path} lacks rows, and training goes on: {error}", stacklevel=2)
+        except errors as error:
+            if what not in self._warned:
+                self._warned.add(what)
+                warnings.warn(f"{what} lacks rows, and training goes on: {error}", stacklevel=2)
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """Draw all that is in the files; see `o2nc.integrations.matplotlib.plot`, which needs no optimizer.
@@ -213,7 +265,7 @@ class CertificateLogger:
     def close(self) -> None:
         """Let go of the optimizer; a writer stays open."""
         if self._hook is not None:
-            with self._training_going_on():
+            with self._training_going_on(f"the log {self.path}", OSError, ValueError):
                 self._clean()
         self._let_go()
 
@@ -221,9 +273,11 @@ class CertificateLogger:
         if self._hook is not None:
             self._hook.remove()
         self._hook = None
-        self.optimizer._watchers.pop(id(self), None)
-        if _OPEN.get(self.path) is self:
-            del _OPEN[self.path]
+        if self.optimizer is not None:
+            self.optimizer._watchers.pop(id(self), None)
+        if _OPEN.get(self._key) is self:
+            del _OPEN[self._key]
+        self._lock.release()
 
     def __enter__(self) -> "CertificateLogger":
         return self
