@@ -2,8 +2,11 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +70,24 @@ def test_output_that_goes_to_a_file_is_plain(tmp_path):
     assert done.stderr == ""
     assert {path.name for path in tmp_path.iterdir()} == {"verify.json", "verify.md", "report.html"}
     assert run("verify", "goldstein", "--workers", "1", "--quiet").stdout == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT")
+@pytest.mark.parametrize("slow", ["torch", "typer", "matplotlib"])
+def test_ctrl_c_while_a_package_is_imported(slow, tmp_path):
+    """The first seconds of a command are imports: of torch, then of typer, then of what the command needs."""
+    (tmp_path / slow).mkdir()
+    (tmp_path / slow / "__init__.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [Path(sysconfig.get_path("scripts")) / "o2nc", "demo", "--out", tmp_path / "out"],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=50)
+    assert (process.returncode, out, err) == (130, "", "o2nc: interrupted\n")
+    assert not (tmp_path / "out").exists()

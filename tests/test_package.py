@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     about = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
     names = set(wheel.namelist())
     assert names == source | {f"{NAME}.dist-info/{name}" for name in about}
-    assert "o2nc/py.typed" in names
+    assert {"o2nc/py.typed", "o2nc_command.py"} <= names
     assert {Path(name).suffix for name in source} <= {".py", ".typed", ".html"}
 
 
@@ -95,6 +95,18 @@ def test_the_core_depends_on_torch_and_numpy_alone(metadata):
     assert sorted(core) == ["numpy", "torch>=2.6"]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert sorted(metadata.get_all("Provides-Extra")) == sorted(extras)
+
+
+def test_the_command_begins_without_torch(wheel, tmp_path):
+    """So that Ctrl-C while torch is imported can be answered."""
+    assert wheel.read(f"{NAME}.dist-info/entry_points.txt").decode().split() == [
+        *("[console_scripts]", "o2nc", "=", "o2nc_command:main")
+    ]
+    wheel.extractall(tmp_path)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import o2nc_command; print(*sys.modules)"
+    names = set(run("-c", code, tmp_path).split())
+    assert "o2nc_command" in names
+    assert not {"o2nc", "torch", "numpy"} & names
 
 
 def test_importing_it_imports_little(wheel, tmp_path):

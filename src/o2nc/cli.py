@@ -24,12 +24,13 @@ ROUNDS = 41  # odd, so that the median is one of them
 OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "scale-free", "coin-betting")
 LAWS = ("exponential", "uniform", "weibull", "gamma")
 LARGEST_SEED = 2**32  # torch takes no larger ones than 2^64, people no longer ones
-TERMINATED = 143  # the exit code of a process that SIGTERM ends
+INTERRUPTED = 130  # the exit code of a process that Ctrl-C ends
+TERMINATED = 143  # and SIGTERM
 WORKERS = min(os.cpu_count() or 1, 8)
 
 
 def main() -> None:
-    """Run the command line (the entry point of the script ``o2nc``)."""
+    """Run the command line, as the script ``o2nc`` does (``o2nc_command.py``)."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its remarks on font caches are not ours to print
     if not all(map(find_spec, EXTRAS)):
         print("The command line needs extra packages: pip install 'o2nc[experiments]'", file=sys.stderr)
@@ -40,9 +41,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that workers are told and files are finished
     try:
         code = build_app()(prog_name="o2nc", standalone_mode=False)
+        if code == INTERRUPTED:  # typer's answer to Ctrl-C where no command has answered (`_interruptible`)
+            raise KeyboardInterrupt
     except KeyboardInterrupt:
         print("o2nc: interrupted", file=sys.stderr)
-        code = 130
+        code = INTERRUPTED
     except OSError as error:
         print(f"o2nc: {error}", file=sys.stderr)
         code = 1
@@ -324,7 +327,6 @@ def build_app() -> "typer.Typer":
 @contextmanager
 def _interruptible(advice: str = "") -> Iterator[None]:
     """Turn Ctrl-C into exit code 130 and one line, which SIGTERM gets too; of several processes the first says it."""
-    import typer
 
     def say(*words: object) -> None:
         if os.environ.get("RANK", "0") == "0":
@@ -334,7 +336,7 @@ def _interruptible(advice: str = "") -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         say("interrupted", *stop.args)
-        raise typer.Exit(130) from None
+        raise SystemExit(INTERRUPTED) from None
     except SystemExit as stop:
         if stop.code == TERMINATED:
             say("terminated", *stop.args[1:])
