@@ -166,7 +166,14 @@ def identical(ours, theirs):
 ieee = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
 
 INF = float("inf")
-LAWS = [o2nc.Exponential(), o2nc.Exponential(2.0), o2nc.Uniform(0, 2), o2nc.Weibull(0.8)]
+LAWS = [
+    o2nc.Exponential(),
+    o2nc.Exponential(2.0),
+    o2nc.Uniform(0, 2, weighted=True),
+    o2nc.Weibull(0.8, weighted=True),
+    o2nc.Uniform(0.75, 1.25),
+    o2nc.Weibull(2.5),
+]
 # programs take chunks of 1024 elements, in blocks of 512
 SIZES = [(), (0,), (1,), (3, 5), (511,), (512,), (513,), (1023,), (1024,), (1025,), (2049,), (2, 3, 2, 1)]
 FEW = [(3, 2), (), (1025,)]

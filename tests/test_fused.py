@@ -28,9 +28,9 @@ from fused_device import (
     some,
 )
 from o2nc import learners
-from o2nc.scaling import uniform
+from o2nc.scaling import progress_weight, uniform
 from problem import flat
-from twin import averages
+from twin import averages, law_weights
 
 pytestmark = ieee
 
@@ -123,11 +123,11 @@ def test_sgdm_against_direct_sums(device, law, options):
         set_noise(params, t)
         x = flat([p.cpu() for p in params])
         g = flat([p.grad.cpu() for p in params]) + options.get("weight_decay", 0) * x
-        progress += float(np.sum(law.weight(law.sample(seed, t)) * g * delta))
+        progress += float(np.sum(progress_weight(law, seed, t) * g * delta))
         xs.append(x)
         gs.append(g)
         opt.step()
-        buffer = g if buffer is None else options.get("momentum", 0) * buffer + g
+        buffer = g if buffer is None else options.get("momentum", 0) * buffer + law_weights(law, seed, t)[-1] * g
         delta = -lr * buffer
         moved = x + law.sample(seed, t + 1) * delta
         np.testing.assert_allclose(flat([p.cpu() for p in params]), moved, rtol=1e-12, atol=1e-12)
@@ -136,9 +136,7 @@ def test_sgdm_against_direct_sums(device, law, options):
 
 
 def check_averages(opt, params, xs, gs, beta, law, seed):
-    w = [1.0] * len(xs)
-    if law is not None and law.reweights:
-        w[1:] = [law.weight(law.sample(seed, t)) for t in range(2, len(xs) + 1)]
+    w = law_weights(law, seed, len(xs))
     x_mean, g_mean, spread, ess = averages(xs, gs, beta, w)
     certificate = opt.certificate()
     average = flat([opt.state[p]["average"].cpu() for p in params])
@@ -200,7 +198,7 @@ def test_algorithm_2_against_direct_sums(device, law):
         xs.append(flat([p.cpu() for p in params]))
         gs.append(flat([p.grad.cpu() for p in params]))
         opt.step()
-        w = law.weight(law.sample(seed, t)) if law is not None and law.reweights and t > 1 else 1.0
+        w = law_weights(law, seed, t)[-1]
         delta = beta * (delta - eta * w * gs[-1]) / (beta + eta * mu + 1 - beta)
         moved = xs[-1] + (1.0 if law is None else law.sample(seed, t + 1)) * delta
         np.testing.assert_allclose(flat([p.cpu() for p in params]), moved, rtol=1e-12, atol=1e-12)

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import o2nc
 from o2nc.learners import OGD, AdaGrad, BallOGD
 from processes import torchrun
+from twin import law_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,7 +22,7 @@ OPTIMIZERS = {
     "sgdm, average == momentum": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9),
     "sgdm, nesterov": lambda ps: o2nc.ScaledSGDM(ps, 0.1, 0.9, 0, 1e-3, True, average=0.95),
     "ogd": lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1), beta=0.9),
-    "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.02), beta=0.9, scaling=o2nc.Uniform()),
+    "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.02), beta=0.9, scaling=o2nc.Uniform(weighted=True)),
     "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.1), period=3),
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -414,7 +415,7 @@ def test_bfloat16_parameters_have_a_float32_average(name):
     else:
         group = optimizer.param_groups[0]
         beta, law, seed = group["average"], group["scaling"], group["seed"]
-        ws = [1.0] + [law.weight(law.sample(seed, t)) if law.reweights else 1.0 for t in range(2, 61)]
+        ws = law_weights(law, seed, 60)
         weights = [w * beta ** (59 - t) for t, w in enumerate(ws)]
         weights = [w / sum(weights) for w in weights]
     key = "block_average" if name == "original" else "average"

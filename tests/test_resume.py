@@ -155,7 +155,7 @@ def test_checkpoint_is_plain_data():
     opt = o2nc.ExponentiatedO2NC(params, learners.ScaleFree(lr=0.1), scaling=o2nc.Gamma(0.5))
     advance(opt, params, 1, 3)
     saved = opt.state_dict()
-    assert saved["param_groups"][0]["scaling"] == {"__name__": "Gamma", "shape": 0.5, "scale": 2.0}
+    assert saved["param_groups"][0]["scaling"] == {"__name__": "Gamma", "shape": 0.5, "scale": 2.0, "weighted": False}
     assert saved["param_groups"][0]["learner"]["__name__"] == "ScaleFree"
     for state in saved["state"].values():
         assert all(isinstance(v, torch.Tensor | float | int) for v in state.values())
@@ -167,7 +167,6 @@ class Constant:
     """A user's law and learner in one: s = 1, Δ = −lr·g."""
 
     lr: float = 0.1
-    reweights = False
 
     def sample(self, seed, step):
         return 1.0
@@ -203,7 +202,7 @@ def test_state_keeps_its_dtype_on_loading():
     params = parameters(torch.bfloat16)
     opt = o2nc.ScaledSGDM(params, lr=0.02, momentum=0.9, average=0.99)
     advance(opt, params, 1, 5)
-    other = o2nc.ScaledSGDM(params, lr=0.02)
+    other = o2nc.ScaledSGDM(params, lr=0.02, average=0.99)
     other.load_state_dict(opt.state_dict())
     for p in params:
         kept = {k: v.dtype for k, v in other.state[p].items() if isinstance(v, torch.Tensor)}
@@ -230,7 +229,7 @@ def test_a_checkpoint_of_another_shape_changes_nothing():
     params = parameters()
     opt = o2nc.ScaledSGDM(params, lr=0.02, momentum=0.9, average=0.9)
     advance(opt, params, 1, 3)
-    fewer = o2nc.ScaledSGDM(parameters(shapes=SHAPES[:2]), lr=0.5)
+    fewer = o2nc.ScaledSGDM(parameters(shapes=SHAPES[:2]), lr=0.5, average=0.9)
     with pytest.raises(ValueError, match="size"):
         fewer.load_state_dict(opt.state_dict())
     assert not fewer.state

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 import o2nc
-from o2nc.scaling import Law, relative_weight, uniform
+from o2nc.scaling import Law, progress_weight, relative_weight, uniform
 
 LAWS = {
     "exponential": (o2nc.Exponential(), scipy.stats.expon()),
@@ -89,12 +89,13 @@ def test_exponential_alone_has_a_constant_weight():
         second[name] = (weights**2).mean() / reference.mean() ** 2
     assert [second["exponential"], second["exponential, rate 2.5"]] == pytest.approx([1.0, 1.0])
     assert all(v > 1.05 for name, v in second.items() if "exponential" not in name)
-    assert [law.reweights for law, _ in LAWS.values()] == [False, False] + [True] * 5
+    assert not any(law.weighted for law, _ in LAWS.values())  # no law is, unless it is asked to
 
 
 def test_relative_weight():
-    """Fine print: under a law other than Exp the first iterate has weight 1, later ones w(s_t)."""
-    law = o2nc.Uniform(0, 2)
+    """Fine print: under a weighted law the first iterate has weight 1, later ones w(s_t)."""
+    assert relative_weight(o2nc.Uniform(0, 2), 0, 5) == 1
+    law = o2nc.Uniform(0, 2, weighted=True)
     assert relative_weight(law, 0, 1) == 1
     assert relative_weight(law, 0, 5) == 2 - law.sample(0, 5)
     assert relative_weight(o2nc.Exponential(3.0), 0, 5) == relative_weight(None, 0, 5) == 1
@@ -136,10 +137,27 @@ def test_no_global_generator_is_touched():
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-@pytest.mark.parametrize("make", [lambda: o2nc.Weibull(2.0), lambda: o2nc.Gamma(2.5), lambda: o2nc.Gamma(2.0, 3.0)])
-def test_infinite_second_moment_warns(make):
+@pytest.mark.parametrize(("law", "numbers"), [(o2nc.Weibull, (2.0,)), (o2nc.Gamma, (2.5,)), (o2nc.Gamma, (2.0, 3.0))])
+def test_infinite_second_moment_warns(law, numbers):
+    """Of weights that are used: without them there is nothing to warn of."""
+    assert not law(*numbers).weighted
     with pytest.warns(UserWarning, match="infinite"):
-        make()
+        law(*numbers, weighted=True)
+
+
+def test_progress_weights_have_a_finite_variance():
+    """w(s) where it makes an unbiased estimate of finite variance, 1 elsewhere."""
+    for law in (o2nc.Exponential(2.0), o2nc.Uniform(0, 2), o2nc.Weibull(1.5), o2nc.Gamma(0.5)):
+        assert progress_weight(law, 3, 7) == law.weight(law.sample(3, 7)) != 1
+    for law in (None, o2nc.Uniform(0.75, 1.25), o2nc.Weibull(2.0), o2nc.Gamma(16)):
+        assert progress_weight(law, 3, 7) == 1
+
+
+def test_uniform_above_zero():
+    s = np.array([o2nc.Uniform(0.75, 1.25).sample(1, n) for n in range(1, 4001)])
+    assert 0.75 < s.min() < 0.751
+    assert 1.249 < s.max() < 1.25
+    assert s.mean() == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +168,9 @@ def test_infinite_second_moment_warns(make):
         (lambda: o2nc.Exponential(float("inf")), ValueError, "rate"),
         (lambda: o2nc.Exponential("1"), TypeError, "rate"),
         (lambda: o2nc.Exponential(True), TypeError, "rate"),
-        (lambda: o2nc.Uniform(1, 2), ValueError, "start at 0"),
+        (lambda: o2nc.Uniform(1, 2, weighted=True), ValueError, "support must start there"),
+        (lambda: o2nc.Uniform(-1, 2), ValueError, "low"),
+        (lambda: o2nc.Uniform(1, 1), ValueError, "high"),
         (lambda: o2nc.Uniform(0, 0), ValueError, "high"),
         (lambda: o2nc.Weibull(-1), ValueError, "shape"),
         (lambda: o2nc.Weibull(1.2, scale=0), ValueError, "scale"),

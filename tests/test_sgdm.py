@@ -9,7 +9,7 @@ import torch
 import o2nc
 from o2nc.learners import OGD
 from problem import SHAPES, flat, parameters, set_gradients
-from twin import averages
+from twin import averages, law_weights
 
 OPTIONS = [
     dict(zip(("momentum", "dampening", "weight_decay", "nesterov", "maximize"), values, strict=True))
@@ -109,7 +109,7 @@ def test_with_scaling_it_is_sgd_with_lr_times_s(engine, average, law):
 @pytest.mark.parametrize("engine", [*ENGINES[:2], ENGINES[3]], ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("average", [0.99, 0.9])
-@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(0, 2)], ids=str)
+@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(0, 2), o2nc.Uniform(0, 2, weighted=True)], ids=str)
 def test_averages_against_direct_sums(options, engine, average, law):
     """ḡ and the progress use the gradient that SGD sees: of F + (wd/2)‖x‖², of −F under maximize."""
     n, seed, lr = 25, 2, 0.02
@@ -122,7 +122,7 @@ def test_averages_against_direct_sums(options, engine, average, law):
         g = flat([p.grad for p in params])
         gs.append((-g if options["maximize"] else g) + options["weight_decay"] * xs[-1])
         opt.step()
-    w = [1.0] * n if isinstance(law, o2nc.Exponential) else [1.0] + [2 - law.sample(seed, t) for t in range(2, n + 1)]
+    w = law_weights(law, seed, n)
     x_mean, g_mean, spread, ess = averages(xs, gs, average, w)
     certificate = opt.certificate()
     np.testing.assert_allclose(flat([opt.state[p]["average"] for p in params]), x_mean, rtol=1e-12, atol=1e-14)

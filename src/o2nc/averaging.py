@@ -6,10 +6,20 @@ With the weights of Algorithm 2, p_{n,t} ∝ β^{n−t} (times w(s_t) under a la
     x̄_n = x̄_{n−1} + γ_n e,   ḡ_n = ḡ_{n−1} + γ_n(g_n − ḡ_{n−1}),   V_n = (1 − γ_n)(V_{n−1} + γ_n‖e‖²).
 
 V is Welford's update in float64; E‖x‖² − ‖x̄‖² would cancel. V, ‖ḡ‖² and ⟨g, Δ⟩ are sums over coordinates: they are
-kept per parameter and added up only when asked, so a step never waits for the host. The weights are those of the
-joint iterate, the same for all parameters; one without a gradient counts with the gradient zero.
+kept per parameter and added up only when asked, so a step never waits for the host.
+
+x̄ in float32 would stand still where γe is below half a unit in its last place, which at β = 0.999 is a change of x by
+3e-5 of itself. So it is rounded at random, up or down with the probabilities that make its mean right: before the
+rounding (u − ½) units are added, with one u ~ U(0, 1) for all coordinates, a function of seed and n. That costs no
+memory. The error of x̄ has mean 0 and, as long as x moves, a standard deviation of at most (8γ)^{−½} units; it fades
+when x stands still.
+
+The weights are those of the joint iterate, the same for all parameters; one without a gradient counts with the
+gradient zero. It is left alone until it has one again, or is asked for: the product of the 1 − γ that it missed is
+exp(−difference of ``log_decay``), and with it in the place of one 1 − γ the formulas above make up for all of them.
 """
 
+import math
 from collections.abc import Callable
 from operator import is_
 from typing import Any, NamedTuple, TypeAlias
@@ -30,21 +40,42 @@ _DEVICE_BLOCK = 1 << 24
 # have a shard of it; all of it.
 SHAPED = ("average", "gradient", "output", "update", "block_average")
 SUMS = ("spread", "progress", "block_spread", "block_gradient_squared")
-STATE = (*SHAPED, *SUMS, "rate")
+NUMBERS = ("rate", "log_decay", "joined")
+STATE = (*SHAPED, *SUMS, *NUMBERS)
 
-Then: TypeAlias = Callable[[list[Tensor], list[Tensor], list[Tensor]], None]
+_EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
+
+Then: TypeAlias = Callable[[list[Tensor], list[Tensor], Any], None]
 
 
 class Weights(NamedTuple):
-    """Σ of the weights and of their squares, undivided."""
+    """Of the weights of all iterates: their sum, the sum of their squares, and −Σ log(1 − γ), their common decay."""
 
     total: float
     squares: float
+    log_decay: float
 
     def add(self, weight: float, discount: float) -> tuple["Weights", float]:
         """Return the sums with one more weight, and γ, the share of that weight."""
         w = weight + discount * self.total
-        return Weights(w, weight**2 + discount**2 * self.squares), weight / w
+        gamma = weight / w
+        log_decay = self.log_decay - (math.log1p(-gamma) if gamma < 1 else 0.0)
+        return Weights(w, weight**2 + discount**2 * self.squares, log_decay), gamma
+
+    @property
+    def concentration(self) -> float:
+        """Σp², one over the effective sample size."""
+        return self.squares / self.total**2
+
+    @property
+    def joined(self) -> float:
+        """What a parameter notes that joins now: its first gradient stands for all that it has missed."""
+        missed = 1 - self.concentration
+        return self.log_decay + 0.5 * math.log(missed) if missed > 0 else -math.inf
+
+    def ess(self, joined: float) -> float:
+        """Return the effective sample size 1/Σp² of a parameter that joined then."""
+        return 1 / (self.concentration + math.exp(2 * (joined - self.log_decay)))
 
 
 class Seen(NamedTuple):
@@ -63,7 +94,7 @@ class Seen(NamedTuple):
         return g if self.decay == 0 else torch.add(g, x, alpha=self.decay, out=out)
 
 
-def start(x: Tensor, gradient: Tensor | None) -> dict[str, Any]:
+def start(x: Tensor, gradient: Tensor | None, weights: Weights | None = None) -> dict[str, Any]:
     """Return the statistics of one parameter at its first step.
 
     A parameter that joins late stood still before: x̄ = x. Its earlier gradients were not seen and count as the first.
@@ -71,6 +102,7 @@ def start(x: Tensor, gradient: Tensor | None) -> dict[str, Any]:
     Args:
         x: the parameter, as a real tensor.
         gradient: the gradient that the learner sees, or None when the momentum buffer tells ḡ.
+        weights: those of the iterates, this one included; None where a kernel will fill in what depends on them.
     """
     state: dict[str, Any] = {"average": x.detach().to(wide(x.dtype), copy=True)}
     if gradient is not None:
@@ -78,7 +110,26 @@ def start(x: Tensor, gradient: Tensor | None) -> dict[str, Any]:
     for key in ("spread", "progress"):
         state[key] = x.new_zeros((), dtype=torch.float64)
     state["rate"] = 0.0  # Δ = rate·update: the first Δ is zero
+    state["log_decay"] = math.nan if weights is None else weights.log_decay
+    state["joined"] = -math.inf if weights is None else weights.joined
     return state
+
+
+@torch.no_grad()
+def catch_up_(x: Tensor, state: dict[str, Any], share: float, dither: float) -> None:
+    """Bring the averages of a parameter up to date that stood still at x, without a gradient, for a while.
+
+    Args:
+        x: the parameter, as a real tensor.
+        state: its state.
+        share: what is left of the weight of what was averaged before, the product of the 1 − γ since.
+        dither: u − ½, for the rounding.
+    """
+    row = Row(x, x, None, state["average"], None)
+    square, _ = move_(row, 1 - share, Seen(), _inner, dither=dither)
+    widen_(state["spread"], square, 1 - share)
+    if "gradient" in state:
+        state["gradient"].mul_(share)
 
 
 class Ledger:
@@ -119,6 +170,7 @@ class Ledger:
         weight: float = 1.0,
         seen: Seen = Seen(),
         then: Then | None = None,
+        dither: float = 0.0,
     ) -> None:
         """Take the parameters as they are now, and their gradients, into the averages.
 
@@ -129,13 +181,14 @@ class Ledger:
             weight: w(s_n), the weight of ⟨g, Δ⟩ in the progress.
             seen: what makes of g the gradient that the learner sees.
             then: called with x, g and update of each block after its turn, while they are in the cache.
+            dither: u − ½, for the rounding of x̄.
         """
         xs, gs, us = self.params, grads, updates
         if self.has_complex:
             xs, gs = [real(p) for p in xs], [real(g) for g in gs]
             us = None if us is None else [real(u) for u in us]
         for bunch in self._bunches:
-            bunch.add_(xs, gs, us, gamma, weight, seen, then)
+            bunch.add_(xs, gs, us, gamma, weight, seen, then, dither)
 
 
 class _Bunch:
@@ -154,12 +207,12 @@ class _Bunch:
             small = self.states[: self.n_small]
             self.x_mean = _as_views(small, "average")
             self.g_mean = _as_views(small, "gradient") if "gradient" in small[0] else None
-            self.lengths = torch.tensor([state["average"].numel() for state in small], device=device)
+            self.lengths = torch.tensor([state["average"].numel() for state in small], device="cpu").to(device)
         # A fresh temporary costs a CPU more than the arithmetic on it; elsewhere the allocator keeps them at hand.
         on_cpu = device.type == "cpu"
         self.block = _CPU_BLOCK if on_cpu else _DEVICE_BLOCK
         room = min(self.block, max(sizes)) if on_cpu and self.n_small < len(states) else 0
-        self.scratch = [torch.empty(room, dtype=states[0]["average"].dtype, device=device) for _ in range(2)]
+        self.scratch = [torch.empty(room, dtype=states[0]["average"].dtype, device=device) for _ in range(3)]
         self._counts: tuple[list[int], Tensor | None] = ([], None)
 
     def add_(
@@ -171,6 +224,7 @@ class _Bunch:
         weight: float,
         seen: Seen,
         then: Then | None,
+        dither: float,
     ) -> None:
         """Take this iterate in: the pack of small parameters, the blocks of large ones, then the sums."""
         squares, slopes = [], []
@@ -179,7 +233,7 @@ class _Bunch:
             x, g = [xs[i] for i in at], [gs[i] for i in at]
             u = None if us is None else [us[i] for i in at]
             row = Row(_flat(x), _flat(g), None if u is None else _flat(u), self.x_mean, self.g_mean)
-            square, slope = move_(row, gamma, seen, self._segments, None)
+            square, slope = move_(row, gamma, seen, self._segments, dither=dither)
             squares.append(square)
             slopes.append(slope)
             if then is not None and u is not None:
@@ -194,7 +248,7 @@ class _Bunch:
             counts.append(len(rows))
             for row in rows:
                 scratch = [t[: row.x.numel()] for t in self.scratch] if flat and len(self.scratch[0]) else None
-                blocks.append(move_(row, gamma, seen, torch.dot if flat else _inner, scratch))
+                blocks.append(move_(row, gamma, seen, torch.dot if flat else _inner, scratch, dither))
                 waiting.append(row)
                 if then is not None and sum(r.x.numel() for r in waiting) >= self.block:
                     then(*([r[c] for r in waiting] for c in range(3)))  # type: ignore[arg-type]
@@ -210,7 +264,7 @@ class _Bunch:
             if all(rate == rates[0] for rate in rates):
                 self.progress.add_(torch.cat(slopes), alpha=rates[0])
             else:
-                moved = torch.tensor(rates, dtype=torch.float64).to(self.progress.device)
+                moved = torch.tensor(rates, dtype=torch.float64, device="cpu").to(self.progress.device)
                 self.progress.add_(torch.where(moved == 0, 0.0, moved * torch.cat(slopes)))
 
     def _segments(self, a: Tensor, b: Tensor) -> Tensor:
@@ -220,7 +274,7 @@ class _Bunch:
     def _by_parameter(self, sums: list[Tensor], counts: list[int]) -> Tensor:
         """Add up the sums of the blocks of every parameter, in a fixed order."""
         if self._counts[0] != counts or self._counts[1] is None:
-            self._counts = (counts, torch.tensor(counts, device=self.spread.device))
+            self._counts = (counts, torch.tensor(counts, device="cpu").to(self.spread.device))
         return torch.segment_reduce(torch.stack(sums).double(), "sum", lengths=self._counts[1], unsafe=True)
 
 
@@ -249,6 +303,7 @@ def move_(
     seen: Seen,
     inner: Callable[[Tensor, Tensor], Tensor],
     scratch: list[Tensor] | None = None,
+    dither: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Move x̄ and ḡ by one iterate, in place; return ‖x − x̄_before‖² and ⟨gradient, u⟩.
 
@@ -257,18 +312,28 @@ def move_(
         gamma: γ_n, a number, or a tensor that broadcasts against x.
         seen: what makes of g the gradient that the learner sees.
         inner: the inner product.
-        scratch: room for two temporaries.
+        scratch: room for three temporaries.
+        dither: u − ½, for the rounding of x̄ in float32; 0 rounds to the nearest.
     """
     dtype = row.x_mean.dtype
-    for_e, for_g = scratch or (None, None)
+    for_e, for_g, for_grid = scratch or (None, None, None)
     x = row.x.to(dtype)
     g = seen(row.g.to(dtype), x, out=for_g)
     e = torch.sub(x, row.x_mean, out=for_e)
     square = inner(e, e)
     slope = square if row.u is None else inner(g, row.u.to(dtype))
-    for mean, new in ((row.x_mean, x), (row.g_mean, g)):
-        if mean is not None:
-            mean.copy_(new) if _is_first(gamma) else mean.lerp_(new, gamma)
+    if row.g_mean is not None:
+        row.g_mean.copy_(g) if _is_first(gamma) else row.g_mean.lerp_(g, gamma)
+    if _is_first(gamma):
+        row.x_mean.copy_(x)
+    elif dither and dtype == torch.float32:
+        # e += (dither/γ)·unit·sign(e), x̄ += γe; where e = 0 nothing is added, so that what stands still stays
+        out = None if for_grid is None else for_grid.view(torch.int32)
+        power = torch.bitwise_and(row.x_mean.view(torch.int32), _EXPONENT, out=out).view(dtype)
+        e.addcmul_(power, torch.sign(e, out=for_g), value=dither * 2.0**-23 / float(gamma))
+        row.x_mean.add_(e, alpha=float(gamma))
+    else:
+        row.x_mean.lerp_(x, gamma)
     return square, slope
 
 

@@ -1,7 +1,7 @@
 """The part of an optimizer that speaks of its averages: certificate, swap, output, progress."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -9,25 +9,31 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averaging import Ledger
+from o2nc.averaging import Ledger, Weights, catch_up_
 from o2nc.certificate import Certificate
 from o2nc.persistence import FRESH_AVERAGES
-from o2nc.scaling import uniform
+from o2nc.scaling import OUTPUT, ROUNDING, uniform
 from o2nc.sharding import assemble, is_sharded, to_part, to_whole
 from o2nc.stepping import Stepping
 from o2nc.torch_private import foreach_copy_
-from o2nc.vector import as_floats, real
+from o2nc.vector import as_numbers, real, squares
+
+
+class NoAverages(RuntimeError, AttributeError):
+    """There are no averages to speak of; for a property that means, as ever in Python, that it is not there."""
 
 
 class Certified(Stepping):
     """Keeps averages of the iterates and answers for them.
 
     State per parameter: ``average`` x̄, ``gradient`` ḡ (absent where the momentum buffer tells it), ``spread`` V,
-    ``progress``, ``output``, and ``rate``, by which the direction of the last update was multiplied.
+    ``progress``, ``output``, ``rate``, by which the direction of the last update was multiplied, ``log_decay``, up to
+    when all this is, and ``joined``, since when the parameter is there.
     """
 
     _average_key = "average"
     _nothing_yet = "nothing is averaged before the first step()"
+    _advice = "average=None: pass average=0.999, say, when you construct it"
     # state that a parameter may get after its first step: state of the same shape and dtype
     _late: ClassVar[dict[str, str]] = {}
 
@@ -38,27 +44,40 @@ class Certified(Stepping):
             ledger = self._ledgers[key] = Ledger(params, [self.state[p] for p in params], grads)
         return ledger
 
+    def _forget_layouts(self) -> None:
+        self._ledgers.clear()
+
     @property
     def _ledgers(self) -> dict[Any, Ledger]:
         """The ledgers laid out so far: a cache, which copies and pickles leave behind."""
         return self.__dict__.setdefault("_ledger_cache", {})
 
-    @torch.no_grad()
-    def _rest_absent(self, gamma: float) -> None:
-        """Count parameters that have averages but no gradient now with the gradient zero."""
-        params = [
-            p
-            for group in self.param_groups
-            for p in group["params"]
-            if p.grad is None and "average" in self.state.get(p, ())
-        ]
+    def _weights(self) -> Weights:
+        """Return the weights of the iterates so far."""
+        group = self.param_groups[0]
+        return Weights(*as_numbers([group[key] for key in ("weight_sum", "weight_square_sum", "log_decay")]))
+
+    def _catch_up(self, params: Sequence[Tensor], log_decay: float, seed: int, count: int) -> None:
+        """Bring the averages of these parameters up to date, where they had no gradient for a while."""
         states = [self.state[p] for p in params]
-        for state in states:
-            self._keep_own_gradient(state)
-            state["rate"] = 0.0
-        if params:
-            zeros = [torch.zeros_like(p) for p in params]
-            Ledger(params, states, zeros).add_(zeros, None, gamma)
+        known = as_numbers([state["log_decay"] for state in states])
+        for p, state, then in zip(params, states, known, strict=True):
+            if then < log_decay:
+                dither = uniform(seed, max(count, 1), stream=ROUNDING, draw=1) - 0.5
+                catch_up_(real(p.detach()), state, math.exp(then - log_decay), dither)
+                _note(state, rate=0.0, log_decay=log_decay)  # it has not moved
+
+    def _catch_all_up(self) -> None:
+        """Bring all averages up to date, of parameters without a gradient at the last steps, too."""
+        waiting = self._not_begun()
+        params = [p for p, state in self.state.items() if "average" in state and id(state) not in waiting]
+        group = self.param_groups[0]
+        self._catch_up(params, self._weights().log_decay, group["seed"], int(group["step"]))
+
+    def _absent(self) -> list[Tensor]:
+        """Return the parameters that have averages but no gradient now."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        return [p for p in params if p.grad is None and "average" in self.state.get(p, ())]
 
     def _keep_own_gradient(self, state: dict[str, Any]) -> None:
         """Give a parameter a ḡ of its own where so far the momentum buffer told it."""
@@ -73,7 +92,9 @@ class Certified(Stepping):
         After N calls the kept average is uniform over the N: the output of Algorithms 1 and 2. A parameter that came
         later keeps its first average, since until then it stood still.
         """
-        replace = uniform(seed, count, stream=1) * count < 1
+        replace = uniform(seed, count, stream=OUTPUT) * count < 1
+        if replace:
+            self._catch_all_up()
         states = [state for state in self.state.values() if "average" in state]
         for state in states:
             if "output" not in state:
@@ -81,28 +102,32 @@ class Certified(Stepping):
         if replace:
             foreach_copy_([s["output"] for s in states], [s["average"] for s in states])
 
-    def _summary(self, state: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
-        """Return ‖ḡ‖², V and the effective sample size of one parameter."""
-        group = self.param_groups[0]
-        mean = state.get("gradient")
-        if mean is None:  # then the momentum buffer is Σβ^{n−t}g_t
-            mean = real(state["momentum_buffer"]) / group["weight_sum"]
-        square = torch.linalg.vector_norm(mean, dtype=torch.float64).square()
-        return square, state["spread"], float(group["weight_sum"] ** 2 / group["weight_square_sum"])
+    def _squares_and_spreads(self, states: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+        """Return ‖ḡ‖² and V of every parameter, as two tensors on the device."""
+        # where there is no ḡ the momentum buffer is Σβ^{n−t}g_t
+        told = ["gradient" not in state for state in states]
+        means = [real(s["momentum_buffer"]) if t else s["gradient"] for s, t in zip(states, told, strict=True)]
+        found = squares(means)
+        if any(told):
+            total = torch.as_tensor(self.param_groups[0]["weight_sum"], dtype=torch.float64, device=found.device)
+            found = torch.where(torch.tensor(told, device="cpu").to(found.device), found / total.square(), found)
+        return found, torch.stack([state["spread"].to(found.device) for state in states])
+
+    def _ess(self, states: list[dict[str, Any]]) -> list[float]:
+        """Return every parameter's effective sample size."""
+        weights = self._weights()
+        return [weights.ess(joined) for joined in as_numbers([state["joined"] for state in states])]
 
     def _not_begun(self) -> set[int]:
         """Return the ids of states whose averages wait for a first step: all so far were called off."""
         states = [state for state in self.state.values() if isinstance(state.get("fresh"), Tensor)]
-        flags = as_floats([state["fresh"] for state in states])
+        flags = as_numbers([state["fresh"] for state in states])
         return {id(state) for state, flag in zip(states, flags, strict=True) if int(flag) & FRESH_AVERAGES}
 
     def _averages(self, asked: str, key: str) -> list[tuple[str | int, Tensor, dict[str, Any]]]:
         """Return name, parameter and state of all that have averages, or say why there are none."""
         if self.param_groups[0].get("average", 0.0) is None:
-            raise RuntimeError(
-                f"{asked} needs averages, and this optimizer was made with average=None: "
-                "pass average=0.999, say, when you construct it"
-            )
+            raise NoAverages(f"{asked} needs averages, and this optimizer was made with {self._advice}")
         found: list[tuple[str | int, Tensor, dict[str, Any]]] = []
         waiting = self._not_begun()
         taken: set[str | int] = set()
@@ -115,7 +140,7 @@ class Certified(Stepping):
                     taken.add(name)
                 i += 1
         if not found or self.param_groups[0]["step"] == 0:
-            raise RuntimeError(f"{asked}: {self._nothing_yet}")
+            raise NoAverages(f"{asked}: {self._nothing_yet}")
         return found
 
     @torch.no_grad()
@@ -132,16 +157,16 @@ class Certified(Stepping):
         c = float(c)
         with self._home():
             averages = self._averages("certificate()", self._average_key)
-            parts = [self._summary(state) for _, _, state in averages]
-            params = [p for _, p, _ in averages]
-            squares = self._totals([square for square, _, _ in parts], params)
-            spreads = self._totals([spread for _, spread, _ in parts], params)
+            self._catch_all_up()
+            params, states = [p for _, p, _ in averages], [state for _, _, state in averages]
+            parts = self._totals(torch.stack(self._squares_and_spreads(states)), params)
+            numbers = zip(*parts, self._ess(states), strict=True)
         by_parameter: dict[str | int, Certificate] = {
-            name: Certificate(c, square**0.5, spread, part[2])
-            for (name, _, _), part, square, spread in zip(averages, parts, squares, spreads, strict=True)
+            name: Certificate(c, square**0.5, spread, ess)
+            for (name, _, _), (square, spread, ess) in zip(averages, numbers, strict=True)
         }
-        ess = min(part[2] for part in parts)
-        return Certificate(c, math.fsum(squares) ** 0.5, math.fsum(spreads), ess, by_parameter)
+        ess = min(part.ess for part in by_parameter.values())
+        return Certificate(c, math.fsum(parts[0]) ** 0.5, math.fsum(parts[1]), ess, by_parameter)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -152,6 +177,7 @@ class Certified(Stepping):
         """
         with self._home():
             averages = self._averages("averaged()", self._average_key)
+            self._catch_all_up()
         backup = [p.detach().clone() for _, p, _ in averages]
         self._swaps.append(self)
         try:
@@ -195,20 +221,27 @@ class Certified(Stepping):
         """
         with self._home():
             averages = self._averages("progress", "progress")
-            return math.fsum(
-                self._totals([state["progress"] for _, _, state in averages], [p for _, p, _ in averages])
-            )
+            gains = [state["progress"] for _, _, state in averages]
+            together = torch.stack([gain.to(gains[0].device) for gain in gains])
+            return math.fsum(self._totals(together, [p for _, p, _ in averages]))
 
-    def _totals(self, values: list[Tensor], params: list[Tensor]) -> list[float]:
-        """Return sums over coordinates as numbers, one per parameter, over all processes that have a shard of it."""
-        if self._shards is None:
-            return as_floats(values)
-        return self._shards.total(torch.stack([v.to(values[0].device) for v in values]), params).tolist()
+    def _totals(self, values: Tensor, params: list[Tensor]) -> Any:
+        """Return sums over coordinates as numbers, over all processes that have a shard.
+
+        Args:
+            values: one row of numbers, or several; a column for each parameter.
+            params: the parameters.
+        """
+        if self._shards is not None:
+            rows = [self._shards.total(row, params) for row in values.reshape(-1, len(params))]
+            values = torch.stack(rows).reshape(values.shape)
+        return values.tolist()
 
     def _to_saved(self, p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-        # torch.distributed.checkpoint loads the keys that one step makes: they must be those of any checkpoint
+        # torch.distributed.checkpoint loads the keys that one step makes: they must be those of any checkpoint. What
+        # is not there yet is stood for by a tensor that is
         blank = [key for key in self._late if "average" in state and key not in state]
-        state = state | {key: torch.zeros_like(state[self._late[key]]) for key in blank}
+        state = state | {key: state[self._late[key]] for key in blank}
         if self._late and "average" in state:
             state["blank"] = bool(blank)
         return to_whole(p, state, self._shards) if self._shards is not None and is_sharded(p) else state
@@ -217,6 +250,15 @@ class Certified(Stepping):
         state = to_part(p, state) if is_sharded(p) else state
         gone = {"blank", *self._late} if state.get("blank") else {"blank"}
         return {key: value for key, value in state.items() if key not in gone}
+
+
+def _note(state: dict[str, Any], **numbers: float) -> None:
+    """Write numbers into a state, on the device where they live there."""
+    for key, value in numbers.items():
+        if isinstance(state[key], Tensor):
+            state[key].fill_(value)
+        else:
+            state[key] = value
 
 
 def certified(optimizer: Any) -> Certified:
@@ -234,7 +276,7 @@ def certified(optimizer: Any) -> Certified:
             f"got {type(optimizer).__name__}"
         )
     if optimizer.param_groups[0].get("average", 0.0) is None:
-        raise ValueError("optimizer keeps no averages (average=None): pass average=0.999, say, when you construct it")
+        raise ValueError(f"optimizer keeps no averages, it was made with {optimizer._advice}")
     return optimizer
 
 

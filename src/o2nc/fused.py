@@ -8,6 +8,7 @@ from torch import Tensor
 from o2nc.certified import Certified
 from o2nc.kernels import engine
 from o2nc.persistence import land
+from o2nc.stepping import refuse_capture
 
 if TYPE_CHECKING:
     from o2nc.kernels.lanes import Lane, State
@@ -41,7 +42,13 @@ class Fused(Certified):
     @property
     def _engine(self) -> engine.Engine:
         """The tables laid out so far: a cache, which copies and pickles leave behind."""
-        return self.__dict__.setdefault("_engine_cache", engine.Engine())
+        if "_engine_cache" not in self.__dict__:
+            self._engine_cache = engine.Engine()
+        return self._engine_cache
+
+    def _forget_layouts(self) -> None:
+        super()._forget_layouts()
+        self._engine.forget()
 
     def _fuse(self) -> bool:
         """Take the fused step if it is demanded or applies; return whether this step is done with."""
@@ -60,6 +67,7 @@ class Fused(Certified):
                 raise RuntimeError(
                     f"fused=True, but the fused step cannot be taken: {reason} (fused=None does without by itself)"
                 )
+        refuse_capture(self, self.param_groups[0]["scaling"], self.param_groups[0]["average"])
         land(self)
         return False
 

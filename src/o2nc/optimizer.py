@@ -9,21 +9,22 @@ At call t = 1, 2, … of ``step`` the parameters are x_t and ``.grad`` is g_t (x
 takes them into the averages, asks the learner and moves the parameters to x_{t+1}.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from o2nc import checks
-from o2nc.averaging import STATE, Weights, start
+from o2nc.averaging import STATE, Seen, Weights, start
 from o2nc.fused import Fused
 from o2nc.learners import Learner
-from o2nc.persistence import Persistent
-from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
+from o2nc.persistence import COUNTERS, Persistent
+from o2nc.scaling import ROUNDING, Exponential, Law, check_law, progress_weight, relative_weight, uniform
 from o2nc.sharding import joint_norms
+from o2nc.stepping import unscaling
 from o2nc.torch_private import foreach_add_, foreach_mul
 from o2nc.vector import real, wide
 
@@ -31,10 +32,14 @@ if TYPE_CHECKING:
     from o2nc.kernels.lanes import Lane
 
 
-class Active(NamedTuple):
-    """The parameters that have or had a gradient, as parallel lists: together one vector of R^d.
+_SLICE = 1 << 24  # elements that a learner by coordinate is asked for at a time
 
-    One that has none now counts with the gradient zero, in the learner and in the averages, and is not moved.
+
+class Active(NamedTuple):
+    """The parameters that a step speaks of, as parallel lists: together one vector of R^d.
+
+    One without a gradient now is not moved. To a learner with a joint norm its gradient is zero, since the norm is
+    over all of them; other learners are not asked for it, and its state waits.
     """
 
     params: list[Tensor]
@@ -43,16 +48,32 @@ class Active(NamedTuple):
     states: list[dict[str, Any]]
     lrs: list[float]
     present: list[bool]
+    scale: float  # undoes a scaled loss
 
-    def mark_moved(self) -> None:
-        """Note whose next Δ is added to the parameter, so that the progress counts it, and whose is not."""
-        for state, here in zip(self.states, self.present, strict=True):
-            state["rate"] = 1.0 if here else 0.0
+    def take(self, at: Iterable[int]) -> "Active":
+        """Return some of them."""
+        at = list(at)
+        return Active(*([values[i] for i in at] for values in self[:6]), self.scale)  # type: ignore[arg-type, call-arg]
+
+    @property
+    def moving(self) -> "Active":
+        """Those that have a gradient."""
+        return self if all(self.present) else self.take(i for i, here in enumerate(self.present) if here)
+
+    def slices(self, size: int) -> Iterator["Active"]:
+        """Cut them into runs of about so many elements."""
+        at: list[int] = []
+        elements = 0
+        for i, x in enumerate(self.xs):
+            at.append(i)
+            elements += x.numel()
+            if elements >= size or i == len(self.xs) - 1:
+                yield self.take(at)
+                at, elements = [], 0
 
     def move_(self, s: float) -> None:
-        """Add s·Δ to the parameters that have a gradient."""
-        xs, deltas = ([v for v, here in zip(vs, self.present, strict=True) if here] for vs in (self.xs, self.deltas))
-        foreach_add_(xs, deltas, alpha=s)
+        """Add s·Δ to the parameters."""
+        foreach_add_(self.xs, self.deltas, alpha=s)
 
     @property
     def deltas(self) -> list[Tensor]:
@@ -66,30 +87,38 @@ def check_learner(learner: object) -> None:
         raise TypeError(f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}")
 
 
-def active(optimizer: Optimizer, learner: Learner, *, averaged: bool) -> Active | None:
-    """Gather the parameters that have or had a gradient, with state made where it is new; None when none has one now.
+def active(optimizer: Any, learner: Learner, weights: Weights | None) -> Active | None:
+    """Gather the parameters that a step speaks of, with state made where it is new; None when there is nothing to do.
 
-    All gradients are checked before anything is touched. Gradients and state are at least float32.
+    All gradients are checked before anything is touched.
+
+    Args:
+        optimizer: whose.
+        learner: the online learner.
+        weights: those of the iterates, this one included; None if no averages are kept.
     """
     everyone = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     for p, _ in everyone:
         if p.grad is not None:
             checks.gradient(p.grad)
-    if all(p.grad is None for p, _ in everyone):
+    for group in optimizer.param_groups:
+        optimizer._refuse_foreign(group)
+    scale = unscaling(optimizer)
+    if scale is None or all(p.grad is None for p, _ in everyone):
         return None
-    found = Active([], [], [], [], [], [])
+    found = Active([], [], [], [], [], [], scale)
     for p, group in everyone:
-        if p.grad is None and "delta" not in optimizer.state.get(p, ()):
+        if p.grad is None and (is_elementwise(learner) or "delta" not in optimizer.state.get(p, ())):
             continue
         x = real(p.detach())
         dtype = wide(x.dtype)
-        g = torch.zeros_like(x, dtype=dtype) if p.grad is None else real(p.grad.detach()).to(dtype)
+        g = torch.zeros_like(x) if p.grad is None else real(p.grad.detach())
         state = optimizer.state[p]
         if "delta" not in state:
             delta = torch.zeros_like(x, dtype=dtype)
             state.update(_initial(learner, delta), delta=delta)
-        if averaged and "average" not in state:
-            state.update(start(x, g))
+        if weights is not None and "average" not in state:
+            state.update(start(x, Seen(scale)(g.to(dtype), x), weights))
         found.params.append(p)
         found.xs.append(x)
         found.gs.append(g)
@@ -116,12 +145,56 @@ def _initial(learner: Learner, delta: Tensor) -> dict[str, Any]:
     return state
 
 
-def play(learner: Learner, found: Active, grads: list[Tensor], beta: float) -> None:
-    """Have the learner replace Δ_t by Δ_{t+1}."""
-    with joint_norms(found.params):
-        returned = learner.update(found.deltas, grads, found.states, found.lrs, beta)  # type: ignore[func-returns-value]
-    if returned is not None:
-        raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
+def average_(
+    optimizer: Any,
+    moving: Active,
+    decays: tuple[float, float],
+    gamma: float,
+    seed: int,
+    count: int,
+    *,
+    weight: float = 1.0,
+) -> None:
+    """Take x_t and g_t into the averages.
+
+    Args:
+        optimizer: whose.
+        moving: the parameters that have a gradient.
+        decays: log_decay of the averages before and after this iterate.
+        gamma: γ_t.
+        seed: of the rounding.
+        count: t.
+        weight: of ⟨g, Δ⟩ in the progress.
+    """
+    before, after = decays
+    optimizer._catch_up(moving.params, before, seed, count)
+    ledger = optimizer._ledger("moving", moving.params, moving.gs)
+    dither = uniform(seed, count, stream=ROUNDING) - 0.5
+    ledger.add_(moving.gs, moving.deltas, gamma, weight=weight, seen=Seen(moving.scale), dither=dither)
+    for state in moving.states:
+        state.update(rate=1.0, log_decay=after)
+
+
+def is_elementwise(learner: Learner) -> bool:
+    """Say whether the learner plays every coordinate by itself, so that it can be asked for some parameters alone."""
+    return getattr(learner, "elementwise", False)
+
+
+def play(learner: Learner, found: Active, beta: float, weight: float = 1.0) -> None:
+    """Have the learner replace Δ_t by Δ_{t+1}.
+
+    It sees gradients of at least float32. One that plays by coordinate is asked for a slice at a time, so that copies
+    of half-precision gradients, and its own temporaries, never are as large as the model.
+    """
+    factor = weight * found.scale
+    for part in found.slices(_SLICE) if is_elementwise(learner) else (found,):
+        gs = [g.to(delta.dtype) for g, delta in zip(part.gs, part.deltas, strict=True)]
+        if factor != 1:
+            gs = list(foreach_mul(gs, factor))
+        with joint_norms(part.params):
+            returned = learner.update(part.deltas, gs, part.states, part.lrs, beta)  # type: ignore[func-returns-value]
+        if returned is not None:
+            raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
 
 
 class ExponentiatedO2NC(Fused, Persistent):
@@ -155,10 +228,10 @@ class ExponentiatedO2NC(Fused, Persistent):
         "scaling",
         "seed",
         "average",
-        "step",
-        "weight_sum",
-        "weight_square_sum",
+        *COUNTERS,
     )
+    needed: ClassVar[tuple[str, ...]] = ("lr", "learner", "beta")
+    _advice = "average=False: leave that at True when you construct it"
 
     def __init__(
         self,
@@ -185,9 +258,8 @@ class ExponentiatedO2NC(Fused, Persistent):
             "scaling": scaling,
             "seed": int(seed),
             "average": beta if average else None,
+            **dict.fromkeys(COUNTERS, 0.0),
             "step": 0,
-            "weight_sum": 0.0,
-            "weight_square_sum": 0.0,
             "fused": fused,
         }
         super().__init__(params, defaults)
@@ -198,23 +270,23 @@ class ExponentiatedO2NC(Fused, Persistent):
         if self._fuse():
             return
         learner, beta, law, seed, average, step, *sums = (self.param_groups[0][key] for key in self.shared)
-        found = active(self, learner, averaged=average is not None)
-        if found is None:
-            return
         t = step + 1
         weight = relative_weight(law, seed, t)
+        weights, gamma = Weights(*sums).add(weight, beta if average is None else average)
+        found = active(self, learner, None if average is None else weights)
+        if found is None:
+            return
+        moving = found.moving
         if average is not None:
-            (*sums,), gamma = Weights(*sums).add(weight, average)
-            ledger = self._ledger("active", found.params, found.gs)
-            ledger.add_(found.gs, found.deltas, gamma, weight=progress_weight(law, seed, t))
-            self._keep_output(seed, t)
-            found.mark_moved()
-        gs = found.gs if weight == 1 else list(foreach_mul(found.gs, weight))
-        play(learner, found, gs, beta)
-        s = 1.0 if law is None else law.sample(seed, t + 1)
-        found.move_(s)
+            decays = sums[2], weights.log_decay
+            average_(self, moving, decays, gamma, seed, t, weight=progress_weight(law, seed, t))
+            sums = list(weights)
+        play(learner, found, beta, weight)
+        moving.move_(1.0 if law is None else law.sample(seed, t + 1))
         for group in self.param_groups:
-            group.update(step=t, weight_sum=sums[0], weight_square_sum=sums[1])
+            group.update(zip(COUNTERS, (t, *sums), strict=True))
+        if average is not None:
+            self._keep_output(seed, t)
 
     def _rule(self) -> Any:
         from o2nc.kernels.rules import device_rule

@@ -9,6 +9,7 @@ The parameters hold w_n when the gradient is taken. x_n needs no buffer, since s
 x_n = w_n + (1 − s_n)Δ_n, and so one call moves w_n to w_{n+1} = w_n + (1 − s_n)Δ_n + s_{n+1}Δ_{n+1}.
 """
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -16,13 +17,16 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from o2nc import checks
+from o2nc.averaging import Weights
 from o2nc.certified import Certified
 from o2nc.learners import Learner
-from o2nc.optimizer import FOREIGN, active, check_learner, play
+from o2nc.optimizer import FOREIGN, active, average_, check_learner, play
 from o2nc.persistence import Persistent
 from o2nc.scaling import Uniform
+from o2nc.stepping import refuse_capture
 
 _LAW = Uniform(0, 1)
+_ALL_GONE = 1e3  # as a decay: nothing is left of e^{−1000} in float64
 
 
 class OriginalO2NC(Certified, Persistent):
@@ -51,6 +55,7 @@ class OriginalO2NC(Certified, Persistent):
 
     foreign: ClassVar[frozenset[str]] = FOREIGN
     shared: ClassVar[tuple[str, ...]] = ("learner", "period", "seed", "restart", "step")
+    needed: ClassVar[tuple[str, ...]] = ("lr", "learner", "period")
     _average_key = "block_average"
     _late: ClassVar[dict[str, str]] = {
         "block_average": "average",
@@ -77,38 +82,52 @@ class OriginalO2NC(Certified, Persistent):
         }
         super().__init__(params, defaults)
 
-    def _summary(self, state: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
-        return state["block_gradient_squared"], state["block_spread"], float(self.param_groups[0]["period"])
+    def _squares_and_spreads(self, states: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+        keys = ("block_gradient_squared", "block_spread")
+        squares, spreads = (torch.stack([state[key].to(states[0][key].device) for state in states]) for key in keys)
+        return squares, spreads
+
+    def _ess(self, states: list[dict[str, Any]]) -> list[float]:
+        return [float(self.param_groups[0]["period"])] * len(states)
+
+    def _weights(self) -> Weights:
+        return self._weights_at(self.param_groups[0]["step"])
+
+    def _weights_at(self, n: int) -> Weights:
+        """Return the weights after n steps: uniform within a block, and nothing is left of the blocks before."""
+        block, steps = divmod(max(n, 1) - 1, self.param_groups[0]["period"])
+        return Weights(steps + 1, steps + 1, _ALL_GONE * block + math.log(steps + 1))
 
     @torch.no_grad()
     def _take(self) -> None:
         learner, period, seed, restart, step = (self.param_groups[0][key] for key in self.shared)
-        found = active(self, learner, averaged=True)
+        refuse_capture(self, _LAW)
+        n = step + 1
+        before, after = self._weights_at(step), self._weights_at(n)
+        found = active(self, learner, after)
         if found is None:
             return
-        n = step + 1
-        gamma = 1 / (step % period + 1)  # uniform weights within a block
-        self._ledger("active", found.params, found.gs).add_(found.gs, found.deltas, gamma)
-        found.mark_moved()
-        found.move_(1 - _LAW.sample(seed, n))
+        moving = found.moving
+        average_(self, moving, (before.log_decay, after.log_decay), 1 / after.total, seed, n)
+        moving.move_(1 - _LAW.sample(seed, n))
+        for group in self.param_groups:
+            group["step"] = n
         block_ends = n % period == 0
         if block_ends:
             self._complete_block(seed, n // period)
         if block_ends and restart:
-            for state in found.states:
+            for state in self.state.values():
                 state["delta"].zero_()
                 state.update(learner.init(state["delta"]))
         else:
-            play(learner, found, found.gs, 1.0)
-        for state, here in zip(found.states, found.present, strict=True):
-            if not here:
-                state["delta"].zero_()  # it stays at w_n, which so becomes its x_n
-        found.move_(_LAW.sample(seed, n + 1))
-        for group in self.param_groups:
-            group["step"] = n
+            play(learner, found, 1.0)
+        for p in self._absent():
+            self.state[p]["delta"].zero_()  # it stays at w_n, which so becomes its x_n
+        moving.move_(_LAW.sample(seed, n + 1))
 
     def _complete_block(self, seed: int, k: int) -> None:
         """Publish w̄_k and its certificate; the running averages go on as the next block's."""
+        self._catch_all_up()
         self._keep_output(seed, k)
         for state in self.state.values():
             if "average" in state:

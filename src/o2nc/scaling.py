@@ -10,6 +10,11 @@ and for any law on [0, ·) with density p and survival function S, by exchanging
 
 Exp(1) is the only law of mean 1 with constant weight, and it minimises E[w²] at a given mean.
 
+Other laws need no weights either, as a rule. Let k be a law's renewal density less 1: how long the positions of its
+steps along a line remember where they began. Without weights the identity holds up to a term that telescopes over
+a run, and costs at most G·L·Σ‖Δ_{t+1} − Δ_t‖ with L = ∫ u|dk(u)|. Exp(1) has L = 0; s = 1 remembers for ever. So
+every law is used without weights unless it is made with ``weighted=True``: then losses and averages alike carry w.
+
 ``sample(seed, step)`` is a pure function: a counter-based generator, not a stream. Every process, rank,
 device and order of calls sees the same s_n, a run resumes exactly with no generator state to save, and no
 global generator is touched.
@@ -25,21 +30,22 @@ import torch
 
 from o2nc import checks
 
+# what a seed is used for, each with random numbers of its own; 2 and 3 are CIFAR-10's images
+S, OUTPUT, ROUNDING = 0, 1, 4
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, SplitMix64's increment
 
 
 @runtime_checkable
 class Law(Protocol):
-    """What a law of s must offer. A law of your own is a frozen dataclass with these three members.
+    """What a law of s must offer. A law of your own is a frozen dataclass with these two members.
 
-    Its support must start at 0; with mean 1 a learning rate keeps its meaning. `uniform` gives it its random numbers.
+    With mean 1 a learning rate keeps its meaning. `uniform` gives it its random numbers. ``weighted = True`` on it
+    says that losses and averages carry the weights, which needs a support that starts at 0.
 
     Example:
         >>> @dataclass(frozen=True)
         ... class Lomax:
-        ...     reweights: ClassVar[bool] = True
-        ...
         ...     def sample(self, seed: int, step: int) -> float:
         ...         return 2 * (uniform(seed, step) ** (-1 / 3) - 1)
         ...
@@ -48,8 +54,6 @@ class Law(Protocol):
         >>> isinstance(Lomax(), Law)
         True
     """
-
-    reweights: ClassVar[bool]  # whether weight varies with s: losses and averages then carry it
 
     def sample(self, seed: int, step: int) -> float:
         """Return s_step, a pure function of its arguments; ``step`` starts at 1."""
@@ -76,13 +80,13 @@ def seed_key(seed: int, stream: int) -> int:
             return key
 
 
-def uniform(seed: int, step: int, *, stream: int = 0, draw: int = 0) -> float:
+def uniform(seed: int, step: int, *, stream: int = S, draw: int = 0) -> float:
     """Return a uniform number in (0, 1), a pure function of its arguments.
 
     Args:
         seed: a non-negative integer.
         step: the counter, at least 1.
-        stream: separates uses of one seed (0: the scalars s, 1: the choice of the output; 2, 3: CIFAR-10's images).
+        stream: separates the uses of one seed: the scalars s, the choice of the output, the rounding of x̄ and others.
         draw: numbers the draws within one step, for laws that need several.
 
     Example:
@@ -113,7 +117,7 @@ class Exponential:
     """
 
     rate: float = 1.0
-    reweights: ClassVar[bool] = False
+    weighted: ClassVar[bool] = False  # its weight is constant
 
     def __post_init__(self) -> None:
         checks.positive("rate", self.rate)
@@ -129,11 +133,12 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Uniform:
-    """U(0, high), mean high/2: Uniform(0, 2) has mean 1, Uniform(0, 1) is Algorithm 1's law.
+    """U(low, high), mean (low + high)/2: U(0, 2) and U(¾, 5/4) have mean 1, U(0, 1) is Algorithm 1's law.
 
     Args:
-        low: 0; the identity needs a law whose support starts at 0.
-        high: the upper end, > 0.
+        low: the lower end, >= 0; with weights 0, since their identity needs a law whose support starts there.
+        high: the upper end, > low.
+        weighted: whether losses and averages carry w(s) = high − s.
 
     Example:
         >>> Uniform(0, 2).weight(0.5)
@@ -142,30 +147,39 @@ class Uniform:
 
     low: float = 0.0
     high: float = 2.0
-    reweights: ClassVar[bool] = True
+    weighted: bool = False
 
     def __post_init__(self) -> None:
-        checks.number("low", self.low, "0 (the support of s must start at 0)", lambda v: v == 0)
-        checks.positive("high", self.high)
+        checks.flag("weighted", self.weighted)
+        checks.non_negative("low", self.low)
+        if self.weighted:
+            checks.number("low", self.low, "0 with weighted=True: the support must start there", lambda v: v == 0)
+        checks.number("high", self.high, f"a finite number > low = {self.low!r}", lambda v: v > self.low)
+
+    @property
+    def estimates(self) -> bool:
+        """Whether w⟨g, Δ⟩ is an unbiased estimate of the decrease."""
+        return self.low == 0
 
     def sample(self, seed: int, step: int) -> float:
-        """Return s_step = high · u."""
-        return self.high * uniform(seed, step)
+        """Return s_step = low + (high − low)·u."""
+        return self.low + (self.high - self.low) * uniform(seed, step)
 
     def weight(self, s: float) -> float:
-        """Return ((high − s)/high) / (1/high) = high − s on the support, 0 above it."""
-        return max(self.high - s, 0.0)
+        """Return survival(s)/density(s) = high − s on the support, 0 above it."""
+        return max(self.high - max(s, self.low), 0.0)
 
 
 @dataclass(frozen=True)
 class Weibull:
     """Weibull(shape k, scale λ); the default scale 1/Γ(1 + 1/k) gives mean 1. k = 1 is Exp.
 
-    E[w²] = (λ/k)² Γ(2/k − 1) is finite only for k < 2; from 2 on a warning says so.
+    E[w²] = (λ/k)² Γ(2/k − 1) is finite only for k < 2; from 2 on a warning says so if it is weighted.
 
     Args:
         shape: k > 0.
         scale: λ > 0, or None for mean 1.
+        weighted: whether losses and averages carry w(s).
 
     Example:
         >>> law = Weibull(shape=1.0)
@@ -175,7 +189,7 @@ class Weibull:
 
     shape: float
     scale: float = None  # type: ignore[assignment]  # filled in below
-    reweights: ClassVar[bool] = True
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         _check_shape_scale(self)
@@ -183,6 +197,11 @@ class Weibull:
             scale = math.exp(-math.lgamma(1 + 1 / self.shape))
             checks.number("shape", self.shape, "at least 0.006 when the scale is left open", lambda v: scale > 0)
             object.__setattr__(self, "scale", scale)
+
+    @property
+    def estimates(self) -> bool:
+        """Whether w⟨g, Δ⟩ is an estimate of the decrease of finite variance."""
+        return self.shape < 2
 
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by inversion: λ(−log u)^{1/k}."""
@@ -197,11 +216,13 @@ class Weibull:
 class Gamma:
     """Gamma(shape k, scale θ); the default scale 1/k gives mean 1. k = 1 is Exp.
 
-    E[w²] is finite only for k < 2 (the density vanishes like s^{k−1} at 0); from 2 on a warning says so.
+    E[w²] is finite only for k < 2 (the density vanishes like s^{k−1} at 0); from 2 on a warning says so if it is
+    weighted.
 
     Args:
-        shape: k > 0.
+        shape: k > 0; the larger, the closer s stays to its mean.
         scale: θ > 0, or None for mean 1.
+        weighted: whether losses and averages carry w(s).
 
     Example:
         >>> round(Gamma(shape=1.0).weight(0.3), 12)
@@ -210,12 +231,17 @@ class Gamma:
 
     shape: float
     scale: float = None  # type: ignore[assignment]  # filled in below
-    reweights: ClassVar[bool] = True
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         _check_shape_scale(self)
         if self.scale is None:
             object.__setattr__(self, "scale", 1 / self.shape)
+
+    @property
+    def estimates(self) -> bool:
+        """Whether w⟨g, Δ⟩ is an estimate of the decrease of finite variance."""
+        return self.shape < 2
 
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by Marsaglia and Tsang's rejection; every trial has its own counters."""
@@ -243,13 +269,14 @@ class Gamma:
 
 
 def _check_shape_scale(law: Weibull | Gamma) -> None:
+    checks.flag("weighted", law.weighted)
     checks.positive("shape", law.shape)
     if law.scale is not None:
         checks.positive("scale", law.scale)
-    if law.shape >= 2:
+    if law.weighted and law.shape >= 2:
         warnings.warn(
-            f"{type(law).__name__}(shape={law.shape}): E[w(s)²] is infinite for shape >= 2, so reweighted "
-            "gradients have infinite variance; take shape < 2",
+            f"{type(law).__name__}(shape={law.shape}, weighted=True): E[w(s)²] is infinite for shape >= 2, so "
+            "weighted gradients have infinite variance; take shape < 2, or no weights",
             stacklevel=4,
         )
 
@@ -258,19 +285,33 @@ def check_law(law: object) -> None:
     """Refuse ``law`` unless it is a law of s or None."""
     if law is None:
         return
-    missing = [name for name in ("sample", "weight", "reweights") if not hasattr(law, name)]
+    missing = [name for name in ("sample", "weight") if not hasattr(law, name)]
     if missing or isinstance(law, type) or not is_dataclass(law):
         reason = f" (it lacks {', '.join(missing)})" if missing else " (a law is an instance of a dataclass)"
         raise TypeError(f"scaling must be a law such as o2nc.Exponential(), or None, got {law!r}{reason}")
 
 
+def is_weighted(law: Law | None) -> bool:
+    """Say whether losses and averages carry the weights of the law."""
+    return getattr(law, "weighted", False)
+
+
 def relative_weight(law: Law | None, seed: int, step: int) -> float:
-    """Return the weight of iterate x_step among the losses and averages: 1 for Exp, no law, or step 1."""
-    if law is None or not law.reweights or step == 1:
+    """Return the weight of iterate x_step among the losses and averages: 1 without weights, and at step 1."""
+    if law is None or not is_weighted(law) or step == 1:
         return 1.0
     return law.weight(law.sample(seed, step))
 
 
 def progress_weight(law: Law | None, seed: int, step: int) -> float:
-    """Return w(s_step), the factor that makes w⟨g, Δ⟩ an unbiased estimate of the decrease; 1 for no law."""
-    return 1.0 if law is None else law.weight(law.sample(seed, step))
+    """Return the weight of ⟨g, Δ⟩ in the progress.
+
+    It is w(s_step), which makes an unbiased estimate of the decrease, where that has a finite variance. Elsewhere,
+    and with no law, it is 1: then the sum is right up to the term that telescopes.
+    """
+    return law.weight(law.sample(seed, step)) if estimates(law) and law is not None else 1.0
+
+
+def estimates(law: Law | None) -> bool:
+    """Say whether w(s)⟨g, Δ⟩ estimates the decrease; a law of the user's own may say ``estimates = False``."""
+    return law is not None and getattr(law, "estimates", True)

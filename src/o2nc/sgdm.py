@@ -7,7 +7,7 @@ lr = βη/(1 − β + ημ); torch starts its buffer at g_1 where the theory sta
 exact map. The step itself is torch's own function, so ``scaling=None`` is ``torch.optim.SGD`` to the bit.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from torch.optim.optimizer import ParamsT
 from o2nc import checks
 from o2nc.averaging import Ledger, Seen, Weights, start
 from o2nc.fused import Fused
-from o2nc.persistence import Persistent
-from o2nc.scaling import Exponential, Law, check_law, progress_weight, relative_weight
+from o2nc.persistence import COUNTERS, Persistent
+from o2nc.scaling import ROUNDING, Exponential, Law, check_law, progress_weight, relative_weight, uniform
+from o2nc.stepping import unscaling
 from o2nc.torch_private import sgd, with_grad_if_differentiable
 from o2nc.vector import real, wide
 
@@ -66,9 +67,7 @@ class ScaledSGDM(Fused, Persistent, SGD):
         "scaling",
         "seed",
         "average",
-        "step",
-        "weight_sum",
-        "weight_square_sum",
+        *COUNTERS,
     )
 
     _has_other_fused = True
@@ -112,7 +111,7 @@ class ScaledSGDM(Fused, Persistent, SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._share(dict(zip(self.shared, (scaling, int(seed), average, 0, 0.0, 0.0), strict=True)))
+        self._share(dict(zip(self.shared, (scaling, int(seed), average, 0, 0.0, 0.0, 0.0), strict=True)))
 
     def _keeps_dtype(self, key: str) -> bool:
         return key != "momentum_buffer"  # torch's own, cast as torch casts it
@@ -124,8 +123,8 @@ class ScaledSGDM(Fused, Persistent, SGD):
     @with_grad_if_differentiable
     def _step_by_torch(self) -> None:
         """Move with torch's own functions."""
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and found_inf.item():
+        loss_scale = unscaling(self)
+        if loss_scale is None:
             return  # a GradScaler's overflow: nothing is consumed
         law, seed, average, step, *sums = (self.param_groups[0][key] for key in self.shared)
         work = []
@@ -146,33 +145,41 @@ class ScaledSGDM(Fused, Persistent, SGD):
         if not work:
             return
         t = step + 1
-        if average is not None:
-            (*sums,), gamma = Weights(*sums).add(relative_weight(law, seed, t), average)
-            self._rest_absent(gamma)
+        weight = relative_weight(law, seed, t)
+        weights, gamma = Weights(*sums).add(weight, 0.0 if average is None else average)
         s = None if law is None else law.sample(seed, t + 1)
+        if average is not None:
+            for p in self._absent():
+                self._keep_own_gradient(self.state[p])
         for k, group, params, grads, buffers in work:
-            lr = group["lr"] if s is None else group["lr"] * s
+            seen = Seen(-loss_scale if group["maximize"] else loss_scale, _number(group["weight_decay"]))
+            call = Call(group, group["lr"] if s is None else group["lr"] * s, seen, weight)
             if average is None:
-                self._sgd(group, params, grads, buffers, lr)
+                self._sgd(call, params, grads, buffers)
             else:
-                ledger = self._open_ledger(k, group, params, grads)
-                self._sgd_averaged(group, ledger, grads, buffers, lr, gamma, progress_weight(law, seed, t))
+                ledger = self._open_ledger(k, call, params, grads, weights)
+                self._catch_up(params, sums[2], seed, t)
+                self._sgd_averaged(call, ledger, grads, buffers, gamma, (seed, t))
+                for p in params:
+                    self.state[p]["log_decay"] = weights.log_decay
+        if average is not None:
+            sums = list(weights)
+        for group in self.param_groups:
+            group.update(zip(COUNTERS, (t, *sums), strict=True))
         if average is not None:
             self._keep_output(seed, t)
-        for group in self.param_groups:
-            group.update(step=t, weight_sum=sums[0], weight_square_sum=sums[1])
 
-    def _sgd(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        buffers: list[Tensor | None],
-        lr: float | Tensor,
-    ) -> None:
+    def _sgd(self, call: "Call", params: list[Tensor], grads: list[Tensor], buffers: list[Tensor | None]) -> None:
         """Call torch's function, kept from writing into ``.grad`` and from mixing old and new buffers."""
+        group = call.group
         scaler = {key: getattr(self, key, None) for key in ("grad_scale", "found_inf")}
-        if scaler["grad_scale"] is not None and not group["fused"]:  # foreach had to stand in, and knows no scale
+        if call.weight != 1:
+            # of the gradient that SGD sees: what torch would do to it comes first, and is then not to be done again
+            grads = self._directions(params, grads, call.seen)
+            grads = [torch.mul(g, call.weight).to(p.dtype) for p, g in zip(params, grads, strict=True)]
+            call = call._replace(group=group | {"weight_decay": 0.0, "maximize": False}, weight=1.0)
+            scaler = {}
+        elif scaler["grad_scale"] is not None and not group["fused"]:  # foreach had to stand in, and knows no scale
             grads, scaler = [g / scaler["grad_scale"] for g in grads], {}
         # torch writes into .grad itself in three cases: Nesterov by foreach, a fused step that unscales, tensor decay
         if (
@@ -186,17 +193,11 @@ class ScaledSGDM(Fused, Persistent, SGD):
         if any(old) and not all(old):
             for kind in (False, True):
                 at = [i for i, known in enumerate(old) if known == kind]
-                self._sgd(group, [params[i] for i in at], [grads[i] for i in at], [buffers[i] for i in at], lr)
+                self._sgd(call, [params[i] for i in at], [grads[i] for i in at], [buffers[i] for i in at])
             return
-        _call_sgd(group, params, grads, buffers, lr, **scaler)
+        call(params, grads, buffers, **scaler)
         for p, buffer in zip(params, buffers, strict=False):  # there are none without momentum
             self.state[p]["momentum_buffer"] = buffer
-
-    def _seen(self, group: dict[str, Any]) -> Seen:
-        """Return what torch makes of ``.grad`` before the momentum."""
-        scale = -1.0 if group["maximize"] else 1.0
-        loss_scale = getattr(self, "grad_scale", None)
-        return Seen(scale if loss_scale is None else scale / loss_scale.item(), _number(group["weight_decay"]))
 
     def _may_fuse(self, demanded: bool) -> bool:
         # scaling=None is torch's to the bit, so torch's own functions do it unless the fused step is demanded
@@ -235,13 +236,15 @@ class ScaledSGDM(Fused, Persistent, SGD):
         return lanes
 
     @torch.no_grad()
-    def _open_ledger(self, key: int, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> Ledger:
+    def _open_ledger(
+        self, key: int, call: "Call", params: list[Tensor], grads: list[Tensor], weights: Weights
+    ) -> Ledger:
         """Return the ledger of a group's parameters, with averages begun for new ones."""
+        group, seen = call.group, call.seen
         buffer_tells = _buffer_tells(group)
         ledger = self._ledgers.get(key)
         if ledger is not None and ledger.holds(params, self.state) and (buffer_tells or ledger.own_gradients):
             return ledger
-        seen = self._seen(group)
         for p, g in zip(params, grads, strict=True):
             state = self.state[p]
             if "average" not in state:
@@ -249,23 +252,23 @@ class ScaledSGDM(Fused, Persistent, SGD):
                 # from the very first step on, and in a dtype that an average can be kept in
                 told = buffer_tells and _is_start(group) and wide(x.dtype) == x.dtype
                 told = told and state.get("momentum_buffer") is None
-                state.update(start(x, None if told else seen(real(g).to(wide(x.dtype)), x)))
+                state.update(start(x, None if told else seen(real(g).to(wide(x.dtype)), x), weights))
             elif not buffer_tells:  # a schedule may have moved the momentum
                 self._keep_own_gradient(state)
         return self._ledger(key, params, grads)
 
     def _sgd_averaged(
         self,
-        group: dict[str, Any],
+        call: "Call",
         ledger: Ledger,
         grads: list[Tensor],
         buffers: list[Tensor | None],
-        lr: float | Tensor,
         gamma: float,
-        weight: float,
+        now: tuple[int, int],
     ) -> None:
-        """Take x_t and the gradient that SGD sees into the averages, and make the step."""
-        params, states, seen = ledger.params, ledger.states, self._seen(group)
+        """Take x_t and the gradient that SGD sees into the averages, and make the step; ``now`` is seed and t."""
+        group, seen = call.group, call.seen
+        params, states = ledger.params, ledger.states
         # Δ = −lr·b is read off the buffer one step later; with Nesterov or without momentum it must be kept.
         keeps_update = group["momentum"] == 0 or group["nesterov"]
         kept: list[Tensor | None] = buffers
@@ -281,18 +284,18 @@ class ScaledSGDM(Fused, Persistent, SGD):
             and not (keeps_update or group["differentiable"] or ledger.has_complex)
             and getattr(self, "grad_scale", None) is None
             and not isinstance(group["weight_decay"], Tensor)
+            and call.weight == 1
         )
+        dither = uniform(*now, stream=ROUNDING) - 0.5
+        weight = progress_weight(group["scaling"], *now)
         if in_blocks:
-
-            def then(x: list[Tensor], g: list[Tensor], b: list[Tensor]) -> None:
-                _call_sgd(group, x, g, b, lr)
-
-            ledger.add_(grads, updates, gamma, weight=weight, seen=seen, then=then)
+            ledger.add_(grads, updates, gamma, weight=weight, seen=seen, then=call.__call__, dither=dither)
         else:
-            ledger.add_(grads, updates if any(known) else None, gamma, weight=weight, seen=seen)
+            ledger.add_(grads, updates if any(known) else None, gamma, weight=weight, seen=seen, dither=dither)
             directions = self._directions(params, grads, seen) if keeps_update else []
-            self._sgd(group, params, grads, buffers, lr)
+            self._sgd(call, params, grads, buffers)
             for state, direction in zip(states, directions, strict=False):
+                direction.mul_(call.weight)
                 if group["nesterov"] and group["momentum"] != 0:
                     direction.add_(real(state["momentum_buffer"].detach()), alpha=group["momentum"])
                 state["update"] = direction
@@ -308,11 +311,37 @@ class ScaledSGDM(Fused, Persistent, SGD):
         return [seen(real(g).to(wide(real(p).dtype), copy=True), real(p)) for p, g in zip(params, grads, strict=True)]
 
 
+class Call(NamedTuple):
+    """torch's function of SGD, with the numbers of one group at one step."""
+
+    group: dict[str, Any]
+    lr: float | Tensor  # s included
+    seen: Seen  # what torch makes of ``.grad`` before the momentum
+    weight: float  # w(s_t), of that gradient, under a weighted law
+
+    def __call__(self, params: list[Tensor], grads: list[Tensor], buffers: Any, **scaler: Tensor | None) -> None:
+        """Move parameters and buffers."""
+        group = self.group
+        sgd(
+            params,
+            grads,
+            buffers,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=self.lr,  # type: ignore[arg-type]
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            has_sparse_grad=False,
+            foreach=group["foreach"],
+            fused=group["fused"],
+            **scaler,
+        )
+
+
 def _buffer_tells(group: dict[str, Any]) -> bool:
-    """Say whether the momentum buffer is Σβ^{n−t}g_t, so that ḡ needs no storage of its own."""
-    law = group["scaling"]
-    discount = group["momentum"] == group["average"] and group["dampening"] == 0
-    return discount and (law is None or not law.reweights)
+    """Say whether the momentum buffer is Σβ^{n−t}w_t g_t, so that ḡ needs no storage of its own."""
+    return group["momentum"] == group["average"] and group["dampening"] == 0
 
 
 def _is_start(group: dict[str, Any]) -> bool:
@@ -322,28 +351,3 @@ def _is_start(group: dict[str, Any]) -> bool:
 
 def _number(value: float | Tensor) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
-
-
-def _call_sgd(
-    group: dict[str, Any],
-    params: list[Tensor],
-    grads: list[Tensor],
-    buffers: Any,
-    lr: float | Tensor,
-    **scaler: Tensor | None,
-) -> None:
-    sgd(
-        params,
-        grads,
-        buffers,
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        lr=lr,  # type: ignore[arg-type]
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        has_sparse_grad=False,
-        foreach=group["foreach"],
-        fused=group["fused"],
-        **scaler,
-    )

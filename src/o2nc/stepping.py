@@ -145,6 +145,28 @@ class Stepping(Compilable):
         """Refuse to step where that makes no sense."""
 
 
+def unscaling(optimizer: Any) -> float | None:
+    """Return what undoes the scale of a GradScaler that leaves that to the step; None after an overflow."""
+    found_inf, grad_scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
+    if found_inf is not None and found_inf.item():
+        return None
+    return 1.0 if grad_scale is None else 1 / grad_scale.item()
+
+
+def is_capturing() -> bool:
+    """Say whether what is launched now becomes part of a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(optimizer: Optimizer, law: Any, average: Any = None) -> None:
+    """Refuse to be captured by a CUDA graph where the host draws s and γ: every replay would repeat them."""
+    if (law is not None or average is not None) and is_capturing():
+        raise RuntimeError(
+            f"this step of {type(optimizer).__name__} cannot be captured in a CUDA graph: s and the counters are on "
+            "the host, and every replay would repeat them; a fused step can be captured (fused=True insists on it)"
+        )
+
+
 def _everyone(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
@@ -174,6 +196,6 @@ def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: i
     owner._tell()
 
 
-@_node.register_fake
+@_node.register_fake  # type: ignore[untyped-decorator]
 def _(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
     return None

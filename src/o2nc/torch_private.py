@@ -2,11 +2,11 @@
 
 Checked on torch 2.6, 2.11, 2.13 and 2.15 (``make test-versions``); what differs between them is settled here:
 
-* ``torch._foreach_*``: one call for a list of tensors. torch's own optimizers are made of them; there is no public form.
-* ``disable_dynamo``: `torch.compiler.disable` imports the compiler when it decorates, which takes a second; this does so
-  when something is compiled.
+* ``torch._foreach_*``: one call for a list of tensors. torch's own optimizers are made of them; none is public.
+* ``disable_dynamo``: `torch.compiler.disable` imports the compiler when it decorates, which takes a second; this does
+  so when something is compiled.
 * ``one_node``: `torch.library.custom_op` is public, but takes tags only since 2.8, as a sequence up to 2.11.
-* ``same_pointers``: torch's check of the inputs of its CUDA graphs, faster than a loop in Python; None where it is gone.
+* ``same_pointers``: torch's check of the inputs of its CUDA graphs, faster than a loop in Python; None if it is gone.
 * ``sgd``: the function behind `torch.optim.SGD`, so that ``scaling=None`` is SGD to the bit.
 * ``with_grad_if_differentiable``: how torch's optimizers treat ``differentiable=True``.
 * ``flatten``: tensors of any shape as one vector.

@@ -107,9 +107,13 @@ def joint(shares: Vector) -> Tensor:
     return torch.stack([t.to(shares[0].device) for t in shares]).sum()
 
 
-def as_floats(values: Vector) -> list[float]:
-    """Return 0-d tensors as numbers, waiting for the device once."""
-    return torch.stack([v.to(values[0].device, torch.float64) for v in values]).tolist() if values else []
+def as_numbers(values: Sequence[Scalar]) -> list[float]:
+    """Return numbers and 0-d tensors as numbers, waiting for a device once."""
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if not tensors:
+        return list(values)  # type: ignore[arg-type]
+    found = iter(torch.stack([v.detach().to(tensors[0].device, torch.float64) for v in tensors]).tolist())
+    return [next(found) if isinstance(v, Tensor) else v for v in values]
 
 
 def _like(c: Sequence[Scalar], y: Vector) -> Vector:

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from o2nc import checks
 from o2nc.certified import Certified
 from o2nc.persistence import Persistent
-from o2nc.scaling import Exponential, Law, check_law
+from o2nc.scaling import Exponential, Law, check_law, is_weighted
+from o2nc.stepping import refuse_capture
 from o2nc.torch_private import disable_dynamo
 
 # Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
@@ -62,6 +63,16 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+    if isinstance(optimizer, optim.LBFGS):
+        raise ValueError(
+            "optimizer must not be LBFGS: it learns the curvature from the steps that it thinks it made, and scaled "
+            "ones are others"
+        )
+    if vars(optimizer).get("param_groups") is None:  # such as accelerate's and Lightning's
+        raise ValueError(
+            f"optimizer must be a torch optimizer itself, not {type(optimizer).__name__}, which wraps one: "
+            "apply random_scaling first, then wrap"
+        )
     if isinstance(optimizer, RandomlyScaled):
         raise ValueError("optimizer is random-scaled already: scaling it twice would multiply two scalars")
     if isinstance(optimizer, Certified):
@@ -72,16 +83,26 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
     if optimizer.defaults.get("differentiable"):
         raise ValueError("optimizer must not be differentiable=True: autograd cannot follow the step hooks")
     check_law(scaling)
+    if is_weighted(scaling):
+        raise ValueError(
+            f"scaling must be without weights, got {scaling!r}: weights belong to the losses, which are another "
+            "optimizer's here; ExponentiatedO2NC and ScaledSGDM take them"
+        )
     checks.integer("seed", seed, 0)
     if any(key in group for group in optimizer.param_groups for key in RandomlyScaled.shared):
         raise ValueError(
             "optimizer's parameter groups have entries of a scaled one, from a checkpoint perhaps: "
             "apply random_scaling first, then load"
         )
-    optimizer.__class__ = _scaled(type(optimizer))
-    assert isinstance(optimizer, RandomlyScaled)
-    optimizer._share({"scaling": scaling, "scaling_seed": int(seed), "scaling_step": 0})
-    optimizer._hook()
+    plain = type(optimizer)
+    optimizer.__class__ = _scaled(plain)
+    try:
+        assert isinstance(optimizer, RandomlyScaled)
+        optimizer._share({"scaling": scaling, "scaling_seed": int(seed), "scaling_step": 0})
+        optimizer._hook()
+    except BaseException:
+        optimizer.__class__ = plain
+        raise
     return optimizer
 
 
@@ -162,6 +183,7 @@ def _scalar(optimizer: Any) -> float:
 def _scale_before(optimizer: Any, args: Any, kwargs: Any) -> None:
     if optimizer.param_groups[0]["scaling"] is None:
         return
+    refuse_capture(optimizer, optimizer.param_groups[0]["scaling"])
     if optimizer._before is not None and optimizer._guarded:
         optimizer._depth += 1
         return

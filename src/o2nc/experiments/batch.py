@@ -12,12 +12,12 @@ What is measured is what the theorems bound: the mean over n = 1, …, N (over t
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from o2nc.averaging import Row, Seen, Weights, move_, widen_
+from o2nc.averaging import Row, Seen, move_, widen_
 from o2nc.learners.ogd import coefficients
 from o2nc.problems import Oracle
 from o2nc.scaling import Exponential, Law, Uniform
@@ -146,8 +146,8 @@ def exponentiated(
     order = _Order([t.steps for t in trials], run)
     for t, r in order.steps(progress):
         full = oracle.gradient(r["x"])
-        (total, _), gamma = Weights(cast(Any, r["weight"]), 0.0).add(1.0, cast(Any, r["beta"]))
-        r["weight"] = cast(Tensor, total)
+        r["weight"].mul_(r["beta"]).add_(1.0)
+        gamma = 1 / r["weight"]
         square, _ = move_(Row(r["x"], full, None, r["average"], r["gradient"]), gamma, Seen(), _by_row)
         widen_(r["spread"], square, gamma)
         r["sums"][:, 0:1] += _norm(r["gradient"])

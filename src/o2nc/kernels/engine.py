@@ -13,6 +13,7 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.persistence import COUNTERS
 from o2nc.scaling import Law
+from o2nc.stepping import is_capturing
 
 if TYPE_CHECKING:
     from o2nc.fused import Fused
@@ -61,10 +62,15 @@ class Engine:
         self.layouts: list[Layout] = []
         self.captured: list[Layout] = []  # out of use, but a graph may still be replayed that reads their tables
 
+    def forget(self) -> None:
+        """Let go of the tables, but for those that a captured graph reads."""
+        self.captured += [layout for layout in self.layouts if layout.live.captured]
+        self.layouts = []
+
     def take(self, optimizer: "Fused") -> str | None:
         """Take one step, or say why it cannot be taken; without gradients nothing is to be done."""
         groups = optimizer.param_groups
-        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        capturing = is_capturing()
         if not self._holds(optimizer):
             if all(p.grad is None for group in groups for p in group["params"]):
                 return None
@@ -135,7 +141,7 @@ class Engine:
                 layouts.append(tables.Layout(here, rule, form, seed, counters, average, len(groups)))
         for group in groups:
             group.update(zip(COUNTERS, layouts[0].counters, strict=True))
-        self.captured += [layout for layout in self.layouts if layout.live.captured]
+        self.forget()
         self.layouts = layouts
         self.owner = optimizer.state
         self.states = list(self.owner.values())

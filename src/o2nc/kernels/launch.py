@@ -77,13 +77,14 @@ def launches(layout: "Layout", live: Tensor, scaled: bool) -> list[Launch]:
     n, chunks, rule, counters = layout.n, layout.chunks, layout.rule, layout.counters
     numbers = layout.live.numbers(live)
     opening = (
-        *(counters.step, counters.weight_sum, counters.weight_square_sum, layout.keys, layout.constants, layout.now),
+        *(*counters, layout.keys, layout.constants, layout.now),
         *(live, numbers, layout.group_of, layout.book, layout.rows, layout.totals, layout.scaler, n),
     )
     law = {
         "SAMPLE": layout.law.sample,
         "WEIGHT_OF": layout.law.weight,
-        "REWEIGHTS": layout.law.reweights,
+        "WEIGHTED": layout.law.weighted,
+        "ESTIMATES": layout.law.estimates,
         "AVERAGED": layout.averaged,
         "SCALED_LOSS": scaled,
     }

@@ -46,12 +46,12 @@ def _exponential_weight(s, a, b):
 
 @triton.jit
 def _uniform(u, a, b):
-    return a * u
+    return a + (b - a) * u
 
 
 @triton.jit
 def _uniform_weight(s, a, b):
-    return tl.maximum(a - s, 0.0)
+    return tl.maximum(b - s, 0.0)
 
 
 @triton.jit
@@ -65,13 +65,17 @@ def _weibull_weight(s, a, b):
 
 
 class DeviceLaw(NamedTuple):
-    """A law of s: sample(u, a, b), weight(s, a, b), the law's two parameters, and whether the weight varies."""
+    """A law of s: sample(u, a, b), weight(s, a, b), the law's two parameters.
+
+    ``weighted``: losses and averages carry the weight; ``estimates``: the progress does.
+    """
 
     sample: Any
     weight: Any
     a: float = 0.0
     b: float = 0.0
-    reweights: bool = False
+    weighted: bool = False
+    estimates: bool = True
 
 
 def device_law(law: Law | None) -> DeviceLaw | None:
@@ -81,7 +85,7 @@ def device_law(law: Law | None) -> DeviceLaw | None:
     if type(law) is scaling.Exponential:
         return DeviceLaw(_exponential, _exponential_weight, law.rate)
     if type(law) is scaling.Uniform:
-        return DeviceLaw(_uniform, _uniform_weight, law.high, reweights=True)
+        return DeviceLaw(_uniform, _uniform_weight, law.low, law.high, law.weighted, law.estimates)
     if type(law) is scaling.Weibull:
-        return DeviceLaw(_weibull, _weibull_weight, law.shape, law.scale, reweights=True)
+        return DeviceLaw(_weibull, _weibull_weight, law.shape, law.scale, law.weighted, law.estimates)
     return None

@@ -11,13 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.averaging import NUMBERS
 from o2nc.kernels import passes
 from o2nc.kernels.lanes import Lane
 from o2nc.kernels.launch import Chain, launches
 from o2nc.kernels.laws import DeviceLaw
 from o2nc.kernels.live import Live
 from o2nc.kernels.rules import Rule
-from o2nc.scaling import seed_key
+from o2nc.scaling import OUTPUT, ROUNDING, S, seed_key
 from o2nc.torch_private import same_pointers
 from o2nc.vector import wide
 
@@ -39,11 +40,12 @@ class Counters(NamedTuple):
     step: Tensor
     weight_sum: Tensor
     weight_square_sum: Tensor
+    log_decay: Tensor
 
     @classmethod
     def on(cls, device: torch.device, values: Sequence[Any]) -> "Counters":
         """Bring numbers or tensors to a device; tensors that are there already stay the same."""
-        dtypes = (torch.int64, torch.float64, torch.float64)
+        dtypes = (torch.int64, torch.float64, torch.float64, torch.float64)
         return cls(*(torch.as_tensor(v, dtype=d, device=device) for v, d in zip(values, dtypes, strict=True)))
 
 
@@ -116,15 +118,16 @@ class Layout:
                         )
                     lane.state[key] = laid_like(x, value, value.dtype if key in lane.slots else wide(x.dtype))
                     self.alive.append(lane.state[key].detach())
-        columns = ("spread", "progress", "rate", "fresh", *self.rule.numbers)
+        columns = ("spread", "progress", "rate", "fresh", "log_decay", "joined", *self.rule.numbers)
         self.book = torch.zeros(passes.BOOK, self.n, dtype=torch.float64, device=self.device)
         for row, key in zip(self.book, columns, strict=False):
             values = [state.get(key, 0.0) for state in self.states]
             if any(isinstance(v, Tensor) for v in values):
-                row.copy_(torch.stack([torch.as_tensor(v, dtype=torch.float64).to(self.device) for v in values]))
+                here = [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values]
+                row.copy_(torch.stack(here))
             else:
-                row.copy_(torch.tensor(values, dtype=torch.float64))
-            kept = self.averaged or key not in ("spread", "progress", "rate")
+                row.copy_(torch.tensor(values, dtype=torch.float64, device="cpu"))
+            kept = self.averaged or key not in ("spread", "progress", *NUMBERS)
             if kept:
                 for state, entry in zip(self.states, row, strict=True):
                     state[key] = entry
@@ -155,7 +158,7 @@ class Layout:
         constants = [average or 0.0, self.law.a, self.law.b, *self.rule.constants]
         constants += [0.0] * (passes.CONSTANTS - len(constants))
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
-        hashes = [seed_key(self.seed, stream) for stream in (0, 1)]  # of s, and of the output
+        hashes = [seed_key(self.seed, stream) for stream in (S, OUTPUT, ROUNDING)]
         signed = [key - (1 << 64) if key >> 63 else key for key in hashes]
         self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
         self.now = torch.zeros(passes.NOW, dtype=torch.float64, device=device)
@@ -181,6 +184,8 @@ class Layout:
             "SLOTS": len(lane.slots),
             "AVERAGED": self.averaged,
             "OWN": self.averaged and "gradient" in lane.state,
+            "ROUNDED": dtype == torch.float32,
+            "JOINT": self.rule.measure is not None,
             "FLOOR": torch.finfo(dtype).tiny ** 0.5,
             "X_TYPE": _TYPES[lane.param.dtype],
             "A_TYPE": slots[0],

@@ -55,4 +55,4 @@ class Live:
             self.spares.append(self._pinned())
 
     def _pinned(self) -> Tensor:
-        return torch.empty(self.length, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        return torch.empty(self.length, dtype=torch.int64, device="cpu", pin_memory=self.device.type == "cuda")

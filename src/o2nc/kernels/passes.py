@@ -15,14 +15,15 @@ from o2nc.kernels.laws import uniform
 X, A, B, C, AVERAGE, GRADIENT, OUTPUT = (tl.constexpr(i) for i in range(7))
 COLUMNS = 7
 # columns of `rows`
-UNIT, DECAY, SCALE, FRESH, RATE, C0, C1, C2, C3, C4 = (tl.constexpr(i) for i in range(10))
-ROWS = 10
+UNIT, DECAY, SCALE, FRESH, RATE, C0, C1, C2, C3, C4, LEFT, MOVED = (tl.constexpr(i) for i in range(12))
+ROWS = 12
 # columns of `book`: the state of every tensor that is a number
-SPREAD, PROGRESS, LAST_RATE, IS_FRESH, H0, H1 = (tl.constexpr(i) for i in range(6))
-BOOK = 6
+SPREAD, PROGRESS, LAST_RATE, IS_FRESH, LOG_DECAY, JOINED, H0, H1 = (tl.constexpr(i) for i in range(8))
+BOOK = 8
 # entries of `now`
-S, GAMMA, WEIGHT, RELATIVE, KEEP, GO = (tl.constexpr(i) for i in range(6))
-NOW = 6
+S, GAMMA, WEIGHT, RELATIVE, KEEP, GO, BEFORE, AFTER, JOINING, DITHER = (tl.constexpr(i) for i in range(10))
+NOW = 10
+EXPONENT = tl.constexpr(0x7F800000)  # the bits of a float32 that say in which power of two it lies
 # entries of `constants`: the discount of the averages, the law's two parameters, then the learner's
 DISCOUNT, LAW_A, LAW_B, K0 = (tl.constexpr(i) for i in range(4))
 CONSTANTS = 8
@@ -44,11 +45,11 @@ def fold(partial, chunks, low, high, WIDTH: tl.constexpr):
 
 @triton.jit
 def open_kernel(
-    step, weight_sum, weight_square_sum, keys, constants, now, live, numbers, group_of, book, rows, totals,
+    step, weight_sum, weight_square_sum, log_decay, keys, constants, now, live, numbers, group_of, book, rows, totals,
     scaler, n,
-    SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, REWEIGHTS: tl.constexpr, AVERAGED: tl.constexpr,
-    SCALED_LOSS: tl.constexpr, TICK: tl.constexpr, SETTLE: tl.constexpr, GATHER: tl.constexpr, JOINT: tl.constexpr,
-    WIDTH: tl.constexpr,
+    SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, WEIGHTED: tl.constexpr, ESTIMATES: tl.constexpr,
+    AVERAGED: tl.constexpr, SCALED_LOSS: tl.constexpr, TICK: tl.constexpr, SETTLE: tl.constexpr, GATHER: tl.constexpr,
+    JOINT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Tick: draw s, find γ, advance the counters. Settle: the coefficients of every tensor."""
     if TICK:
@@ -62,18 +63,32 @@ def open_kernel(
         s = SAMPLE(uniform(key, t + 1), a, b)
         weight = WEIGHT_OF(SAMPLE(uniform(key, t), a, b), a, b)
         relative = 1.0 + weight * 0
-        if REWEIGHTS:
+        if WEIGHTED:
             relative = tl.where(t == 1, 1.0, weight)
+        if not ESTIMATES:
+            weight = 1.0 + weight * 0
         tl.store(now + S, s)
         tl.store(now + WEIGHT, weight)
         tl.store(now + RELATIVE, relative)
         tl.store(now + GO, go)
         if AVERAGED:
             discount = tl.load(constants + DISCOUNT)
-            total = relative + discount * tl.load(weight_sum)
+            old = tl.load(weight_sum)
+            total = relative + discount * old
             square = relative * relative + discount * discount * tl.load(weight_square_sum)
+            before = tl.load(log_decay)
+            after = tl.where(old > 0, before - tl.log(tl.where(old > 0, discount * old / total, 1.0)), before)
+            missed = 1 - square / (total * total)
+            joining = after + 0.5 * tl.log(tl.where(missed > 0, missed, 1.0))
+            joining = tl.where(missed > 0, joining, float("-inf"))
+            keep = tl.where(uniform(tl.load(keys + 1), t) * t.to(tl.float64) < 1, 1.0, 0.0)
             tl.store(now + GAMMA, relative / total)
-            tl.store(now + KEEP, tl.where(uniform(tl.load(keys + 1), t) * t.to(tl.float64) < 1, 1.0, 0.0))
+            tl.store(now + BEFORE, before)
+            tl.store(now + AFTER, after)
+            tl.store(now + JOINING, joining)
+            tl.store(now + KEEP, keep)
+            tl.store(now + DITHER, (uniform(tl.load(keys + 2), t) - 0.5) * 1.1920928955078125e-07)  # 2^−23
+            tl.store(log_decay, after, mask=go != 0)
             tl.store(weight_sum, total, mask=go != 0)
             tl.store(weight_square_sum, square, mask=go != 0)
         tl.store(step, t, mask=go != 0)
@@ -81,6 +96,11 @@ def open_kernel(
         s = tl.load(now + S)
         relative = tl.load(now + RELATIVE)
         go = tl.load(now + GO)
+        if AVERAGED:
+            before = tl.load(now + BEFORE)
+            after = tl.load(now + AFTER)
+            joining = tl.load(now + JOINING)
+            keep = tl.load(now + KEEP)
     if SETTLE is not None:
         j0 = s * 0.0  # zeros in float64
         j1 = s * 0.0
@@ -130,17 +150,31 @@ def open_kernel(
             tl.store(rows + C2 * n + i, one * c2, mask=mask)
             tl.store(rows + C3 * n + i, one * c3, mask=mask)
             tl.store(rows + C4 * n + i, one * c4, mask=mask)
-            # one that never had a gradient but in steps that were called off has not joined yet
-            moved = (i < tl.where(go != 0, n, 0)) & (here | (fresh != 3))
-            tl.store(book + IS_FRESH * n + i, tl.where(here, 0.0, fresh), mask=moved)
-            tl.store(book + H0 * n + i, one * h0, mask=moved)
-            tl.store(book + H1 * n + i, one * h1, mask=moved)
+            # one without a gradient waits, but for a joint norm; one that never had a gradient except in steps that
+            # were called off has not joined yet
+            known = here | (fresh != 3)
+            played = known if JOINT else here
+            goes = i < tl.where(go != 0, n, 0)
+            tl.store(book + IS_FRESH * n + i, tl.where(here, 0.0, fresh), mask=goes & known)
+            tl.store(book + H0 * n + i, one * h0, mask=goes & played)
+            tl.store(book + H1 * n + i, one * h1, mask=goes & played)
+            if AVERAGED:
+                # what is left of the weight of its averages after the steps that it has missed; 1 if none
+                joins = ((fresh == 1) | (fresh == 3)) & here
+                then = tl.load(book + LOG_DECAY * n + i, mask=mask, other=0.0)
+                left = tl.where(joins, 1.0, tl.where(then < before, tl.exp(then - before), 1.0))
+                averaged = here | (known & (i < tl.where(keep != 0, n, 0)) & (fresh != 1))
+                tl.store(rows + LEFT * n + i, one * left, mask=mask)
+                tl.store(rows + MOVED * n + i, tl.where(averaged, 1.0, 0.0), mask=mask)
+                tl.store(book + LOG_DECAY * n + i, one * after, mask=goes & averaged)
+                tl.store(book + JOINED * n + i, one * joining, mask=goes & joins)
 
 
 @triton.jit
 def step_kernel(
     which, first, sizes, addresses, live, now, rows, partial, n, low, chunks,
-    PLAY: tl.constexpr, SLOTS: tl.constexpr, AVERAGED: tl.constexpr, OWN: tl.constexpr, FLOOR: tl.constexpr,
+    PLAY: tl.constexpr, SLOTS: tl.constexpr, AVERAGED: tl.constexpr, OWN: tl.constexpr, JOINT: tl.constexpr,
+    ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, A_TYPE: tl.constexpr, B_TYPE: tl.constexpr, C_TYPE: tl.constexpr, WIDE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -152,6 +186,14 @@ def step_kernel(
     size = tl.where(go, tl.load(sizes + t) - start, 0)  # a step that is called off touches nothing
     address = tl.load(live + t)
     present = tl.where(address != 0, size, 0)
+    averaged = present
+    if AVERAGED:
+        averaged = tl.where(tl.load(rows + MOVED * n + t) != 0, size, 0)
+    played = present
+    if JOINT:
+        played = size
+    if tl.maximum(averaged, played) <= 0:
+        return  # without a gradient now; `close_kernel` does not ask for its sums either
     g_at = address.to(tl.pointer_type(X_TYPE)) + start
     x_at = tl.load(addresses + X * n + t).to(tl.pointer_type(X_TYPE)) + start
     unit = tl.load(rows + UNIT * n + t).to(WIDE)
@@ -169,15 +211,19 @@ def step_kernel(
     if SLOTS > 2:
         c_at = tl.load(addresses + C * n + t).to(tl.pointer_type(C_TYPE)) + start
     if AVERAGED:
-        gamma = tl.load(now + GAMMA).to(WIDE)
-        kept = tl.where(tl.load(now + KEEP) != 0, size, 0)
+        exact = tl.load(now + GAMMA)
+        left = tl.load(rows + LEFT * n + t)
+        share = exact.to(WIDE)  # of this gradient in ḡ, and with no steps missed of x − x̄ in x̄
+        gamma = tl.where(left == 1, exact, 1 - left * (1 - exact)).to(WIDE)
+        dither = tl.load(now + DITHER).to(WIDE)
+        kept = tl.where(tl.load(now + KEEP) != 0, averaged, 0)
         average_at = tl.load(addresses + AVERAGE * n + t).to(tl.pointer_type(WIDE)) + start
         output_at = tl.load(addresses + OUTPUT * n + t).to(tl.pointer_type(WIDE)) + start
         # a float32 parameter's in float32 within a chunk: float64 here would cost bandwidth, for |x − x̄| beyond 1e19
         squares = tl.zeros([BLOCK], WIDE)
         slopes = tl.zeros([BLOCK], WIDE)
         if OWN:
-            fresh = (tl.load(rows + FRESH * n + t) != 0) | (gamma == 1)
+            fresh = (tl.load(rows + FRESH * n + t) != 0) | (share == 1)
             gradient_at = tl.load(addresses + GRADIENT * n + t).to(tl.pointer_type(WIDE)) + start
     for j in tl.static_range(0, CHUNK, BLOCK):
         i = j + tl.arange(0, BLOCK)
@@ -204,21 +250,26 @@ def step_kernel(
         direction, a_next, b_next, c_next = PLAY(d, a, b, c, c0, c1, c2, c3, c4, FLOOR)
         tl.store(x_at + i, x + scale * direction, mask=i < present)
         if SLOTS > 0:
-            tl.store(a_at + i, a_next, mask=mask)
+            tl.store(a_at + i, a_next, mask=i < played)
         if SLOTS > 1:
-            tl.store(b_at + i, b_next, mask=mask)
+            tl.store(b_at + i, b_next, mask=i < played)
         if SLOTS > 2:
-            tl.store(c_at + i, c_next, mask=mask)
+            tl.store(c_at + i, c_next, mask=i < played)
         if AVERAGED:
             e = x - average
             squares += e * e
             if SLOTS > 0:
                 slopes += d * a
-            average = tl.where(gamma == 1, x, average + gamma * e)
-            tl.store(average_at + i, average, mask=mask)
+            move = gamma * e
+            if ROUNDED:  # at random, see o2nc.averaging
+                power = (average.to(tl.int32, bitcast=True) & EXPONENT).to(tl.float32, bitcast=True)
+                move += tl.where(e > 0, dither * power, tl.where(e < 0, -dither * power, 0.0))
+            average = tl.where(gamma == 1, x, average + move)
+            tl.store(average_at + i, average, mask=i < averaged)
             tl.store(output_at + i, average, mask=i < kept)
         if OWN:
-            tl.store(gradient_at + i, tl.where(fresh, d, gradient + gamma * (d - gradient)), mask=mask)
+            mean = tl.where(gamma == share, gradient + gamma * (d - gradient), gradient * (1 - gamma) + share * d)
+            tl.store(gradient_at + i, tl.where(fresh, d, mean), mask=i < averaged)
     if AVERAGED:
         tl.store(partial + chunk, tl.sum(squares, 0).to(tl.float64))
         tl.store(partial + chunks + chunk, tl.sum(slopes, 0).to(tl.float64))
@@ -232,12 +283,16 @@ def close_kernel(first, now, rows, book, partial, n, chunks, WIDTH: tl.constexpr
     t = tl.program_id(0)
     low = tl.load(first + t)
     high = tl.load(first + t + 1)
+    if tl.load(rows + MOVED * n + t) == 0:
+        return
+    left = tl.load(rows + LEFT * n + t)
     gamma = tl.load(now + GAMMA)
+    gamma = tl.where(left == 1, gamma, 1 - left * (1 - gamma))
     square, slope = fold(partial, chunks, low, high, WIDTH)
     spread = tl.load(book + SPREAD * n + t)
     tl.store(book + SPREAD * n + t, tl.where(gamma == 1, 0.0, (1 - gamma) * (spread + gamma * square)))
     rate = tl.load(book + LAST_RATE * n + t)
-    gain = tl.where(rate == 0, 0.0, rate * tl.load(now + WEIGHT) * slope)
+    gain = tl.where((rate == 0) | (left != 1), 0.0, rate * tl.load(now + WEIGHT) * slope)  # it may not have moved
     tl.store(book + PROGRESS * n + t, tl.load(book + PROGRESS * n + t) + gain)
     tl.store(book + LAST_RATE * n + t, tl.load(rows + RATE * n + t))
 

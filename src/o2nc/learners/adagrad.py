@@ -55,6 +55,11 @@ class AdaGrad:
         checks.choice("kappa", self.kappa, (1, 2))
         checks.flag("diagonal", self.diagonal)
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether every coordinate is played by itself."""
+        return self.diagonal
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep v_t (this parameter's share of it when the norm is joint) and the last D."""
         v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)

@@ -47,6 +47,11 @@ class BallOGD:
         checks.positive("radius", self.radius, infinite=True)
         checks.non_negative("decay", self.decay)
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether every coordinate is played by itself."""
+        return self.radius == float("inf")
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Δ is the whole state."""
         return {}

@@ -49,6 +49,11 @@ class FTRL:
         checks.non_negative("decay", self.decay)
         checks.positive("radius", self.radius, infinite=True)
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether every coordinate is played by itself."""
+        return self.radius == float("inf")
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and the sum of the regularisers' weights W_{t+1} (W_1 = 1)."""
         return {"momentum": torch.zeros_like(delta), "decay_weight": 1.0}

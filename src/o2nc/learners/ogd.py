@@ -74,6 +74,11 @@ class OGD:
         checks.non_negative("decay", self.decay)
         checks.choice("kappa", self.kappa, (1, 2))
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether every coordinate is played by itself."""
+        return True
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep h_t, the lr of the last step; 0 before the first."""
         return {"last_lr": 0.0}

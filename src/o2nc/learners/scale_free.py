@@ -58,6 +58,11 @@ class ScaleFree:
         checks.flag("diagonal", self.diagonal)
         checks.positive("radius", self.radius, infinite=True)
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether every coordinate is played by itself."""
+        return self.diagonal and self.radius == float("inf")
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and v_t (this parameter's share of it when the norm is joint)."""
         v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)

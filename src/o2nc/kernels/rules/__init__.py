@@ -7,7 +7,7 @@
 
 The update is x ← x + scale·direction. ``at`` points at the numbers of the parameter group, ``k`` at the constants of
 the learner, the first of which is β. The formulas are those of `o2nc.learners`, with the gradient weighted by w(s_t)
-(``w``) under a law that reweights.
+(``w``) under a law that is weighted.
 """
 
 from dataclasses import dataclass

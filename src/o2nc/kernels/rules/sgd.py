@@ -12,15 +12,12 @@ def settle_sgd(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
     lr = tl.load(at)
     momentum = tl.load(at + 1)
     gain = tl.where(fresh, 1.0, 1 - tl.load(at + 2))  # torch starts the buffer at g_1, undampened
-    # without a gradient a parameter is left as it is
-    keep = tl.where(here, momentum, 1.0)
-    gain = tl.where(here, gain, 0.0)
-    decay = tl.where(here, tl.load(at + 3), 0.0)
-    return -lr * s, -lr, decay, keep, gain, momentum, 0.0, 0.0, h0, h1
+    return -lr * s, -lr, tl.load(at + 3), momentum, gain * w, momentum, w, 0.0, h0, h1
 
 
 @triton.jit
 def play_sgd(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
+    d *= c3
     return d, d, b, c
 
 
@@ -39,13 +36,13 @@ def play_kept_momentum(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
 @triton.jit
 def play_nesterov(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
     m = c0 * a + c1 * d
-    return d + c2 * m, m, b, c
+    return c3 * d + c2 * m, m, b, c
 
 
 @triton.jit
 def play_kept_nesterov(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
     m = c0 * b + c1 * d
-    direction = d + c2 * m
+    direction = c3 * d + c2 * m
     return direction, direction, m, c
 
 
