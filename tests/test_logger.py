@@ -230,7 +230,7 @@ def test_refusals(tmp_path):
         CertificateLogger(optimizer, path, layers="all")
     with pytest.raises(TypeError, match="writer must have add_scalar"):
         CertificateLogger(optimizer, path, writer=print)
-    with pytest.raises(ValueError, match=r"keeps no averages \(average=None\): pass average=0.999"):
+    with pytest.raises(ValueError, match=r"keeps no averages, it was made with average=None: pass average=0.999"):
         CertificateLogger(o2nc.ScaledSGDM(model.parameters(), lr=0.1), path)
     with pytest.raises(TypeError, match=r"one that certifies.*got SGD"):
         CertificateLogger(torch.optim.SGD(model.parameters()), path)
