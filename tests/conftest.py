@@ -11,6 +11,19 @@ if not torch.cuda.is_available():  # before any kernel is imported: Triton's int
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+# torch's own warnings, of torch's own doings, in the versions that `make test-versions` runs; ours remain errors
+TORCHS = (
+    r"ignore:The epoch parameter in `scheduler.step\(\)`:UserWarning:torch\.optim\.lr_scheduler",  # SequentialLR, 2.6
+    r"ignore:Skipping serialization of skipfiles:UserWarning:torch\.utils\._config_module",  # inductor, 2.6
+)
+
+
+def pytest_configure(config):
+    """Leave torch's warnings alone."""
+    for line in TORCHS:
+        config.addinivalue_line("filterwarnings", line)
+
+
 @pytest.fixture
 def one_thread():
     """For small tensors: more threads would only wait for each other."""

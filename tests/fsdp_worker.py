@@ -57,10 +57,11 @@ def make(name, mesh=None, width=7, nested=True):
     """Return a model, sharded if there is a mesh, and its optimizer; rows of weights do not divide evenly."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)).double()
-    if mesh is not None and mesh.ndim == 2:  # each half of a layer in shards
+    dims = () if mesh is None else mesh.mesh_dim_names or ("data",)
+    if "tensor" in dims:  # each half of a layer in shards
         parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-        mesh = mesh["data"]
-    if mesh is not None:
+        mesh = mesh["data"] if "data" in dims else mesh
+    if "data" in dims:
         for module in (model[0], model[2], model) if nested else (model,):
             fully_shard(module, mesh=mesh)
     return model, OPTIMIZERS[name](model.parameters())
@@ -147,17 +148,26 @@ def equal(mesh, rank, size):
     return found
 
 
+def trained_and_loaded(name, mesh, rank=0, size=1):
+    """Train on shards by tensor, load that into another, and return what both say."""
+    model, optimizer = make(name, mesh, width=8)
+    train(model, optimizer, 0, STEPS, rank, size)
+    twin, again = make(name, mesh, width=8)
+    set_states(twin, again, dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)))
+    return summary(model, optimizer), summary(twin, again)
+
+
+def columns(mesh, rank, size):
+    """Train every optimizer on shards by tensor."""
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tensor",))
+    return {name: trained_and_loaded(name, mesh) for name in OPTIMIZERS}
+
+
 def planes(mesh, rank, size):
     """Train on shards of shards: by tensor, and by data."""
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
-    found = {}
-    for name in ("sgdm", "coin betting", "original"):
-        model, optimizer = make(name, mesh, width=8)
-        train(model, optimizer, 0, STEPS, mesh["data"].get_local_rank(), 2)
-        twin, again = make(name, mesh, width=8)
-        set_states(twin, again, dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)))
-        found[name] = summary(model, optimizer), summary(twin, again)
-    return found
+    rank = mesh["data"].get_local_rank()
+    return {name: trained_and_loaded(name, mesh, rank, 2) for name in ("sgdm", "coin betting", "original")}
 
 
 def save(mesh, rank, size):

@@ -3,7 +3,7 @@
 On a GPU where there is one (`make test-gpu`), else through Triton's interpreter.
 """
 
-import importlib.util
+import importlib.metadata
 from functools import partial
 from random import Random
 
@@ -17,9 +17,21 @@ from o2nc.vector import wide
 from problem import parameters
 
 CUDA = torch.cuda.is_available()
-TRITON = importlib.util.find_spec("triton") is not None
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a GPU")
-needs_triton = pytest.mark.skipif(not TRITON, reason="needs Triton")
+
+
+def without_triton():
+    """Say what Triton is missing, if it is; conftest.py chooses its interpreter later, so it is not imported here."""
+    wanted = "needs Triton {}.{}".format(*engine.OLDEST_TRITON)
+    try:
+        there = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return wanted
+    return "" if tuple(map(int, there.split(".")[:2])) >= engine.OLDEST_TRITON else f"{wanted}, {there} is here"
+
+
+NO_TRITON = without_triton()
+needs_triton = pytest.mark.skipif(bool(NO_TRITON), reason=NO_TRITON)
 
 
 def search(examples):
@@ -30,8 +42,8 @@ def search(examples):
 @pytest.fixture
 def device(monkeypatch, one_thread):
     """The device on which the kernels run here."""
-    if not TRITON:
-        pytest.skip("needs Triton")
+    if NO_TRITON:
+        pytest.skip(NO_TRITON)
     if not CUDA:
         monkeypatch.setattr(engine, "DEVICES", ("cuda", "cpu"))
     _guard(monkeypatch)

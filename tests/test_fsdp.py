@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fsdp_worker import LATER, OPTIMIZERS, STEPS, make, summary, train
-from processes import torchrun
+from processes import NO_FSDP2, needs_fsdp2, torchrun
 
 WORKER = Path(__file__).with_name("fsdp_worker.py")
 NAMES = list(OPTIMIZERS)
@@ -23,6 +23,8 @@ def launch(folder, processes, *tasks):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """2 processes train; 2 save and go on; 1 loads, saves and goes on; 2 load that."""
+    if NO_FSDP2:
+        pytest.skip(NO_FSDP2)
     folder = tmp_path_factory.mktemp("fsdp")
     equal, saved = launch(folder, 2, "equal", "save")
     (by_1,), (by_2,) = (launch(folder, processes, "load") for processes in (1, 2))
@@ -82,9 +84,10 @@ def test_a_wrapper_that_is_of_our_class_answers_for_all_processes(runs):
     assert difference(runs["equal"][1]["wrapped"], runs["equal"][0]["compiled"]) == 0
 
 
-def test_shards_of_shards(tmp_path):
-    """Tensor parallelism below FSDP2: a mesh of 2 × 2; a checkpoint says at once what was saved."""
-    (found,) = launch(tmp_path, 4, "planes")
+@pytest.mark.parametrize(("task", "processes"), [("columns", 2), pytest.param("planes", 4, marks=needs_fsdp2)])
+def test_shards_by_tensor(tmp_path, task, processes):
+    """Tensor parallelism alone, and below FSDP2 on a mesh of 2 × 2; a checkpoint says at once what was saved."""
+    (found,) = launch(tmp_path, processes, task)
     for name in found[0]:
         expected = alone(name, STEPS, width=8)
         for rank in found:
