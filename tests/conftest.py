@@ -11,16 +11,18 @@ if not torch.cuda.is_available():  # before any kernel is imported: Triton's int
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-# torch's own warnings, of torch's own doings, in the versions that `make test-versions` runs; ours remain errors
-TORCHS = (
+# warnings of torch and Triton about themselves, in the versions that `make test-versions` runs; ours remain errors
+THEIRS = (
     r"ignore:The epoch parameter in `scheduler.step\(\)`:UserWarning:torch\.optim\.lr_scheduler",  # SequentialLR, 2.6
     r"ignore:Skipping serialization of skipfiles:UserWarning:torch\.utils\._config_module",  # inductor, 2.6
+    # Triton's interpreter up to 3.6, with numpy before 2.4
+    r"ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning:triton\.runtime\.interpreter",
 )
 
 
 def pytest_configure(config):
-    """Leave torch's warnings alone."""
-    for line in TORCHS:
+    """Leave the warnings of others alone."""
+    for line in THEIRS:
         config.addinivalue_line("filterwarnings", line)
 
 

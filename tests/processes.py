@@ -13,7 +13,10 @@ needs_fsdp2 = pytest.mark.skipif(bool(NO_FSDP2), reason=NO_FSDP2)
 
 
 def torchrun(script, *arguments, processes=2):
-    """Run a script in so many processes that know of each other; fail with what they said if one of them fails."""
+    """Run a script in so many processes that know of each other, and return what they print.
+
+    Fail with what they said if one of them fails.
+    """
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node", processes, script, *arguments]
     done = subprocess.run(
         [sys.executable, "-m", *map(str, command)],
@@ -23,3 +26,4 @@ def torchrun(script, *arguments, processes=2):
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

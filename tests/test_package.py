@@ -4,6 +4,7 @@
 """
 
 import email
+import json
 import subprocess
 import sys
 import tarfile
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import o2nc
+import versions
 
 ROOT = Path(__file__).parent.parent
 NAME = f"o2nc-{o2nc.__version__}"
@@ -92,7 +94,7 @@ def test_metadata(metadata):
 
 def test_the_core_depends_on_torch_and_numpy_alone(metadata):
     core = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
-    assert sorted(core) == ["numpy", "torch>=2.6"]
+    assert sorted(core) == ["numpy", f"torch>={versions.floor()}"]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert sorted(metadata.get_all("Provides-Extra")) == sorted(extras)
 
@@ -107,6 +109,17 @@ def test_the_command_begins_without_torch(wheel, tmp_path):
     names = set(run("-c", code, tmp_path).split())
     assert "o2nc_command" in names
     assert not {"o2nc", "torch", "numpy"} & names
+
+
+def test_the_versions_of_torch_are_tested_and_told():
+    """The floor is that of pyproject.toml; docs/versions.md has what was found on it and above, as it was recorded."""
+    known = json.loads(versions.RECORD.read_text(encoding="utf-8"))
+    assert {*versions.default()} - {versions.NEWEST} <= known.keys()
+    assert all(map(versions.passed, known.values()))
+    assert min(known, key=versions.order) == f"{versions.floor()}.0"
+    assert versions.table(known) in versions.PAGE.read_text(encoding="utf-8")
+    for page in (versions.PAGE, ROOT / "README.md", ROOT / "docs" / "index.md"):
+        assert f"torch ≥ {versions.floor()}" in page.read_text(encoding="utf-8"), page
 
 
 def test_importing_it_imports_little(wheel, tmp_path):

@@ -11,9 +11,10 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.averaging import Ledger, Weights, catch_up_
 from o2nc.certificate import Certificate
+from o2nc.learners import is_elementwise
 from o2nc.persistence import FRESH_AVERAGES
 from o2nc.scaling import OUTPUT, ROUNDING, uniform
-from o2nc.sharding import assemble, is_sharded, to_part, to_whole
+from o2nc.sharding import assemble, is_sharded, to_part, to_whole, why_partial
 from o2nc.stepping import Stepping
 from o2nc.torch_private import foreach_copy_
 from o2nc.vector import as_numbers, real, squares
@@ -34,6 +35,7 @@ class Certified(Stepping):
     _average_key = "average"
     _nothing_yet = "nothing is averaged before the first step()"
     _advice = "average=None: pass average=0.999, say, when you construct it"
+    _is_whole = False  # as far as was looked
     # state that a parameter may get after its first step: state of the same shape and dtype
     _late: ClassVar[dict[str, str]] = {}
 
@@ -190,7 +192,23 @@ class Certified(Stepping):
                 for (_, p, _), saved in zip(averages, backup, strict=True):
                     restore.callback(p.detach().copy_, saved)
 
+    def _refuse_partial(self) -> None:
+        """Refuse parameters whose other parts are out of reach, where norms or certificates need them."""
+        group = self.param_groups[0]
+        learner = group.get("learner")
+        if group.get("average", 0.0) is None and (learner is None or is_elementwise(learner)):
+            return
+        reason = why_partial(self._listed)
+        if reason is not None:
+            raise ValueError(
+                f"{type(self).__name__} would average, certify and measure norms for every process alone, since it "
+                f"has only a part of the parameters: {reason}; without averages, learners by coordinate work"
+            )
+
     def _check_state(self) -> None:
+        if not self._is_whole:
+            self._refuse_partial()  # once more: FSDP1 may have wrapped the model since
+            self._is_whole = True
         if self._swaps:
             raise RuntimeError("step() inside averaged(): the parameters hold x̄ there; leave the with block first")
 

@@ -20,7 +20,7 @@ from torch.optim.optimizer import ParamsT
 from o2nc import checks
 from o2nc.averaging import STATE, Seen, Weights, start
 from o2nc.fused import Fused
-from o2nc.learners import Learner
+from o2nc.learners import Learner, is_elementwise
 from o2nc.persistence import COUNTERS, Persistent
 from o2nc.scaling import ROUNDING, Exponential, Law, check_law, progress_weight, relative_weight, uniform
 from o2nc.sharding import joint_norms
@@ -175,11 +175,6 @@ def average_(
         state.update(rate=1.0, log_decay=after)
 
 
-def is_elementwise(learner: Learner) -> bool:
-    """Say whether the learner plays every coordinate by itself, so that it can be asked for some parameters alone."""
-    return getattr(learner, "elementwise", False)
-
-
 def play(learner: Learner, found: Active, beta: float, weight: float = 1.0) -> None:
     """Have the learner replace Δ_t by Δ_{t+1}.
 
@@ -263,6 +258,7 @@ class ExponentiatedO2NC(Fused, Persistent):
             "fused": fused,
         }
         super().__init__(params, defaults)
+        self._refuse_partial()
         self._step_supports_amp_scaling = bool(fused)  # a GradScaler then leaves unscaling and skipping to the step
 
     @torch.no_grad()

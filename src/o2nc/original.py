@@ -81,6 +81,7 @@ class OriginalO2NC(Certified, Persistent):
             "step": 0,
         }
         super().__init__(params, defaults)
+        self._refuse_partial()
 
     def _squares_and_spreads(self, states: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
         keys = ("block_gradient_squared", "block_spread")

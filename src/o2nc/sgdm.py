@@ -112,6 +112,7 @@ class ScaledSGDM(Fused, Persistent, SGD):
             fused=fused,
         )
         self._share(dict(zip(self.shared, (scaling, int(seed), average, 0, 0.0, 0.0, 0.0), strict=True)))
+        self._refuse_partial()
 
     def _keeps_dtype(self, key: str) -> bool:
         return key != "momentum_buffer"  # torch's own, cast as torch casts it

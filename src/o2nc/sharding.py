@@ -6,6 +6,7 @@ the processes: a learner that needs one waits for them at every step; V and the 
 part and added up only when asked for. In a checkpoint they are whole, to be read by any number of processes.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,23 @@ def is_sharded(p: Tensor) -> bool:
 def local(p: Any) -> Tensor:
     """Return the part of a tensor that this process has."""
     return p.detach().to_local() if is_sharded(p) else p
+
+
+def why_partial(params: Sequence[Tensor]) -> str | None:
+    """Return why these parameters are only this process's part, with no way to the other parts; None if they are not.
+
+    FSDP1 marks what it has flattened. ZeroRedundancyOptimizer marks nothing: it is known by being there when the
+    optimizer of its part is made.
+    """
+    if any(getattr(p, "_fsdp_flattened", False) for p in params):
+        return "FullyShardedDataParallel (FSDP1) flattens them; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    frame = sys._getframe() if zero is not None else None
+    while zero is not None and frame is not None:
+        if isinstance(frame.f_locals.get("self"), zero.ZeroRedundancyOptimizer):
+            return "ZeroRedundancyOptimizer deals them out; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
+        frame = frame.f_back
+    return None
 
 
 class Shards:

@@ -60,12 +60,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
+        self.owner: Any = None  # the optimizer's state, by parameter, and its entries
+        self.states: list[Any] = []
         self.captured: list[Layout] = []  # out of use, but a graph may still be replayed that reads their tables
 
     def forget(self) -> None:
         """Let go of the tables, but for those that a captured graph reads."""
         self.captured += [layout for layout in self.layouts if layout.live.captured]
-        self.layouts = []
+        self.layouts, self.owner, self.states = [], None, []
 
     def take(self, optimizer: "Fused") -> str | None:
         """Take one step, or say why it cannot be taken; without gradients nothing is to be done."""

@@ -67,3 +67,11 @@ class Learner(Protocol):
             lrs: the current scale of every parameter.
             beta: the discount of the losses, in (0, 1].
         """
+
+
+def is_elementwise(learner: Learner) -> bool:
+    """Say whether the learner plays every coordinate by itself: it has ``elementwise = True``.
+
+    It can then be asked for some of the parameters alone, which saves memory; one without a gradient waits.
+    """
+    return getattr(learner, "elementwise", False)

@@ -12,7 +12,8 @@ def settle_sgd(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
     lr = tl.load(at)
     momentum = tl.load(at + 1)
     gain = tl.where(fresh, 1.0, 1 - tl.load(at + 2))  # torch starts the buffer at g_1, undampened
-    return -lr * s, -lr, tl.load(at + 3), momentum, gain * w, momentum, w, 0.0, h0, h1
+    decay = tl.where(here, tl.load(at + 3), 0.0)  # without a gradient nothing is seen
+    return -lr * s, -lr, decay, momentum, gain * w, momentum, w, 0.0, h0, h1
 
 
 @triton.jit
