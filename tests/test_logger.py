@@ -11,7 +11,7 @@ from logged import OPTIMIZERS, make, read, steps, train
 from o2nc.integrations.matplotlib import plot
 from o2nc.logfile import FIELDS, LAYER_FIELDS
 from o2nc.logger import CertificateLogger
-from processes import torchrun
+from processes import needs_fsdp2, torchrun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -428,6 +428,7 @@ os._exit(0)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="needs gloo and torchrun")
+@needs_fsdp2
 def test_the_first_process_writes_for_all(tmp_path):
     """The same numbers as one process with the whole batch finds; a parameter's norm is that of all its shards."""
     (tmp_path / "worker.py").write_text(SHARDED)
