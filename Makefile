@@ -6,7 +6,7 @@ LIGHT := $(VENV)/.installed-experiments
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo verify rates test test-slow test-gpu check format bench docs package clean
+.PHONY: setup demo verify rates test test-slow test-gpu test-versions check format bench docs package clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,10 @@ test-slow: $(STAMP)
 # the fused step on this machine's GPU, by the Python that has its torch and pytest; without a GPU it is interpreted
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/test_fused*.py tests/test_compile.py 'tests/test_docs.py::test_page_runs[docs/performance.md]'
+
+# the oldest torch, the newest and some between, each in an environment of several GB, which stays in build/versions
+test-versions:
+	$(PYTHON) tests/versions.py
 
 check: $(STAMP)
 	$(BIN)/ruff check .

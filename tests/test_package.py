@@ -112,7 +112,7 @@ def test_the_command_begins_without_torch(wheel, tmp_path):
 
 
 def test_the_versions_of_torch_are_tested_and_told():
-    """The floor is that of pyproject.toml; docs/versions.md has what was found on it and above, as it was recorded."""
+    """The floor is that of pyproject.toml; docs/versions.md has what was found on it and above, as recorded."""
     known = json.loads(versions.RECORD.read_text(encoding="utf-8"))
     assert {*versions.default()} - {versions.NEWEST} <= known.keys()
     assert all(map(versions.passed, known.values()))

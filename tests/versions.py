@@ -1,0 +1,207 @@
+"""Run the library's own tests on other versions of torch, each in an environment of its own.
+
+    python tests/versions.py [VERSION...]
+
+Without versions it takes the oldest that pyproject.toml allows, two between, the one that constraints.txt pins, and
+the newest that pip finds. An environment takes some GB in build/versions and is used again. Each imports o2nc with
+warnings as errors and runs two parts: all tests but those of the experiments, the command line and the pages; and
+those of the kernels, interpreted where there is no GPU. What comes out goes to docs/results/versions.json and into
+the table of docs/versions.md. A PYTEST_ADDOPTS such as "-n 2" adds to how the tests run.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import venv
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"
+ENVIRONMENTS = ROOT / "build" / "versions"
+RECORD = ROOT / "docs" / "results" / "versions.json"
+PAGE = ROOT / "docs" / "versions.md"
+
+NEWEST = "newest"
+BETWEEN = ("2.8.0", "2.11.0")
+# what the tests import beside torch and numpy; torch for CUDA has a Triton of its own choice
+PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "scipy", "mpmath", "clarabel", "matplotlib", "triton")
+PARTS = ("core", "kernels")
+PYTEST = ("-m", "pytest", "-m", "not slow", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")
+
+WHAT = """
+import json, sys
+import o2nc
+import numpy, torch, triton
+versions = {"build": torch.__version__, "python": sys.version.split()[0]}
+versions |= {module.__name__: module.__version__ for module in (numpy, triton)}
+print(json.dumps(versions | {"gpu": torch.cuda.is_available() and torch.cuda.get_device_name()}))
+"""
+
+
+def floor() -> str:
+    """The oldest torch that the library says it needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (bound,) = (found[1] for line in project["dependencies"] if (found := re.fullmatch(r"torch>=([\d.]+)", line)))
+    return bound
+
+
+def constraints() -> list[str]:
+    """The versions that the other tests run with."""
+    return (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+
+def pinned() -> str:
+    """The torch among them."""
+    (version,) = (line.removeprefix("torch==") for line in constraints() if line.startswith("torch=="))
+    return version
+
+
+def default() -> list[str]:
+    """The versions that are tested when none are named."""
+    return [f"{floor()}.0", *BETWEEN, pinned(), NEWEST]
+
+
+def tests(part: str) -> list[Path]:
+    """The files of a part; the others need packages that come and go with the experiments."""
+    kernels = sorted(TESTS.glob("test_fused*.py"))
+    if part == "kernels":
+        return kernels
+    outside = re.compile(r"o2nc\.(experiments|cli)\b")
+    files = [path for path in sorted(TESTS.glob("test_*.py")) if path not in kernels]
+    return [path for path in files if not outside.search(path.read_text(encoding="utf-8"))]
+
+
+def main(versions: list[str]) -> None:
+    """Test every version, note what comes out after each, and fail if one of them fails."""
+    failed = []
+    for wanted in versions or default():
+        version = newest() if wanted == NEWEST else wanted
+        print(f"torch {version}", flush=True)
+        found = measure(version)
+        note(version, found)
+        if not passed(found):
+            failed.append(version)
+        print(f"torch {version}: {json.dumps(found)}", flush=True)
+    if failed:
+        sys.exit(f"o2nc fails on torch {', '.join(failed)}")
+
+
+def newest() -> str:
+    """The version that pip takes when it may choose."""
+    command = (*pip(Path(sys.executable)), "--dry-run", "--ignore-installed", "--no-deps", "--report", "-", "torch")
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    (torch,) = json.loads(done.stdout)["install"]
+    return str(torch["metadata"]["version"]).split("+")[0]
+
+
+def pip(python: Path) -> tuple[str | Path, ...]:
+    """The beginning of an installation."""
+    return (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+
+
+def environment(version: str) -> Path:
+    """The Python of an environment with that torch, made if there is none."""
+    folder = ENVIRONMENTS / version
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"  installing into {folder.relative_to(ROOT)}, which takes some minutes", flush=True)
+        venv.create(folder, with_pip=True)
+    # older interpreters of Triton (3.6 still) take arrays of one element for numbers, which numpy refuses since 2.4
+    numpy = "numpy<2.4" if order(version) < order(pinned()) else "numpy"
+    own = ("torch==", "triton==", *(["numpy=="] if numpy != "numpy" else []))
+    others = folder / "constraints.txt"
+    others.write_text("\n".join(line for line in constraints() if not line.startswith(own)), encoding="utf-8")
+    subprocess.run([*pip(python), "-c", others, f"torch=={version}", numpy, *PACKAGES], check=True)
+    return python
+
+
+def order(version: str) -> tuple[int, ...]:
+    """A key to sort versions by."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def measure(version: str) -> dict[str, Any]:
+    """Import the library and run its tests; return the counts."""
+    python = environment(version)
+    variables = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [python, "-W", "error", "-c", WHAT], env=variables, capture_output=True, encoding="utf-8", check=False
+    )
+    if done.returncode:
+        print(done.stderr, flush=True)
+        return {"import": False}
+    found: dict[str, Any] = json.loads(done.stdout)
+    found |= {"import": True, "processor": processor(), "cores": os.cpu_count()}
+    begin = time.monotonic()
+    for part in PARTS:
+        print(f"  {part}: {len(tests(part))} files", flush=True)
+        report = python.parent.parent / f"{part}.xml"
+        report.unlink(missing_ok=True)
+        command = (str(python), *PYTEST, "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, tests(part)))
+        code = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+        found[part] = count(report, code)
+    return found | {"seconds": round(time.monotonic() - begin)}
+
+
+def count(report: Path, code: int) -> dict[str, int]:
+    """How many tests passed, failed and were skipped; a run that died has failed at least once."""
+    if not report.exists():
+        return {"passed": 0, "failed": 1, "skipped": 0}
+    (suite,) = ElementTree.parse(report).getroot()
+    number = {key: int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")}
+    failed, skipped = number["failures"] + number["errors"], number["skipped"]
+    return {"passed": number["tests"] - failed - skipped, "failed": max(failed, int(code != 0)), "skipped": skipped}
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    try:
+        names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def passed(found: dict[str, Any]) -> bool:
+    """Whether a version can be relied on: nothing failed, and the core was run."""
+    return bool(found["import"] and found["core"]["passed"] and not any(found[part]["failed"] for part in PARTS))
+
+
+def note(version: str, found: dict[str, Any]) -> None:
+    """Keep what was found, with what is known of other versions, and write the page's table anew."""
+    known = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    known[version] = found
+    known = {key: known[key] for key in sorted(known, key=order)}
+    RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(re.sub(r"(?m)^\| torch \|(.*\n)(^\|.*\n)+", lambda _: table(known), page), encoding="utf-8")
+
+
+def table(known: dict[str, Any]) -> str:
+    """What is known, as the page shows it."""
+
+    def counts(part: dict[str, int]) -> str:
+        return " / ".join(str(part[key]) for key in ("passed", "failed", "skipped"))
+
+    lines = ["| torch | Triton | import | core tests | kernels | minutes |", "|---|---|---|--:|--:|--:|"]
+    for version, found in known.items():
+        if found["import"]:
+            cells = [found["build"], found["triton"], "yes", *(counts(found[part]) for part in PARTS)]
+            cells.append(f"{found['seconds'] / 60:.0f}")
+        else:
+            cells = [version, "", "no", "", "", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
