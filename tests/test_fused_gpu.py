@@ -274,3 +274,47 @@ def test_several_devices(device):
             with pytest.raises(RuntimeError, match="on several devices"):
                 advance(opt, params, [1])
     agree(*runs, tolerance=0)
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, foreach=True),
+        lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, scaling=o2nc.Gamma(0.5)),
+        lambda ps: o2nc.ExponentiatedO2NC(ps, LEARNERS[0], fused=False),
+        lambda ps: o2nc.random_scaling(torch.optim.SGD(ps, lr=0.1)),
+        lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.1, capturable=True)),
+    ],
+    ids=["foreach", "gamma", "exponentiated", "random_scaling", "capturable"],
+)
+def test_a_capture_off_the_fused_path_is_refused(make):
+    """It would replay one s for ever, and count one step."""
+    params = begin("cuda")
+    opt = make(params)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"), torch.cuda.graph(graph):
+        opt.step()
+    torch.cuda.synchronize()
+    opt.step()
+
+
+@needs_cuda
+def test_with_cuda_as_the_default_device():
+    torch.set_default_device("cuda")
+    try:
+        params = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(()))]
+        opt = o2nc.ScaledSGDM(params, lr=0.1, momentum=0.9, average=0.9, fused=True)
+        for _ in range(4):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            opt.step()
+        assert opt.certificate().value > 0
+        opt.load_state_dict(opt.state_dict())
+        opt.step()
+    finally:
+        torch.set_default_device(None)

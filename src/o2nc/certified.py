@@ -69,10 +69,10 @@ class Certified(Stepping):
                 catch_up_(real(p.detach()), state, math.exp(then - log_decay), dither)
                 _note(state, rate=0.0, log_decay=log_decay)  # it has not moved
 
-    def _catch_all_up(self) -> None:
+    def _catch_all_up(self, params: Sequence[Tensor] | None = None) -> None:
         """Bring all averages up to date, of parameters without a gradient at the last steps, too."""
-        waiting = self._not_begun()
-        params = [p for p, state in self.state.items() if "average" in state and id(state) not in waiting]
+        if params is None:
+            params = [p for p, state in self.state.items() if "average" in state]
         group = self.param_groups[0]
         self._catch_up(params, self._weights().log_decay, group["seed"], int(group["step"]))
 
@@ -159,8 +159,8 @@ class Certified(Stepping):
         c = float(c)
         with self._home():
             averages = self._averages("certificate()", self._average_key)
-            self._catch_all_up()
             params, states = [p for _, p, _ in averages], [state for _, _, state in averages]
+            self._catch_all_up(params)
             parts = self._totals(torch.stack(self._squares_and_spreads(states)), params)
             numbers = zip(*parts, self._ess(states), strict=True)
         by_parameter: dict[str | int, Certificate] = {
@@ -179,7 +179,7 @@ class Certified(Stepping):
         """
         with self._home():
             averages = self._averages("averaged()", self._average_key)
-            self._catch_all_up()
+            self._catch_all_up([p for _, p, _ in averages])
         backup = [p.detach().clone() for _, p, _ in averages]
         self._swaps.append(self)
         try:

@@ -112,7 +112,9 @@ def as_numbers(values: Sequence[Scalar]) -> list[float]:
     tensors = [v for v in values if isinstance(v, Tensor)]
     if not tensors:
         return list(values)  # type: ignore[arg-type]
-    found = iter(torch.stack([v.detach().to(tensors[0].device, torch.float64) for v in tensors]).tolist())
+    home = tensors[0].device
+    alike = all(v.dtype == torch.float64 and v.device == home for v in tensors)  # `to` costs as much as all the rest
+    found = iter(torch.stack(tensors if alike else [v.detach().to(home, torch.float64) for v in tensors]).tolist())
     return [next(found) if isinstance(v, Tensor) else v for v in values]
 
 
