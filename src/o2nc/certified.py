@@ -205,10 +205,14 @@ class Certified(Stepping):
                 f"has only a part of the parameters: {reason}; without averages, learners by coordinate work"
             )
 
-    def _check_state(self) -> None:
-        if not self._is_whole:
+    def _keep_listed(self) -> bool:
+        exchanged = super()._keep_listed()
+        if exchanged or not self._is_whole:
             self._refuse_partial()  # once more: FSDP1 may have wrapped the model since
             self._is_whole = True
+        return exchanged
+
+    def _check_state(self) -> None:
         if self._swaps:
             raise RuntimeError("step() inside averaged(): the parameters hold x̄ there; leave the with block first")
 

@@ -215,6 +215,7 @@ def step_kernel(
         left = tl.load(rows + LEFT * n + t)
         share = exact.to(WIDE)  # of this gradient in ḡ, and with no steps missed of x − x̄ in x̄
         gamma = tl.where(left == 1, exact, 1 - left * (1 - exact)).to(WIDE)
+        keep = tl.where(left == 1, 1 - exact, left * (1 - exact)).to(WIDE)
         dither = tl.load(now + DITHER).to(WIDE)
         kept = tl.where(tl.load(now + KEEP) != 0, averaged, 0)
         average_at = tl.load(addresses + AVERAGE * n + t).to(tl.pointer_type(WIDE)) + start
@@ -268,8 +269,7 @@ def step_kernel(
             tl.store(average_at + i, average, mask=i < averaged)
             tl.store(output_at + i, average, mask=i < kept)
         if OWN:
-            mean = tl.where(gamma == share, gradient + gamma * (d - gradient), gradient * (1 - gamma) + share * d)
-            tl.store(gradient_at + i, tl.where(fresh, d, mean), mask=i < averaged)
+            tl.store(gradient_at + i, tl.where(fresh, d, keep * gradient + share * d), mask=i < averaged)
     if AVERAGED:
         tl.store(partial + chunk, tl.sum(squares, 0).to(tl.float64))
         tl.store(partial + chunks + chunk, tl.sum(slopes, 0).to(tl.float64))
