@@ -81,7 +81,8 @@ def main():
         step(sgdm(momentum=0.9, average=0.99), dtype)
         for learner in LEARNERS if dtype == torch.bfloat16 else LEARNERS[-3:]:
             step(o2nc_with(learner), dtype)
-    for law in (None, o2nc.Uniform(), o2nc.Uniform(weighted=True), o2nc.Weibull(2.5)):  # only the opening knows the law
+    # only the opening knows the law
+    for law in (None, o2nc.Uniform(), o2nc.Uniform(weighted=True), o2nc.Weibull(2.5)):
         step(sgdm(momentum=0.9, average=0.99, scaling=law), torch.float32)
     for make in (sgdm(momentum=0.9, average=0.99), o2nc_with(learners.CoinBetting())):
         step(make, torch.float32, scaled=True)

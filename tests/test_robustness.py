@@ -1,6 +1,7 @@
 """Parameters as they come: grad-less, frozen, late, mixed, odd layouts; the swap; bad input that changes nothing."""
 
 import copy
+import inspect
 from dataclasses import dataclass
 
 import numpy as np
@@ -407,6 +408,19 @@ def test_averages_are_asked_for_too_early_or_not_kept():
     for ask in (opt.certificate, opt.output, lambda: opt.averaged().__enter__(), lambda: opt.progress):
         with pytest.raises(RuntimeError, match="before the first step"):
             ask()
+
+
+def test_progress_is_not_there_before_there_is_any():
+    """hasattr and inspect look at everything; a property that is not there yet must not stop them."""
+    for opt in (o2nc.ScaledSGDM([X], lr=0.1), o2nc.ScaledSGDM([X], lr=0.1, average=0.9)):
+        assert not hasattr(opt, "progress")
+        assert "progress" not in dict(inspect.getmembers(opt))
+
+
+def test_advice_that_can_be_followed():
+    opt = o2nc.ExponentiatedO2NC([X], OGD(lr=0.1), average=False)
+    with pytest.raises(RuntimeError, match="average=False: leave that at True"):
+        opt.certificate()
 
 
 def test_hooks_run_once_per_step():

@@ -200,7 +200,8 @@ class ExponentiatedO2NC(Fused, Persistent):
         learner: the online learner that plays the updates; ``param_groups[i]["lr"]`` starts at its ``lr``.
         beta: β in (0, 1), the discount of the losses and of the averages.
         scaling: the law of s, or None for no scaling (then no guarantee holds).
-        seed: a non-negative integer; s_n is a pure function of it and n.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
+            them, draw the same s with the same seed: give each its own.
         average: False saves the memory of x̄, ḡ and the kept output, and there is no certificate.
         fused: one pass over memory on a GPU; None takes it where it applies, True insists on it.
 

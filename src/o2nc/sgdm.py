@@ -45,7 +45,8 @@ class ScaledSGDM(Fused, Persistent, SGD):
         fused: on a GPU one pass over memory, averages included: None takes it where it applies, True insists on it.
             On a CPU torch's fused implementation.
         scaling: the law of s, or None for ``torch.optim.SGD`` itself.
-        seed: a non-negative integer; s_n is a pure function of it and n.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
+            them, draw the same s with the same seed: give each its own.
         average: the discount β in (0, 1) of x̄, ḡ and V; None keeps no averages. When it equals ``momentum`` (and
             dampening is 0) ḡ is read off the momentum buffer, which is then not to be reset by hand.
 

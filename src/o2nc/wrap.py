@@ -49,7 +49,8 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
     Args:
         optimizer: any torch optimizer except o2nc's own, which scale already.
         scaling: the law of s; None leaves the updates as they are.
-        seed: a non-negative integer; s_n is a pure function of it and n.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
+            them, draw the same s with the same seed: give each its own.
 
     Returns:
         ``optimizer``.
