@@ -251,7 +251,8 @@ def test_ddp(tmp_path):
 @needs_fsdp2
 def test_fsdp(tmp_path):
     for steps, lines in zip((25, 50), launch("FSDP2", tmp_path), strict=True):
-        ((step, value, loss),) = re.findall(r"step (\d+): (\S+), loss at x̄ (\S+)", "\n".join(lines))  # gloo prints, too
+        # gloo may print, too
+        ((step, value, loss),) = re.findall(r"step (\d+): (\S+), loss at x̄ (\S+)", "\n".join(lines))
         assert int(step) == steps
         assert (float(value), float(loss)) == pytest.approx(alone(steps), rel=1e-5)
 
