@@ -77,9 +77,7 @@ def test_a_checkpoint_allocates_nothing_of_the_models_size(device, fused):  # no
     with Watch() as watch:
         saved = opt.state_dict()
     assert watch.largest < 1000
-    assert saved["state"][0]["gradient"].untyped_storage().data_ptr() in {
-        opt.state[params[0]][key].untyped_storage().data_ptr() for key in ("average", "momentum_buffer")
-    }
+    assert saved["state"][0]["gradient"].untyped_storage().nbytes() <= 8
 
 
 def test_a_certificate_copies_no_tensor():

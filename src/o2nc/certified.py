@@ -14,7 +14,7 @@ from o2nc.certificate import Certificate
 from o2nc.learners import is_elementwise
 from o2nc.persistence import FRESH_AVERAGES
 from o2nc.scaling import OUTPUT, ROUNDING, uniform
-from o2nc.sharding import assemble, is_sharded, to_part, to_whole, why_partial
+from o2nc.sharding import assemble, distributed_runs, is_sharded, to_part, to_whole, why_partial
 from o2nc.stepping import Stepping
 from o2nc.torch_private import foreach_copy_
 from o2nc.vector import as_numbers, real, squares
@@ -260,10 +260,13 @@ class Certified(Stepping):
         return values.tolist()
 
     def _to_saved(self, p: Tensor, state: dict[str, Any]) -> dict[str, Any]:
-        # torch.distributed.checkpoint loads the keys that one step makes: they must be those of any checkpoint. What
-        # is not there yet is stood for by a tensor that is
+        # torch.distributed.checkpoint loads the keys that one step makes, into the tensors that are there: they must
+        # be those of any checkpoint, with memory of their own. Without processes zeros need none
         blank = [key for key in self._late if "average" in state and key not in state]
-        state = state | {key: state[self._late[key]] for key in blank}
+        for key in blank:
+            like = state[self._late[key]]
+            zeros = torch.zeros_like(like) if distributed_runs() else like.new_zeros(()).expand(like.shape)
+            state = state | {key: zeros}
         if self._late and "average" in state:
             state["blank"] = bool(blank)
         return to_whole(p, state, self._shards) if self._shards is not None and is_sharded(p) else state

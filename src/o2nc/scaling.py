@@ -21,6 +21,7 @@ global generator is touched.
 """
 
 import math
+import sys
 import warnings
 from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
@@ -261,7 +262,7 @@ class Gamma:
     def weight(self, s: float) -> float:
         """Return θ Γ(k, z) e^z z^{1−k} at z = s/θ, with Γ(k, ·) the upper incomplete gamma function."""
         k, z = self.shape, s / self.scale
-        z = max(z, math.ulp(0.0))
+        z = max(z, sys.float_info.min)  # a subnormal number may count as 0
         survival = torch.special.gammaincc(*torch.tensor([k, z], dtype=torch.float64, device="cpu")).item()
         if survival == 0.0:  # beyond e^{−745}: two terms of the asymptotic series
             return self.scale * (1 + (k - 1) / z)

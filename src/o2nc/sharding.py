@@ -32,6 +32,11 @@ def local(p: Any) -> Tensor:
     return p.detach().to_local() if is_sharded(p) else p
 
 
+def distributed_runs() -> bool:
+    """Say whether this is one of several processes that know of each other."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
 def why_partial(params: Sequence[Tensor]) -> str | None:
     """Return why these parameters are only this process's part, with no way to the other parts; None if they are not.
 
