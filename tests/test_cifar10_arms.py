@@ -197,7 +197,7 @@ BAD = [
     *("ogd(beta=1)", "ogd(beta=0)", "ogd(kappa=3)", "ogd(lr=-1)", "ogd(decay=-1)", "ogd(momentum=0.9)"),
     *("ball-ogd(radius=0)", "ball-ogd(radius=-1)", "adagrad(diagonal=1)", "scale-free(diagonal=0)"),
     *("coin-betting(lr=1)", "coin-betting(wealth=0)", "coin-betting(lipschitz=-1)", "ftrl(radius=0)"),
-    *("sgdm+exponential(rate=0)", "sgdm+exponential(rate=-1)", "sgdm+exponential(shape=1)", "sgdm+uniform(low=1)"),
+    *("sgdm+exponential(rate=0)", "sgdm+exponential(rate=-1)", "sgdm+exponential(shape=1)", "sgdm+uniform(low=3)"),
     *("sgdm+uniform(high=0)", "sgdm+weibull(shape=0)", "sgdm+gamma(scale=-1)", "sgdm+gamma(rate=1)"),
     *("ｓｇｄｍ", "sgdм", "sgdm＋exponential", "sgdm（lr=1）", "sgdm(lr=０.1)", "sgdm(lr=½)", "sgdm(λ=1)", "\ud800"),
 ]
@@ -258,7 +258,7 @@ def test_an_option_given_twice_is_refused():
         ("sgdm+normal", "one of exponential, uniform, weibull, gamma"),
         ("sgdm(lr=nan)", "finite numbers"),
         ("sgdm(lr=-1)", "learning rate: -1"),
-        ("sgdm+uniform(low=1)", "support of s must start at 0"),
+        ("sgdm+uniform(low=3)", "a finite number > low = 3"),
         ("SGDM", "in small letters"),
         ("sgdm+exponential(shape=1)", "exponential has no shape, but rate"),
         ("sgdm+gamma(mean=1)", "gamma has no mean, but shape, scale"),

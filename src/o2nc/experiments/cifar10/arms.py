@@ -104,7 +104,7 @@ def parse(text: str) -> Arm:
 
     Example:
         >>> parse("sgdm(lr=0.1)+uniform").law
-        Uniform(low=0.0, high=2.0)
+        Uniform(low=0.0, high=2.0, weighted=False)
     """
     if len(text) > LONGEST:
         raise ValueError(f"arm {text[:20]!r}… is longer than {LONGEST} characters")
