@@ -155,7 +155,7 @@ def unscaling(optimizer: Any) -> float | None:
 
 def is_capturing() -> bool:
     """Say whether what is launched now becomes part of a CUDA graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # is_available is slow
 
 
 def refuse_capture(optimizer: Optimizer, law: Any, average: Any = None) -> None:
