@@ -192,9 +192,9 @@ def test_days_on_a_cpu_are_announced(ask, files, tmp_path, monkeypatch):
 
 
 def test_a_warning_is_a_line(ask, files, tmp_path, undrawn):
-    code, out, err = ask(*arguments(files, tmp_path, "--arm", "sgdm+gamma(shape=2)", *SHORT[2:]))
+    code, out, err = ask(*arguments(files, tmp_path, "--arm", "sgdm+gamma(shape=2,weighted=True)", *SHORT[2:]))
     assert (code, err) == (0, "")
-    assert out.startswith("warning: Gamma(shape=2): E[w(s)²] is infinite for shape >= 2")
+    assert out.startswith("warning: Gamma(shape=2, weighted=True): E[w(s)²] is infinite for shape >= 2")
 
 
 def test_without_a_standard_output(ask, files, tmp_path, undrawn, monkeypatch):

@@ -108,7 +108,7 @@ def twin(made, settings, seed, lr, momentum, decay, nesterov, law, together):
         moves = [(b - a) / s for a, b, s in zip(xs, xs[1:], scalars, strict=False)]
         weights = [1.0 if law is None else law.weight(s) for s in scalars]
         progress = sum(w * g @ d for w, g, d in zip(weights, gs[1:], moves, strict=False))
-        reweighted = [1.0, *weights][: len(xs)] if isinstance(law, Uniform) else [1.0] * len(xs)
+        reweighted = [1.0] * len(xs)  # no law is weighted unless it is asked to
         x_mean, g_mean, spread, _ = averages(xs, gs, settings.average, reweighted)
         average = copy.deepcopy(model)
         nn.utils.vector_to_parameters(torch.from_numpy(x_mean), average.parameters())
