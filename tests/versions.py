@@ -183,7 +183,8 @@ def note(version: str, found: dict[str, Any]) -> None:
     known = {key: known[key] for key in sorted(known, key=order)}
     RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(re.sub(r"(?m)^\| torch \| Triton \|(.*\n)(^\|.*\n)+", lambda _: table(known), page), encoding="utf-8")
+    page = re.sub(r"(?m)^\| torch \| Triton \|(.*\n)(^\|.*\n)+", lambda _: table(known), page)
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def table(known: dict[str, Any]) -> str:
