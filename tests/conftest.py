@@ -11,10 +11,12 @@ if not torch.cuda.is_available():  # before any kernel is imported: Triton's int
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-# warnings of torch and Triton about themselves, in the versions that `make test-versions` runs; ours remain errors
+# warnings of others about themselves, in the versions that `make test-versions` runs and on GPUs; ours remain errors
 THEIRS = (
     r"ignore:The epoch parameter in `scheduler.step\(\)`:UserWarning:torch\.optim\.lr_scheduler",  # SequentialLR, 2.6
     r"ignore:Skipping serialization of skipfiles:UserWarning:torch\.utils\._config_module",  # inductor, 2.6
+    r"ignore:`torch.jit.\w+` is deprecated:DeprecationWarning",  # inductor, 2.11, on Python 3.12
+    r"ignore:GPU available but not used:UserWarning",  # Lightning
     # Triton's interpreter up to 3.6, with numpy before 2.4
     r"ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning:triton\.runtime\.interpreter",
 )

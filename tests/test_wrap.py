@@ -109,6 +109,8 @@ def test_copies_are_scaled_too(make):
     """torch drops step hooks silently when it copies an optimizer."""
     params = parameters(torch.float32)  # torch's own NAdam does not resume exactly in float64
     opt = o2nc.random_scaling(make(params), seed=5)
+    if isinstance(opt, torch.optim.Adafactor) and torch.cuda.is_available():
+        pytest.skip("torch's own copies of Adafactor miss `capturable` where there is a GPU (2.11)")
     for t in range(1, 4):
         set_gradients(params, t)
         opt.step()
