@@ -15,15 +15,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # all that the tests need
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV), which takes some minutes the first time"
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[dev]' -e experiments
 	touch $@ $(LIGHT)
 
 # all that the command line needs
-$(LIGHT): pyproject.toml constraints.txt | $(BIN)/python
+$(LIGHT): pyproject.toml experiments/pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing into $(VENV), which takes a minute or two the first time"
-	$(INSTALL) -e '.[experiments]'
+	$(INSTALL) -e . -e experiments
 	touch $@
 
 demo: $(LIGHT)
@@ -62,8 +62,8 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/o2nc bench
-	$(BIN)/python benchmarks/certify.py --quick
-	$(BIN)/python benchmarks/cifar10.py
+	$(BIN)/python experiments/benchmarks/certify.py --quick
+	$(BIN)/python experiments/benchmarks/cifar10.py
 
 # the wheel and the sdist, each installed where nothing else is and used; some minutes
 package: $(STAMP)

@@ -78,9 +78,9 @@ def check(distribution: Path, folder: Path) -> None:
     print(f"  import torch {torch:.2f} s, then o2nc {o2nc:.2f} s (medians of {RUNS})")
     assert o2nc < LONGEST
 
-    said = run(python.with_name("o2nc"), "demo", code=1).stderr
-    assert said == "The command line needs extra packages: pip install 'o2nc[experiments]'\n", said
-    print(f"  o2nc demo: {said}", end="")
+    said = run(python, "-m", "o2nc", "demo", code=1).stderr
+    assert said == "The command line is a package of its own: pip install o2nc-experiments\n", said
+    print(f"  python -m o2nc demo: {said}", end="")
 
     (folder / "typed.py").write_text(TYPED, encoding="utf-8")
     run(sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "typed.py")

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import statistics
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -114,12 +113,12 @@ def test_command_is_understood(page, command, tmp_path, monkeypatch):
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(arguments) <= set(targets)
     elif program == "pip":
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        assert arguments[:2] == ["install", "-e"]
-        assert set(re.findall(r"[\w-]+", arguments[2])) <= extras.keys()
+        assert arguments[0] == "install"
+        assert set(arguments[1::2]) == {"-e"}
+        assert all((ROOT / folder / "pyproject.toml").exists() for folder in arguments[2::2])
     elif program == "torchrun" and "-m" in arguments:
         module, *arguments = arguments[arguments.index("-m") + 1 :]
-        assert module == "o2nc.cli"
+        assert module == "o2nc_experiments"
         parse(arguments)
     elif program == "torchrun":
         assert f"# {arguments[-1]}\n" in PAGES[page]  # a script that the page has
@@ -131,7 +130,7 @@ def test_command_is_understood(page, command, tmp_path, monkeypatch):
 def parse(arguments):
     """Have the command line read the arguments; nothing is run."""
     typer = pytest.importorskip("typer")
-    from o2nc.cli import build_app
+    from o2nc_experiments.cli import build_app
 
     name, *options = arguments
     commands = typer.main.get_command(build_app()).commands

@@ -59,18 +59,18 @@ def metadata(wheel):
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*") if path.is_file()}
     source = {path for path in source if "__pycache__" not in path and ".egg-info" not in path}
-    about = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+    about = {"METADATA", "WHEEL", "RECORD", "licenses/LICENSE"}
     names = set(wheel.namelist())
     assert names == source | {f"{NAME}.dist-info/{name}" for name in about}
-    assert {"o2nc/py.typed", "o2nc_command.py"} <= names
-    assert {Path(name).suffix for name in source} <= {".py", ".typed", ".html"}
+    assert "o2nc/py.typed" in names
+    assert {Path(name).suffix for name in source} <= {".py", ".typed"}
 
 
 def test_the_sdist_can_be_tested_and_built_again(dist):
     with tarfile.open(dist / f"{NAME}.tar.gz") as archive:
         names = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
     assert {name.split("/")[0] for name in names} == {
-        *("src", "tests", "docs", "benchmarks"),
+        *("src", "tests", "docs", "experiments"),
         *("README.md", "CHANGELOG.md", "LICENSE", "Makefile", "constraints.txt", "pyproject.toml"),
         *("PKG-INFO", ".gitignore"),
     }
@@ -98,16 +98,20 @@ def test_the_core_depends_on_torch_and_numpy_alone(metadata):
     assert sorted(metadata.get_all("Provides-Extra")) == sorted(extras)
 
 
-def test_the_command_begins_without_torch(wheel, tmp_path):
+def test_the_command_begins_without_torch():
     """So that Ctrl-C while torch is imported can be answered."""
-    assert wheel.read(f"{NAME}.dist-info/entry_points.txt").decode().split() == [
-        *("[console_scripts]", "o2nc", "=", "o2nc_command:main")
-    ]
-    wheel.extractall(tmp_path)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import o2nc_command; print(*sys.modules)"
-    names = set(run("-c", code, tmp_path).split())
-    assert "o2nc_command" in names
+    project = tomllib.loads((ROOT / "experiments" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["o2nc"].partition(":")
+    names = set(run("-c", f"import sys; from {module} import {function}; print(*sys.modules)").split())
+    assert module in names
     assert not {"o2nc", "torch", "numpy"} & names
+
+
+def test_who_has_the_library_alone_is_told_what_to_install():
+    code = "import runpy, sys; sys.modules['o2nc_experiments'] = None; runpy.run_module('o2nc', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 1
+    assert done.stderr == "The command line is a package of its own: pip install o2nc-experiments\n"
 
 
 def test_the_versions_of_torch_are_tested_and_told():
@@ -127,4 +131,4 @@ def test_importing_it_imports_little(wheel, tmp_path):
     others = [name for name in names if name.split(".")[0] != "o2nc"]
     assert {name.split(".")[0] for name in others} <= {*sys.stdlib_module_names, "torch", "numpy"}
     assert len(others) <= 20, others
-    assert not [name for name in names if name.startswith(("o2nc.experiments", "o2nc.kernels.passes", "o2nc.cli"))]
+    assert not [name for name in names if name.startswith(("o2nc_experiments", "o2nc.kernels.passes"))]

@@ -1,0 +1,52 @@
+"""The same as ``o2nc bench`` where only torch is installed: prints Markdown."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from o2nc_experiments import bench
+from o2nc_experiments.cli import ROUNDS
+
+
+def main() -> None:
+    """Measure, print the tables, write them if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m o2nc_experiments.bench", description=bench.__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", action="append", default=[], choices=list(bench.MODELS), help="may be repeated")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed steps of every contender")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N")
+    parser.add_argument("--training", action="store_true", help="time training steps as well")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder for bench.json and bench.md")
+    asked = parser.parse_args()
+    if asked.rounds < 1 or asked.seed < 0:
+        parser.error("--rounds must be at least 1 and --seed at least 0")
+    try:
+        report = bench.plan(
+            asked.model, rounds=asked.rounds, device=asked.device, training=asked.training, seed=asked.seed
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    if asked.out is not None:
+        try:
+            asked.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(str(error))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    code = 0
+    try:
+        bench.run(report)
+    except KeyboardInterrupt:
+        code = 130
+    finally:  # what was finished is kept
+        print(bench.markdown(report.rows, report.trained, bench.circumstances(report)))
+        if asked.out is not None:
+            bench.save(report, asked.out)
+        for line in [*report.left_out, *report.failed]:
+            print(line, file=sys.stderr)
+    sys.exit(code or bool(report.failed))
+
+
+if __name__ == "__main__":
+    main()

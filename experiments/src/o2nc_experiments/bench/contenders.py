@@ -1,0 +1,96 @@
+"""Who is compared, and on which parameters."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import o2nc
+from o2nc_experiments.resnet import ResNet18
+
+LR = 1e-4  # small: thousands of steps along a fixed gradient have to leave the parameters finite
+MOMENTUM = 0.9
+LONG_AVERAGE = 0.999
+BASE = "SGD fused"
+AGAIN = f"{BASE} again"
+
+Shapes = list[tuple[int, ...]]
+
+
+def resnet18() -> Shapes:
+    """Return the shapes of ResNet-18's parameters."""
+    with torch.device("meta"):
+        return [tuple(p.shape) for p in ResNet18().parameters()]
+
+
+def gpt2(width: int, layers: int) -> Shapes:
+    """Return the shapes of GPT-2's parameters; its head is the embedding."""
+    norm: Shapes = [(width,), (width,)]
+    attention: Shapes = [(width, 3 * width), (3 * width,), (width, width), (width,)]
+    perceptron: Shapes = [(width, 4 * width), (4 * width,), (4 * width, width), (width,)]
+    layer = [*norm, *attention, *norm, *perceptron]
+    return [(50257, width), (1024, width), *layer * layers, *norm]
+
+
+MODELS: dict[str, Callable[[], Shapes]] = {
+    "resnet18": resnet18,
+    "gpt2": partial(gpt2, 768, 12),
+    "gpt2-xl": partial(gpt2, 1600, 48),
+    "many": lambda: [(100,)] * 1000,  # nothing to move: what the host does between tensors
+}
+SMALL = ("resnet18", "many")  # what a CPU is given unless more is asked for
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An optimizer to time.
+
+    Attributes:
+        name: of the row.
+        traffic: bytes per parameter that one step has to move in float32, whichever way it is written.
+        held: bytes per parameter that it keeps, or needs for a moment, beside the parameter and the gradient.
+        make: makes it from the parameters.
+        peer: torch's own optimizer of the same kind.
+    """
+
+    name: str
+    traffic: int
+    held: int
+    make: Callable[[list[Tensor]], Optimizer]
+    peer: str = BASE
+
+
+def line_up(kind: str) -> list[Contender]:
+    """Return all contenders on a device of this kind (cpu or cuda), everyone after its peer and the base again last.
+
+    Traffic counts each array once per reading and once per writing: p, g and the momentum make 4·(2 + 1 + 2) = 20.
+    """
+    found = []
+    for setting in ("fused", "foreach"):
+        common: dict[str, Any] = {"lr": LR, "momentum": MOMENTUM, setting: True}
+        peer, name, ours = f"SGD {setting}", f"ScaledSGDM {setting}", o2nc.ScaledSGDM
+        found += [
+            Contender(peer, 20, 4, partial(SGD, **common), peer),
+            Contender(name, 20, 4, partial(ours, **common), peer),
+            # x̄ is read and written as well, and a kept x̄ is held; ḡ is read off the momentum
+            Contender(f"{name}, average=momentum", 28, 12, partial(ours, average=MOMENTUM, **common), peer),
+            Contender(f"{name}, average={LONG_AVERAGE}", 36, 16, partial(ours, average=LONG_AVERAGE, **common), peer),
+        ]
+    adam: dict[str, Any] = {"lr": LR, "fused": True, "capturable": kind == "cuda"}
+    # at this lr the learner is Adam with the other's lr and β₁ = β
+    learner = o2nc.learners.ScaleFree(lr=LR / ((1 + MOMENTUM) / (1 - MOMENTUM)) ** 0.5)
+    o2nc_: dict[str, Any] = {"learner": learner, "beta": MOMENTUM} | ({"fused": True} if kind == "cuda" else {})
+    free, fused = partial(o2nc.ExponentiatedO2NC, **o2nc_), " fused" if kind == "cuda" else ""
+    return [
+        *found,
+        Contender("Adam fused", 28, 8, partial(Adam, **adam), "Adam fused"),
+        Contender("AdamW fused", 28, 8, partial(AdamW, **adam), "Adam fused"),
+        # M, v are read and written, Δ is written; the averages add Δ's reading and x̄, ḡ
+        Contender(f"ScaleFree{fused}, average=False", 32, 16, partial(free, average=False), "Adam fused"),
+        Contender(f"ScaleFree{fused}, average=True", 52, 28, partial(free, average=True), "Adam fused"),
+        Contender(AGAIN, 20, 4, partial(SGD, lr=LR, momentum=MOMENTUM, fused=True)),
+    ]

@@ -1,0 +1,202 @@
+"""Step times of all contenders on one set of parameters."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from o2nc_experiments.bench.contenders import BASE, MODELS, Contender, line_up
+from o2nc_experiments.bench.hardware import available
+from o2nc_experiments.bench.timing import COPIED, COPIES, Copy, Progress, Timing, by_events, on_gpu, take_turns
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender on one set of parameters; times in seconds, None where they are not to be had.
+
+    Attributes:
+        model: the set of parameters.
+        tensors: how many it has.
+        numbers: how many they hold together.
+        contender: its name.
+        traffic: bytes per parameter that one step has to move.
+        step: median time of a step.
+        quartiles: of the time of a step.
+        host: median time until ``step()`` returns, on a GPU.
+        graph: median time of a step from a CUDA graph.
+        ratio: of the step to that of SGD fused.
+        peer: torch's own optimizer of the same kind.
+        peer_ratio: of the step to that of the peer.
+        error: why there are no times.
+        graph_error: why there is no graph.
+        copy: bytes per second of a plain copy, at the same time on a CPU, before on a GPU.
+    """
+
+    model: str
+    tensors: int
+    numbers: int
+    contender: str
+    traffic: int
+    step: float | None
+    quartiles: tuple[float, float] | None
+    host: float | None
+    graph: float | None
+    ratio: float | None
+    peer: str
+    peer_ratio: float | None
+    error: str | None
+    graph_error: str | None
+    copy: float
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second that the step has to move."""
+        return self.traffic * self.numbers / self.step if self.step else None
+
+    @property
+    def share(self) -> float | None:
+        """The same over that of a copy."""
+        return None if self.rate is None else self.rate / self.copy
+
+
+class Entry:
+    """A contender's optimizer, made at its first step: one that cannot be made fails there, like any other."""
+
+    def __init__(self, contender: Contender, params: list[Tensor]) -> None:
+        self.contender, self.params = contender, params
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        return self.contender.make(self.params)
+
+    def step(self) -> None:
+        """Make a step."""
+        self.optimizer.step()
+
+
+def needed(model: str, kind: str) -> int:
+    """Return the bytes that the hungriest contender, parameters, gradients and the copy take together."""
+    return count(model) * (8 + max(c.held for c in line_up(kind))) + 2 * COPIED[kind]
+
+
+def count(model: str) -> int:
+    """Return how many numbers the parameters hold."""
+    return sum(torch.Size(shape).numel() for shape in MODELS[model]())
+
+
+def parameters(model: str, device: torch.device, seed: int) -> list[Tensor]:
+    """Return random parameters with random gradients, which stay as they are."""
+    source = torch.Generator(device).manual_seed(seed)
+    params = [torch.randn(shape, device=device, generator=source).requires_grad_() for shape in MODELS[model]()]
+    for p in params:
+        p.grad = torch.randn(p.shape, device=device, generator=source).mul_(1e-3)
+    return params
+
+
+def measure(
+    model: str, device: torch.device, rounds: int, seed: int, progress: Progress | None = None
+) -> Iterator[Row]:
+    """Time all contenders on one set of parameters, which they share.
+
+    On a CPU, whose memory is faster at one moment than at another, they take turns, with a copy among them, unless
+    they are too large to be held together. On a GPU they come one after another.
+
+    Args:
+        model: a name in `MODELS`.
+        device: where; the current one if it is a GPU.
+        rounds: timed steps of every contender.
+        seed: of parameters and gradients.
+        progress: called with the number of steps made since its last call.
+
+    Yields:
+        One row per contender, as soon as it is known.
+    """
+    params = parameters(model, device, seed)
+    everyone = line_up(device.type)
+    free = available(device)
+    together = free is None or sum(c.held for c in everyone) * count(model) < free
+    groups = [everyone] if device.type == "cpu" and together else [[c] for c in everyone]
+    report = progress or (lambda made: None)
+    copy = Copy(device, seed)
+    if device.type == "cuda":
+        copy.step()
+        rate = copy.rate(by_events(copy.step, COPIES))
+    earlier: dict[str, Timing] = {}
+    for group in groups:
+        turns = {c.name: Entry(c, params).step for c in group}
+        if device.type == "cuda":
+            earlier |= {name: on_gpu(step, rounds) for name, step in turns.items()}
+            report(rounds)
+        else:
+            found = take_turns(
+                turns | {"copy": copy.step}, rounds, partial(lambda n, made: report(n * made), len(group))
+            )
+            rate = copy.rate(found.pop("copy").times)
+            earlier |= found
+        del turns
+        release(device)
+        for contender in group:
+            yield row(model, params, contender, earlier, rate, paired=len(groups) == 1)
+
+
+def release(device: torch.device) -> None:
+    """Give back what is no longer used."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def row(
+    model: str, params: list[Tensor], contender: Contender, timings: dict[str, Timing], copy: float, *, paired: bool
+) -> Row:
+    """Return the row of one contender.
+
+    Args:
+        model: the set of parameters.
+        params: its parameters.
+        contender: the contender.
+        timings: what is known, by name.
+        copy: bytes per second of a copy.
+        paired: whether the rounds of all were made in turns, so that a ratio is taken within each.
+    """
+    mine = timings[contender.name]
+
+    def ratio(other: str) -> float | None:
+        return ratio_of(mine, timings.get(other), paired=paired)
+
+    times: dict[str, Any] = {"step": None, "quartiles": None}
+    if mine.times:
+        low, _, high = quantiles(mine.times, n=4, method="inclusive") if len(mine.times) > 1 else [mine.times[0]] * 3
+        times = {"step": median(mine.times), "quartiles": (low, high)}
+    return Row(
+        model=model,
+        tensors=len(params),
+        numbers=sum(p.numel() for p in params),
+        contender=contender.name,
+        traffic=contender.traffic,
+        **times,
+        host=mine.host,
+        graph=mine.graph,
+        ratio=ratio(BASE),
+        peer=contender.peer,
+        peer_ratio=ratio(contender.peer),
+        error=mine.error,
+        graph_error=mine.graph_error,
+        copy=copy,
+    )
+
+
+def ratio_of(mine: Timing, base: Timing | None, *, paired: bool) -> float | None:
+    """Return the median ratio of paired times, or the ratio of the medians; None where one has no times."""
+    if base is None or not mine.times or not base.times:
+        return None
+    if paired:
+        return median(t / b for t, b in zip(mine.times, base.times, strict=True))
+    return median(mine.times) / median(base.times)

@@ -1,0 +1,380 @@
+"""The command line: ``o2nc``, one subcommand per experiment.
+
+The core needs torch and numpy only, so typer, rich and matplotlib are imported when a command is run.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import o2nc
+
+if TYPE_CHECKING:
+    import typer
+
+EXTRAS = ("typer", "rich", "matplotlib", "sklearn")
+SEEDS = 3
+ROUNDS = 41  # odd, so that the median is one of them
+OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "scale-free", "coin-betting")
+LAWS = ("exponential", "uniform", "weibull", "gamma")
+LARGEST_SEED = 2**32  # torch takes no larger ones than 2^64, people no longer ones
+INTERRUPTED = 130  # the exit code of a process that Ctrl-C ends
+TERMINATED = 143  # and SIGTERM
+WORKERS = min(os.cpu_count() or 1, 8)
+
+
+def main() -> None:
+    """Run the command line, as the script ``o2nc`` does (``o2nc_command.py``)."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its remarks on font caches are not ours to print
+    if not all(map(find_spec, EXTRAS)):
+        print("The command line needs other packages: pip install o2nc-experiments", file=sys.stderr)
+        sys.exit(1)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a pipe on Windows cannot encode ‖ḡ‖
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that workers are told and files are finished
+    try:
+        code = build_app()(prog_name="o2nc", standalone_mode=False)
+        if code == INTERRUPTED:  # typer's answer to Ctrl-C where no command has answered (`_interruptible`)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        print("o2nc: interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    except OSError as error:
+        print(f"o2nc: {error}", file=sys.stderr)
+        code = 1
+    except Exception as error:
+        # typer's refusals of arguments: their class has moved between its versions, this method has not
+        if not hasattr(error, "format_message"):
+            raise
+        print(f"o2nc: {error.format_message()}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+def build_app() -> "typer.Typer":
+    """Return the application, made here because its parts need typer."""
+    import typer
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+    @app.callback(invoke_without_command=True)
+    def top(
+        context: typer.Context,
+        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    ) -> None:
+        """Any online learner as a PyTorch optimizer, with a stationarity certificate.
+
+        Example:  o2nc demo
+        """
+        if version:
+            print(f"o2nc {o2nc.__version__}")
+        elif context.invoked_subcommand is None:
+            print(context.get_help())
+        else:
+            return
+        raise typer.Exit
+
+    @app.command()
+    def demo(
+        out: Annotated[
+            Path,
+            typer.Option(
+                help="Folder for report.html, demo.json and climber.png; made if missing.",
+                file_okay=False,
+                writable=True,
+            ),
+        ] = Path("o2nc-demo"),
+        seed: Annotated[int, typer.Option(help=f"First of {SEEDS} consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
+        steps: Annotated[int, typer.Option(help="Steps of every climber.", min=100)] = 5000,
+        epochs: Annotated[int, typer.Option(help="Epochs of every network.", min=2)] = 30,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    ) -> None:
+        """Watch momentum walk uphill, and train a network on real handwriting with and without random scaling.
+
+        It takes half a minute on two cores and ends with a page to read: report.html.
+
+        Example:  o2nc demo --out pictures --seed 7
+        """
+        from o2nc_experiments.demo import command
+
+        with _interruptible(), _folder_if_used(out):
+            command.show(out, range(seed, seed + SEEDS), steps, epochs, quiet)
+
+    @app.command()
+    def plan(
+        gap: Annotated[float, typer.Option(help="F*, at least F(start) − inf F.")],
+        lipschitz: Annotated[float, typer.Option(help="G, the largest gradient norm.")],
+        noise: Annotated[float, typer.Option(help="σ, root mean square error of a stochastic gradient.")] = 0.0,
+        steps: Annotated[int | None, typer.Option(help="N; or give --eps.")] = None,
+        eps: Annotated[float | None, typer.Option(help="Target; the least N for it is found.")] = None,
+        c: Annotated[float | None, typer.Option("--c", help="Price of spread.")] = None,
+        smoothness: Annotated[
+            float | None, typer.Option(help="H of a smooth F; chooses c = H²/B, B the bound.")
+        ] = None,
+        second_order: Annotated[float | None, typer.Option(help="ρ of ∇²F; chooses c = ρ/2.")] = None,
+        constants: Annotated[str, typer.Option(help="sharp, paper or both.")] = "both",
+    ) -> None:
+        """Print the theorem's hyperparameters and what they guarantee.
+
+        Example:  o2nc plan --steps 100000 --c 1 --gap 1 --lipschitz 1 --noise 1
+        """
+        from o2nc_experiments import commands
+
+        commands.show_plan(
+            steps,
+            eps,
+            constants,
+            c=c,
+            gap=gap,
+            lipschitz=lipschitz,
+            noise=noise,
+            smoothness=smoothness,
+            second_order=second_order,
+        )
+
+    @app.command()
+    def verify(
+        only: Annotated[
+            list[str] | None, typer.Argument(help="Names of checks, or how they begin; all if none.")
+        ] = None,
+        out: Annotated[
+            Path | None,
+            typer.Option(
+                help="Folder for verify.json, verify.md and report.html.", parser=_named_folder, metavar="<dir>"
+            ),
+        ] = None,
+        seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
+        workers: Annotated[int, typer.Option(help="Processes.", min=1)] = WORKERS,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    ) -> None:
+        """Check every statement of the paper, and every erratum, by running it (about half a minute).
+
+        Exit code 1 if a verdict is wrong.
+
+        Example:  o2nc verify --out results
+        """
+        from o2nc_experiments import commands
+
+        with _interruptible():
+            if not commands.show_verify(only or [], None if out is None else _folder(out), seed, workers, quiet):
+                raise typer.Exit(1)
+
+    @app.command()
+    def rates(
+        out: Annotated[
+            Path,
+            typer.Option(
+                help="Folder for rates.json, pictures and report.html.", parser=_named_folder, metavar="<dir>"
+            ),
+        ] = Path("o2nc-rates"),
+        seed: Annotated[int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
+        seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 8,
+        largest: Annotated[int, typer.Option(help="The longest runs have 2^LARGEST steps.", min=12, max=24)] = 17,
+        full: Annotated[bool, typer.Option("--full", help="Go to 2^20 steps, over a million.")] = False,
+        workers: Annotated[int, typer.Option(help="Processes.", min=1)] = WORKERS,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    ) -> None:
+        """Measure certificates against steps, with the bounds; then the traps and the hard chain (four minutes).
+
+        Exit code 1 if a bound of a theorem is exceeded.
+
+        Example:  o2nc rates --out results --seeds 3
+        """
+        from o2nc_experiments import commands
+
+        with _interruptible():
+            chosen = range(seed, seed + seeds)
+            if not commands.show_rates(_folder(out), chosen, 20 if full else largest, workers, quiet):
+                raise typer.Exit(1)
+
+    @app.command()
+    def bench(
+        model: Annotated[
+            list[str] | None,
+            typer.Option(
+                help="resnet18, gpt2, gpt2-xl or many; may be repeated. Without it: what fits.", metavar="NAME"
+            ),
+        ] = None,
+        rounds: Annotated[int, typer.Option(help="Timed steps of every contender.", min=1)] = ROUNDS,
+        device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")] = None,
+        training: Annotated[bool, typer.Option("--training", help="Time training steps of ResNet-18, too.")] = False,
+        out: Annotated[
+            Path | None,
+            typer.Option(
+                help="Folder for bench.json, bench.md and report.html.", parser=_named_folder, metavar="<dir>"
+            ),
+        ] = None,
+        seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    ) -> None:
+        """Time optimizer steps against torch's own and a plain copy (about half a minute).
+
+        Exit code 1 if a contender fails.
+
+        Example:  o2nc bench --model resnet18 --device cpu --out results
+        """
+        from o2nc_experiments import commands
+
+        report = commands.plan_bench(model or [], rounds, device, training, seed)
+        with _interruptible():
+            if not commands.show_bench(report, None if out is None else _folder(out), quiet):
+                raise typer.Exit(1)
+
+    @app.command()
+    def cifar10(
+        data: Annotated[
+            Path | None, typer.Option(help="Folder of the official files, binary or python version.", file_okay=False)
+        ] = None,
+        download: Annotated[
+            bool,
+            typer.Option("--download", help="Fetch them (170 MB) if they are missing, to OUT/data without --data."),
+        ] = False,
+        out: Annotated[Path, typer.Option(help="Folder of the run.", parser=_named_folder, metavar="<dir>")] = Path(
+            "o2nc-cifar10"
+        ),
+        arm: Annotated[
+            list[str] | None,
+            typer.Option(
+                help=f"NAME: {', '.join(OPTIMIZERS)}. LAW: {', '.join(LAWS)}, or none. May be repeated.",
+                metavar="NAME+LAW",
+            ),
+        ] = None,
+        seed: Annotated[int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
+        seeds: Annotated[int, typer.Option(help="Trials of every arm.", min=1, max=1000)] = SEEDS,
+        epochs: Annotated[int, typer.Option(help="How often every image is trained on.", min=1)] = 200,
+        batch: Annotated[int, typer.Option(help="Images per step, over all processes.", min=2)] = 128,
+        average: Annotated[float, typer.Option(help="Discount of x̄ and ḡ, in (0, 1).")] = 0.999,
+        width: Annotated[int, typer.Option(help="Channels of ResNet-18's first stage.", min=1, max=512)] = 64,
+        limit: Annotated[
+            int | None,
+            typer.Option(help="Only so many training images, and a fifth as many to test on.", min=1, max=50_000),
+        ] = None,
+        device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")] = None,
+        at_once: Annotated[int | None, typer.Option(help="Trials that share the GPU.", min=1)] = None,
+        save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 120.0,
+        c: Annotated[float, typer.Option("--c", help="Price of spread in the certificates shown.", max=1e9)] = 1.0,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    ) -> None:
+        """Make Table 1 and Figure 1: ResNet-18 on CIFAR-10, scaled and not.
+
+        Started again with the same arguments, it goes on where it was.
+
+        Examples:  o2nc cifar10 --data DIR --seeds 3 --epochs 200
+
+        o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
+        """
+        from o2nc import checks
+        from o2nc_experiments.cifar10 import command
+        from o2nc_experiments.cifar10.arms import TABLE
+        from o2nc_experiments.cifar10.asked import Asked
+        from o2nc_experiments.cifar10.settings import Settings
+
+        try:
+            checks.fraction("--average", average)
+            checks.positive("--c", c)
+            checks.non_negative("--save-every", save_every)
+        except (TypeError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
+        settings = Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit)
+        asked = Asked(
+            data,
+            download,
+            out,
+            tuple(dict.fromkeys("".join(name.split()) for name in arm)) if arm else TABLE,
+            range(seed, seed + seeds),
+            settings,
+            device,
+            at_once,
+            save_every,
+            c,
+            quiet,
+        )
+        with _interruptible("; the same command goes on"):
+            command.show(asked)
+
+    @app.command()
+    def report(
+        folders: Annotated[
+            list[Path],
+            typer.Argument(help="Folders of results, or single files of them.", metavar="DIR"),
+        ],
+        out: Annotated[
+            Path | None,
+            typer.Option(help="The page; without it report.html, in the folder if there is but one.", dir_okay=False),
+        ] = None,
+        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    ) -> None:
+        """Make a page of results again: those of demo, verify, rates, cifar10 and bench, several side by side.
+
+        Example:  o2nc report o2nc-demo
+
+        o2nc report monday/bench.json friday/bench.json --out compared.html
+        """
+        from o2nc_experiments import commands
+
+        commands.show_report(folders, out, quiet)
+
+    return app
+
+
+@contextmanager
+def _interruptible(advice: str = "") -> Iterator[None]:
+    """Turn Ctrl-C into exit code 130 and one line, which SIGTERM gets too; of several processes the first says it."""
+
+    def say(*words: object) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"o2nc: {' '.join(map(str, words))}{advice}", file=sys.stderr)
+
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        say("interrupted", *stop.args)
+        raise SystemExit(INTERRUPTED) from None
+    except SystemExit as stop:
+        if stop.code == TERMINATED:
+            say("terminated", *stop.args[1:])
+        raise
+
+
+def _named_folder(name: str | Path) -> Path:
+    """Return the folder of this name, which need not be there."""
+    import typer
+
+    if not str(name).strip() or Path(name).is_file():
+        raise typer.BadParameter(f"must name a folder, got {str(name)!r}")
+    return Path(name)
+
+
+@contextmanager
+def _folder_if_used(out: Path) -> Iterator[None]:
+    """Make the folder, or refuse by name; what was made is taken away again if nothing was put into it."""
+    missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
+    try:
+        _folder(out)
+        yield
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # it is in use
+                folder.rmdir()
+
+
+def _folder(out: Path) -> Path:
+    """Make the folder, or refuse by name."""
+    import typer
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot make the folder '{out}': {error.strerror}", param_hint="'--out'") from None
+    return out
+
+
+if __name__ == "__main__":
+    main()

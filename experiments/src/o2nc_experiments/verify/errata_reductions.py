@@ -1,0 +1,81 @@
+"""Errata of the two reductions: from a certificate to a gradient, and to a Goldstein stationary point."""
+
+import warnings
+
+import torch
+
+import o2nc
+from o2nc.certificate import Certificate
+from o2nc_experiments.verify.rows import ROUNDING, Finding, erratum
+
+
+@erratum("erratum-e", "∇F(x) = ∇F(y) + ∇²F(x)(x−y) + ½∇³F(z)[x−y]²")
+def e(seed: int, scale: float) -> Finding:
+    """The proof of Lemma criterion-reduction: the last sign is −, and 2ε is loose: 1.25ε and ε are reached.
+
+    F' = h²/2, at x = 1 and y = 0: F''' = 1 everywhere, so that no z helps.
+    """
+    # c = H²/ε with F'(h) = 1.25 − |h| at ±½, and c = ρ/2 with F'(h) = 1 − h²/2 at ±1; ε = 1 in both
+    smooth = Certificate(1.0, 0.75, 0.25, 2.0).gradient_norm(smoothness=1.0)
+    second = Certificate(0.5, 0.5, 1.0, 2.0).gradient_norm(second_order=1.0)
+    at_x, at_y, linear, remainder = 0.5, 0.0, 1.0, 0.5
+    also = abs(smooth - 1.25) < ROUNDING and abs(second - 1.0) < ROUNDING and at_x == at_y + linear - remainder
+    measured = f"both sides for F = h³/6; with − it holds; the constants reached are {smooth:g}ε and {second:g}ε"
+    return Finding(measured, at_x, at_y + linear + remainder, "==", also=also)
+
+
+def plateau(x: torch.Tensor) -> torch.Tensor:
+    """Return F' = −1 for |h| <= 1 and +1 beyond: zero on average over y = 0, 0, ±1⁺, and steep within distance 1."""
+    return torch.where(x.abs() <= 1, -1.0, 1.0).to(x.dtype)
+
+
+@erratum("erratum-m", "c = ε/δ²: almost (δ,ε)-Goldstein stationary")
+def m(seed: int, scale: float) -> Finding:
+    """Section 2; a (c, ε)-stationary point at that c may be nowhere near. It takes c >= 2G/δ²."""
+    eps = 0.01
+    y = torch.tensor([[0.0], [0.0], [1 + 1e-9], [-1 - 1e-9]], dtype=torch.float64)
+    at = o2nc.certify(plateau, y, eps, beta=1 - 1e-12)  # E F'(y) = 0 and V = ½
+    steep = abs(plateau(y.clamp(-1, 1)).mean().item())  # the same at all points within δ = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that epsilon >= G, which is the point here
+        told = at.goldstein(1.0, lipschitz=1.0).epsilon
+        enough_c = Certificate(2.0, 0.1, 0.05, 2.0).goldstein(1.0, lipschitz=1.0).epsilon
+        less_c = Certificate(1.0, 0.1, 0.05, 2.0).goldstein(1.0, lipschitz=1.0).epsilon
+    also = at.value <= eps and steep <= told and abs(enough_c - 0.2) < ROUNDING and less_c > 0.15 + ROUNDING
+    measured = (
+        f"mean gradient of every ŷ within δ = 1 where ‖∇F(x)‖_c ≤ ε/2; goldstein says {told:.2f}, no less than G"
+    )
+    return Finding(measured, steep, eps, also=also)
+
+
+@erratum("erratum-n", "E‖ŷ−x‖ < δ, and so ‖x−x'‖ < δ")
+def n(seed: int, scale: float) -> Finding:
+    """Lemma goldstein-reduction; its proof gives <= only. The lemma is true: ‖x − x'‖ <= min(δ, V/4δ)."""
+    mean = torch.tensor([1.0, -1.0]).clamp(-1, 1).abs().mean().item()
+    q = 1e-4  # y = 2δ with probability q, and a little to the other side
+    two = torch.tensor([[2.0], [-2 * q / (1 - q)]], dtype=torch.float64)
+    at = o2nc.certify(plateau, two, 1.0, beta=q / (1 - q))  # so are the weights q and 1 − q
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = at.goldstein(1.0, lipschitz=1.0)
+    true = q - 2 * q / (1 - q) * (1 - q)  # x' − x
+    ratio = abs(true) / found.distance
+    also = (
+        0.999 < ratio <= 1 + ROUNDING
+        and isinstance(found.point, torch.Tensor)
+        and bool((found.point - true).abs() < 1e-12)
+    )
+    measured = f"E‖ŷ−x‖ for y = x±δ, δ = 1; corrected, ‖x−x'‖ is {ratio:.5f} of min(δ, V/4δ)"
+    return Finding(measured, mean, 1.0, "<", also=also)
+
+
+@erratum("erratum-o", "c = H²/ε: ‖∇F(x)‖_c ≤ ε ⇒ ‖∇F(x)‖ ≤ ε")
+def o(seed: int, scale: float) -> Finding:
+    """Section 5; the lemma gives 2ε, and 1.25ε is reached: F'(h) = 1.25ε − H|h|, y = ±ε/2H."""
+    eps, smoothness = 0.04, 3.0
+    slope = 1.25 * eps
+    at = Certificate(smoothness**2 / eps, slope - eps / 2, (eps / (2 * smoothness)) ** 2, 2.0)
+    told = at.gradient_norm(smoothness=smoothness)
+    also = abs(at.value - eps) < ROUNDING and abs(told - slope) < ROUNDING
+    measured = f"‖∇F(x)‖ at a point with ‖∇F‖_c = ε = {eps}, H = {smoothness:g}; gradient_norm says {told / eps:.4f}ε"
+    return Finding(measured, slope, eps, also=also)

@@ -1,0 +1,94 @@
+"""Rows of a batch are runs of the optimizers: the same points, averages and certificates, run by run."""
+
+import math
+
+import pytest
+import torch
+
+import o2nc
+from o2nc import problems, theory
+from o2nc_experiments.batch import BlockTrial, Trial, exponentiated, original
+
+WELL = problems.DoubleWell(dimension=3)
+EXACT = problems.Additive(WELL, noise=0.0)
+
+
+def plans(*lengths):
+    known = {"gap": WELL.gap, "lipschitz": WELL.lipschitz}
+    return [theory.plan(n, 2.0, **known, constants=k) for n in lengths for k in ("sharp", "paper")]
+
+
+def alone(optimizer, x, steps, c, every=1, first=1):
+    """Means over the run and the last value, from the optimizer's own certificates."""
+    sums, looks, count = torch.zeros(2, dtype=torch.float64), [], 0
+    for t in range(1, steps + 1):
+        x.grad = WELL.gradient(x)
+        optimizer.step()
+        if t % every == 0:
+            certificate = optimizer.certificate(c)
+            sums += torch.tensor([certificate.gradient, certificate.spread], dtype=torch.float64)
+            count += 1
+        if t % 8 == 0 and every == 1:
+            with optimizer.averaged():
+                looks.append(WELL.gradient(x).norm().item())
+    gradient, spread = (sums / count).tolist()
+    at_average = sum(looks) / len(looks) if looks else math.nan
+    return gradient, spread, gradient + c * spread, at_average, WELL.value(x).item()
+
+
+def assert_same(outcome, expected):
+    found = (outcome.gradient, outcome.spread, outcome.certificate, outcome.at_average, outcome.value)
+    assert found == pytest.approx(expected, rel=1e-9, nan_ok=True)
+
+
+def test_rows_are_runs_of_algorithm_2():
+    trials = [
+        Trial.of(p, seed, law) for p in plans(1100, 64, 200) for seed in (0, 5) for law in (o2nc.Exponential(), None)
+    ]
+    outcomes = exponentiated(EXACT, trials)
+    for trial, outcome in zip(trials, outcomes, strict=True):
+        x = WELL.start()
+        learner = o2nc.learners.OGD(lr=trial.lr, decay=trial.decay)
+        optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=trial.beta, scaling=trial.scaling, seed=trial.seed)
+        assert_same(outcome, alone(optimizer, x, trial.steps, trial.c))
+
+
+def test_rows_are_runs_of_algorithm_1():
+    trials = [BlockTrial(n, t, 0.05, 0.03, 2.0, seed) for n, t in ((1200, 30), (60, 20), (60, 60)) for seed in (0, 3)]
+    outcomes = original(EXACT, trials)
+    for trial, outcome in zip(trials, outcomes, strict=True):
+        x = WELL.start()
+        learner = o2nc.learners.BallOGD(lr=trial.lr, radius=trial.radius)
+        optimizer = o2nc.OriginalO2NC([x], learner, period=trial.period, seed=trial.seed, restart=True)
+        assert_same(outcome, alone(optimizer, x, trial.steps, trial.c, every=trial.period))
+
+
+def test_first_good_average():
+    (trial,) = [Trial(200, 0.05, 0.0, 0.9, 1.0, 0, None)]
+    goal = WELL.value(WELL.start()).item() / 2
+    (outcome,) = exponentiated(EXACT, [trial], good=lambda x: WELL.value(x) < goal)
+    x = WELL.start()
+    optimizer = o2nc.ExponentiatedO2NC([x], o2nc.learners.OGD(lr=0.05), beta=0.9, scaling=None)
+    reached = []
+    for _ in range(200):
+        x.grad = WELL.gradient(x)
+        optimizer.step()
+        with optimizer.averaged():
+            reached.append(WELL.value(x).item() < goal)
+    assert outcome.first == 1 + reached.index(True)
+    assert exponentiated(EXACT, [trial], good=lambda x: WELL.value(x) < -1)[0].first == math.inf
+
+
+def test_noise_reaches_the_learner_and_not_the_measure():
+    """The certificate is of full gradients: at a point that does not move it has no noise in it."""
+    (p,) = [theory.plan(50, 1.0, gap=1e-12, lipschitz=WELL.lipschitz, noise=100.0)]
+    (outcome,) = exponentiated(problems.Additive(WELL, noise=100.0), [Trial.of(p, 0)])
+    assert outcome.certificate == pytest.approx(WELL.gradient(WELL.start()).norm().item(), rel=1e-3)
+    quiet = exponentiated(EXACT, [Trial.of(p, 0)])[0]
+    assert quiet.value != outcome.value
+
+
+def test_progress_adds_up():
+    seen = []
+    exponentiated(EXACT, [Trial.of(p, 0) for p in plans(2500, 10)], progress=seen.append)
+    assert sum(seen) == 2500

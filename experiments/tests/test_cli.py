@@ -1,0 +1,93 @@
+"""Manners of the command line that all subcommands share."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import o2nc
+
+COMMANDS = ["demo", "plan", "verify", "rates", "bench", "cifar10", "report"]
+LONG = [name for name in COMMANDS if name not in ("plan", "report")]
+
+
+def run(*arguments, **environment):
+    command = [sys.executable, "-m", "o2nc_experiments", *arguments]
+    env = os.environ | {"COLUMNS": "100", "PYTHONIOENCODING": "utf-8"} | environment
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return {name: run(name, "--help").stdout for name in COMMANDS}
+
+
+def test_without_arguments_it_says_what_there_is():
+    done = run()
+    assert done.returncode == 0
+    assert re.findall(r"^│ (\w+) ", done.stdout, re.MULTILINE) == COMMANDS
+
+
+def test_the_version():
+    assert run("--version").stdout == f"o2nc {o2nc.__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example_that_parses(name, pages):
+    text = pages[name]
+    (example,) = re.findall(rf"Examples?:\s+(o2nc {name}\b.*)", text)
+    for option in re.findall(r"--[\w-]+", example):
+        assert len(re.findall(rf"{option}\b", text)) >= 2, option  # in the example and in the list
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_experiments_share_their_options(name, pages):
+    options = set(re.findall(r"--[\w-]+", pages[name]))
+    assert {"--out", "--seed", "--quiet"} <= options
+    if name in ("bench", "cifar10"):
+        assert "--device" in options
+
+
+@pytest.mark.parametrize("arguments", [("nothing",), ("demo", "--nothing"), ("verify", "--seed", "x"), ("report",)])
+def test_wrong_arguments_are_refused_in_one_line(arguments):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("o2nc: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_output_that_goes_to_a_file_is_plain(tmp_path):
+    done = run("verify", "goldstein", "--workers", "1", "--out", str(tmp_path), TERM="xterm-256color")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert "\r" not in done.stdout
+    assert done.stderr == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"verify.json", "verify.md", "report.html"}
+    assert run("verify", "goldstein", "--workers", "1", "--quiet").stdout == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT")
+@pytest.mark.parametrize("slow", ["torch", "typer", "matplotlib"])
+def test_ctrl_c_while_a_package_is_imported(slow, tmp_path):
+    """The first seconds of a command are imports: of torch, then of typer, then of what the command needs."""
+    (tmp_path / slow).mkdir()
+    (tmp_path / slow / "__init__.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [Path(sysconfig.get_path("scripts")) / "o2nc", "demo", "--out", tmp_path / "out"],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=50)
+    assert (process.returncode, out, err) == (130, "", "o2nc: interrupted\n")
+    assert not (tmp_path / "out").exists()
