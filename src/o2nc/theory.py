@@ -27,7 +27,7 @@ from torch.optim.optimizer import ParamsT
 
 from o2nc import checks
 from o2nc.learners import OGD
-from o2nc.optimizer import ExponentiatedO2NC
+from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 
 __all__ = ["Plan", "bound", "lower_bound", "plan", "spread_constant", "steps_for", "variance_weights"]
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from o2nc.averaging import Row, Seen, move_, widen_
+from o2nc.averages import Coupling, Iterate, move_, widen_
 from o2nc.learners.ogd import coefficients
 from o2nc.problems import Oracle
 from o2nc.scaling import Exponential, Law, Uniform
@@ -148,7 +148,7 @@ def exponentiated(
         full = oracle.gradient(r["x"])
         r["weight"].mul_(r["beta"]).add_(1.0)
         gamma = 1 / r["weight"]
-        square, _ = move_(Row(r["x"], full, None, r["average"], r["gradient"]), gamma, Seen(), _by_row)
+        square, _ = move_(Iterate(r["x"], full, None, r["average"], r["gradient"]), gamma, Coupling(), _by_row)
         widen_(r["spread"], square, gamma)
         r["sums"][:, 0:1] += _norm(r["gradient"])
         r["sums"][:, 1:2] += r["spread"]
@@ -200,7 +200,7 @@ def original(
         full = oracle.gradient(r["x"])
         place = (t - 1) % r["period"] + 1  # within the block
         gamma = 1 / place
-        square, _ = move_(Row(r["x"], full, None, r["average"], r["gradient"]), gamma, Seen(), _by_row)
+        square, _ = move_(Iterate(r["x"], full, None, r["average"], r["gradient"]), gamma, Coupling(), _by_row)
         widen_(r["spread"], square, gamma)
         ends = (place == r["period"]).to(x.dtype)
         r["sums"][:, 0:1] += ends * _norm(r["gradient"])
