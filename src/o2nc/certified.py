@@ -10,7 +10,7 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.averaging import Ledger, Weights, catch_up_
-from o2nc.certificate import Certificate
+from o2nc.certificates.certificate import Certificate
 from o2nc.learners import is_elementwise
 from o2nc.persistence import FRESH_AVERAGES
 from o2nc.scaling import OUTPUT, ROUNDING, uniform
