@@ -71,7 +71,7 @@ def test_the_sdist_can_be_tested_and_built_again(dist):
         names = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
     assert {name.split("/")[0] for name in names} == {
         *("src", "tests", "docs", "experiments"),
-        *("README.md", "CHANGELOG.md", "LICENSE", "Makefile", "constraints.txt", "pyproject.toml"),
+        *("README.md", "CHANGELOG.md", "LICENSE", "Makefile", "conftest.py", "constraints.txt", "pyproject.toml"),
         *("PKG-INFO", ".gitignore"),
     }
     assert "tests/test_package.py" in names
