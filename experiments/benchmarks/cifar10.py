@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from o2nc_experiments import record
-from o2nc_experiments.bench.hardware import describe, find_device
 from o2nc_experiments.cifar10.arms import TABLE, parse
 from o2nc_experiments.cifar10.data import Data
 from o2nc_experiments.cifar10.feed import Images, to_device
 from o2nc_experiments.cifar10.settings import Settings
 from o2nc_experiments.cifar10.trial import Trial
+from o2nc_experiments.record import describe, find_device
 from o2nc_experiments.resnet import ResNet18, layout
 
 SIZES = {"cpu": (8, 2000, 4), "cuda": (64, 50_000, 60)}  # width, images, steps per round

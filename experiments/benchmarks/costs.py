@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 import o2nc
 from o2nc import learners
 from o2nc_experiments import record
-from o2nc_experiments.bench.hardware import describe, find_device
+from o2nc_experiments.record import describe, find_device
 
 FROZEN = {"9 of 10 tensors frozen": (10, 1), "8 of 200 experts active": (200, 8)}
 SIZE = 1 << 20  # elements of a tensor

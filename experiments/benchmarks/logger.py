@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 import o2nc
 from o2nc.logger import CertificateLogger
 from o2nc_experiments import record
-from o2nc_experiments.bench.hardware import describe, find_device
 from o2nc_experiments.bench.timing import take_turns
+from o2nc_experiments.record import describe, find_device
 from o2nc_experiments.resnet import ResNet18
 
 TIMED = 20  # rows on their own

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 
-from o2nc_experiments import bench, cli
-from o2nc_experiments.bench import contenders, hardware, report, steps, timing, training
+from o2nc_experiments import bench, cli, record
+from o2nc_experiments.bench import contenders, report, steps, timing, training
 from o2nc_experiments.resnet import ResNet18
 
 NAMES = [c.name for c in bench.line_up("cpu")]
@@ -298,17 +298,17 @@ def test_what_does_not_fit_is_left_out_unless_asked_for(monkeypatch, capsys):
 def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert hardware.find_device("cuda") == torch.device("cuda", 0)
-    assert hardware.find_device("cuda:1") == torch.device("cuda", 1)
+    assert record.find_device("cuda") == torch.device("cuda", 0)
+    assert record.find_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(ValueError, match="there are 2 CUDA devices"):
-        hardware.find_device("cuda:2")
+        record.find_device("cuda:2")
 
 
 def test_memory_and_name_of_a_cpu():
-    free = hardware.available(torch.device("cpu"))
+    free = record.available(torch.device("cpu"))
     assert free is None or free > 2**20
-    assert hardware._search("x", "/no/such/file") is None
-    assert hardware.describe(torch.device("cpu"))["hardware"]
+    assert record._search("x", "/no/such/file") is None
+    assert record.describe(torch.device("cpu"))["hardware"]
 
 
 def test_it_runs_without_the_extras(tmp_path):

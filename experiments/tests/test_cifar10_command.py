@@ -122,7 +122,7 @@ def test_quiet_prints_nothing(ask, files, tmp_path, undrawn):
 def test_a_terminal_has_bars(ask, files, tmp_path, undrawn, monkeypatch):
     screen = StringIO()
     shown = Console(file=screen, force_terminal=True, width=120, highlight=False, color_system=None)
-    monkeypatch.setattr(command, "console_for", lambda quiet: shown)
+    monkeypatch.setattr(command, "make_console", lambda quiet: shown)
     assert ask(*arguments(files, tmp_path, "--arm", "sgdm(lr=1e20)", "--seeds", 1, "--epochs", 2))[::2] == (0, "")
     assert "the table" in screen.getvalue()
     assert "images/s" in screen.getvalue()
@@ -134,7 +134,7 @@ def test_the_bar_of_the_table_begins_with_what_is_finished(ask, files, tmp_path,
     assert ask(*arguments(files, tmp_path, *SHORT))[0] == 0
     screen = StringIO()
     shown = Console(file=screen, force_terminal=True, width=120, highlight=False, color_system=None)
-    monkeypatch.setattr(command, "console_for", lambda quiet: shown)
+    monkeypatch.setattr(command, "make_console", lambda quiet: shown)
     monkeypatch.setattr(Trial, "step", lambda self: (_ for _ in ()).throw(ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         ask(*arguments(files, tmp_path, "--arm", "sgdm", *SHORT))
@@ -146,7 +146,7 @@ def test_a_dumb_terminal_has_lines(ask, files, tmp_path, undrawn, monkeypatch):
     screen = StringIO()
     monkeypatch.setenv("TERM", "dumb")
     shown = Console(file=screen, force_terminal=True, width=120, highlight=False, color_system=None)
-    monkeypatch.setattr(command, "console_for", lambda quiet: shown)
+    monkeypatch.setattr(command, "make_console", lambda quiet: shown)
     assert ask(*arguments(files, tmp_path, *SHORT))[::2] == (0, "")
     assert "sgdm+exponential seed 0  epoch 2/2" in screen.getvalue()
     assert "the table" not in screen.getvalue()

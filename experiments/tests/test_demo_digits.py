@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 
 import o2nc
 from o2nc_experiments.cifar10.rows import Row, tidy
+from o2nc_experiments.console import one_thread
 from o2nc_experiments.demo import climber, command, digits, story
-from o2nc_experiments.report import page
-from o2nc_experiments.threads import one_thread
+from o2nc_experiments.page import page
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RANDOM = "sgdm+exponential"

@@ -10,12 +10,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from rich.table import Table
-from rich.text import Text
 
-from o2nc_experiments.report import Picture, find, page, write
-from o2nc_experiments.report.page import head, lines, notes, svg
-from o2nc_experiments.report.stories import KINDS, kind_of, tell
+from o2nc_experiments.page import ARTICLES, Picture, article, find, kind_of, page, svg, write
+from o2nc_experiments.tables import Cell, Column, Table, tone
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 RECORDS = ["demo.json", "verify.json", "rates.json", "cifar10.json", "bench_cpu.json", "bench_h200.json"]
@@ -52,7 +49,7 @@ class Text_(HTMLParser):
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_page_has_everything_and_needs_nothing(name):
     record = load(name)
-    story = tell(record)
+    story = article(record)
     html = page({RESULTS / name: record})
     found = Text_(html)
     pictures = sum(len(section.pictures) for section in story.sections)
@@ -61,7 +58,7 @@ def test_a_page_has_everything_and_needs_nothing(name):
     assert found.tags.count("svg") == pictures + strokes
     assert found.tags.count("section") == len(story.sections)
     assert found.tags.count("table") == 1 + sum(len(section.tables) for section in story.sections)
-    for words in (story.title, story.says, record["circumstances"]["command"], record["circumstances"]["torch"]):
+    for words in (story.title, story.summary, record["circumstances"]["command"], record["circumstances"]["torch"]):
         assert " ".join(words.split()) in found.text
     assert "script" not in found.tags
     assert all(address.startswith(("#", "data:,")) for address in found.addresses)
@@ -83,18 +80,20 @@ def test_pictures_take_the_colours_of_the_page():
 
 
 def test_tables_of_the_terminal_become_tables_of_the_page():
-    table = Table(caption="first note\nsecond")
-    table.add_column("name\nof it")
-    table.add_column("value", justify="right")
-    table.add_row("[bold]part[/bold]")
-    table.add_row("a", Text("<b>[x]", style="dim"), end_section=True)
-    table.add_row("b", "[bold red]WRONG[/bold red]", style="bold red")
-    assert head(table) == [("name\nof it", "left"), ("value", "right")]
-    assert notes(table) == ["first note", "second"]
-    first, second, third = lines(table)
+    table = Table([Column("name\nof it", "left"), "value"], notes="first note\nsecond")
+    table.add_heading("part")
+    table.add("a", Cell("<b>[x]", "dim"), ruled=True)
+    table.add("b", Cell("WRONG", "bold red"), style="bold red")
+    assert [column[:2] for column in table.columns] == [("name\nof it", "left"), ("value", "right")]
+    assert table.notes == ["first note", "second"]
+    first, second, third = table.lines
     assert (first.heading, [cell.text for cell in first.cells]) == (True, ["part"])
-    assert (second.ruled, second.cells[1].text, second.cells[1].tone) == (True, "<b>[x]", "faint")
-    assert (third.tone, third.cells[1].tone, third.ruled) == ("wrong", "wrong", False)
+    assert (second.ruled, second.cells[1].text, tone(second.cells[1].style)) == (True, "<b>[x]", "faint")
+    assert (tone(third.style), tone(third.cells[1].style), third.ruled) == ("wrong", "wrong", False)
+    html = table.__html__()
+    assert '<td class="left strong" colspan="2">part</td>' in html
+    assert '<tr class=" ruled"><td class="left ">a</td><td class="right faint">&lt;b&gt;[x]</td></tr>' in html
+    assert '<tr class="wrong"><td class="left ">b</td><td class="right wrong">WRONG</td></tr>' in html
 
 
 def test_what_a_record_says_is_never_markup():
@@ -203,9 +202,9 @@ def test_folders_of_the_same_name_are_told_apart(tmp_path):
     assert "right/run/verify.json" in text
 
 
-def test_every_kind_of_record_has_a_teller():
-    assert set(KINDS) == {"demo", "verify", "rates", "cifar10", "bench"}
-    assert {kind_of(load(name)) for name in RECORDS} == set(KINDS)
+def test_every_kind_of_record_has_an_article():
+    assert set(ARTICLES) == {"demo", "verify", "rates", "cifar10", "bench"}
+    assert {kind_of(load(name)) for name in RECORDS} == set(ARTICLES)
 
 
 def test_the_command(tmp_path):

@@ -21,7 +21,7 @@ import torch
 from torch import distributed
 
 from o2nc import checks
-from o2nc.certificate import Certificate
+from o2nc.certificates.certificate import Certificate
 from o2nc.logfile import FIELDS, LAYER_FIELDS, Lock, LogFile, aside, beside
 from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages
 

@@ -2,7 +2,7 @@
 
 A step of the optimizers costs some 100 µs whatever the dimension, so a study of small problems over plans, seeds and
 numbers of steps would take hours. Here the same step is made for all rows together, out of the optimizers' own parts:
-the learner's coefficients (`o2nc.learners.ogd`), the scalars (`o2nc.scaling`), the averages (`o2nc.averaging`), the
+the learner's coefficients (`o2nc.learners.ogd`), the scalars (`o2nc.scaling`), the averages (`o2nc.averages`), the
 projection (`o2nc.vector`). A test holds the rows to `ExponentiatedO2NC` and `OriginalO2NC`, run by run.
 
 What is measured is what the theorems bound: the mean over n = 1, …, N (over the blocks for Algorithm 1) of

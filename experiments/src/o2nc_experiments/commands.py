@@ -1,21 +1,18 @@
 """What the commands do: run an experiment with a progress bar, show it, write it down."""
 
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from o2nc import theory
-from o2nc_experiments import bench, extremes, planning, pool, rates, rates_view, record, report, verify
+from o2nc_experiments import bench, extremes, page, planning, pool, rates, rates_view, record, verify
+from o2nc_experiments.console import make_console, print_error, print_files, print_plain, progress_bar
 
 
 def show_plan(steps: int | None, eps: float | None, constants: str, **known: float | None) -> None:
     """Print the plans for N steps, or for the target ε."""
-    console = Console(highlight=False)
+    console = make_console(quiet=False)
     if (steps is None) == (eps is None):
         raise typer.BadParameter("give one of --steps and --eps")
     if sum(known[name] is not None for name in ("c", "smoothness", "second_order")) != 1:
@@ -35,21 +32,21 @@ def show_plan(steps: int | None, eps: float | None, constants: str, **known: flo
         raise typer.BadParameter(refusals[0])
     console.print(planning.table(plans))
     for p in plans:
-        console.print(f"{p.constants}: {planning.code(p)}", markup=False, soft_wrap=True)
+        print_plain(console, f"{p.constants}: {planning.code(p)}")
     for refusal in refusals:
-        console.print(f"\nnot with the paper's constants: {refusal}", markup=False, soft_wrap=True)
+        print_plain(console, f"\nnot with the paper's constants: {refusal}")
 
 
 def show_verify(only: list[str], out: Path | None, seed: int, workers: int, quiet: bool) -> bool:
     """Make the checks, show and write them; return whether all verdicts are right."""
-    console = console_for(quiet)
+    console = make_console(quiet)
     try:
         selected = verify.select(only)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     rows: list[verify.Row] = []
     try:
-        with bar_on(console, quiet) as bar:
+        with progress_bar(console) as bar:
             task = bar.add_task(f"{len(selected)} checks", total=len(selected))
             for row in pool.run(verify.jobs(selected, seed), workers=workers):
                 rows.append(row)
@@ -61,21 +58,21 @@ def show_verify(only: list[str], out: Path | None, seed: int, workers: int, quie
         if rows and out is not None:
             record.write_text(out / "verify.md", verify.markdown(rows))
             record.write(out / "verify.json", verify.record(rows, seed, only, complete=len(rows) == len(selected)))
-            report.write([out])
+            page.write([out])
         if len(rows) < len(selected):
             console.print(f"{len(rows)} of {len(selected)} checks made")
     wrong = [row.key for row in rows if not row.verdict]
     console.print(f"{len(rows) - len(wrong)} of {len(rows)} right{': not ' + ', '.join(wrong) if wrong else ''}")
     if wrong and quiet:
-        print(f"o2nc: wrong: {', '.join(wrong)}", file=sys.stderr)
+        print_error(f"wrong: {', '.join(wrong)}")
     if out is not None:
-        say_files(console, [out / name for name in ("verify.json", "verify.md", report.NAME)])
+        print_files(console, [out / name for name in ("verify.json", "verify.md", page.NAME)])
     return not wrong
 
 
 def show_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool) -> bool:
     """Run the studies, the traps and the chain, show and write them; return whether the theorems are respected."""
-    console = console_for(quiet)
+    console = make_console(quiet)
     lengths = [2**k for k in range(10, largest + 1)]
     curves: list[rates.Curve] = []
     escapes: list[extremes.Escape] = []
@@ -83,7 +80,7 @@ def show_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool)
     work = [*rates.jobs(lengths, seeds), *extremes.jobs(seeds)]
     complete = False
     try:
-        with bar_on(console, quiet) as bar:
+        with progress_bar(console) as bar:
             task = bar.add_task("rates, traps, chain", total=rates.steps(lengths) + extremes.steps(seeds))
             for found in pool.run(work, workers=workers, progress=lambda made: bar.advance(task, made)):
                 for item in found:
@@ -106,18 +103,18 @@ def show_rates(out: Path, seeds: range, largest: int, workers: int, quiet: bool)
         )
         if curves:
             files += rates_view.save(rates_view.figure(curves, complete=complete), out)
-        files.append(report.write([out]))
+        files.append(page.write([out]))
         if curves:
             console.print(rates_view.rates_table(curves, console.width))
         if escapes:
             console.print(rates_view.traps_table(escapes, console.width))
         if searches:
             console.print(rates_view.chain_table(searches))
-    say_files(console, files)
+    print_files(console, files)
     wrong = [f"{c.study}, {c.arm}" for c in curves if not c.agrees]
     wrong += [f"hard chain at eps = {s.eps:g}" for s in searches if not s.agrees]
     if wrong:
-        print(f"o2nc: a theorem was not respected: {'; '.join(wrong)}", file=sys.stderr)
+        print_error(f"a theorem was not respected: {'; '.join(wrong)}")
     return not wrong
 
 
@@ -131,57 +128,28 @@ def plan_bench(models: list[str], rounds: int, device: str | None, training: boo
 
 def show_bench(plan: bench.Report, out: Path | None, quiet: bool) -> bool:
     """Measure what was planned, show and write it; return whether no contender failed."""
-    console = console_for(quiet)
+    console = make_console(quiet)
     for refusal in plan.left_out:
-        console.print(f"left out: {refusal}", markup=False, soft_wrap=True)
+        print_plain(console, f"left out: {refusal}")
     try:
-        with bar_on(console, quiet) as bar:
+        with progress_bar(console) as bar:
             task = bar.add_task(", ".join(plan.models), total=plan.total)
             bench.run(plan, lambda made: bar.advance(task, made))
     finally:
         if plan.rows or plan.trained:
-            console.print(bench.heading(bench.circumstances(plan)), markup=False, soft_wrap=True)
+            print_plain(console, bench.heading(bench.circumstances(plan)))
             for grid in bench.grids(plan.rows, plan.trained):
                 console.print(grid)
             if out is not None:
-                say_files(console, [*bench.save(plan, out), report.write([out])])
+                print_files(console, [*bench.save(plan, out), page.write([out])])
         if not plan.complete:
             made, asked = len(plan.rows) + len(plan.trained), plan.total // plan.rounds
             console.print(f"{made} of {asked} rows made")
     for failure in plan.failed:
-        print(f"o2nc: failed: {failure}", file=sys.stderr)
+        print_error(f"failed: {failure}")
     return not plan.failed
 
 
 def show_report(places: list[Path], out: Path | None, quiet: bool) -> None:
     """Write the report of what is in these folders, and say where it is."""
-    console_for(quiet).print(f"Report: {report.write(places, out)}", markup=False, soft_wrap=True)
-
-
-def say_files(console: Console, files: Sequence[Path]) -> None:
-    """Print where results are, so that they can be copied."""
-    console.print("Files: " + "  ".join(map(str, files)), markup=False, soft_wrap=True)
-
-
-def console_for(quiet: bool) -> Console:
-    """Return a console as wide as the terminal, or wide enough for the tables where there is none."""
-    return Console(quiet=quiet, highlight=False, width=None if on_terminal() else 118)
-
-
-def on_terminal() -> bool:
-    """Say whether what is printed is seen on a terminal; it may not be open at all."""
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
-def bar_on(console: Console, quiet: bool) -> Progress:
-    """Return a progress bar that is shown on terminals only."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    return Progress(*columns, console=console, transient=True, disable=quiet or not on_terminal())
+    print_plain(make_console(quiet), f"Report: {page.write(places, out)}")

@@ -8,10 +8,11 @@ from matplotlib.axes import Axes
 
 from o2nc_experiments import rates_view
 from o2nc_experiments import record as records
-from o2nc_experiments.colours import BLUE, GREY, VERMILION
 from o2nc_experiments.extremes import Escape, Search
+from o2nc_experiments.figures import BLUE, GREY, VERMILION
+from o2nc_experiments.page import Article as Story
+from o2nc_experiments.page import Picture, Section
 from o2nc_experiments.rates import Curve, revive
-from o2nc_experiments.report.story import Picture, Section, Story
 
 TOO_SMALL = 1e-4  # gradients below are drawn there
 

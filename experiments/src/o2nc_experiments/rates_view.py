@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from rich import box
 from rich.table import Table
 
-from o2nc_experiments.colours import BLUE, GREEN, GREY, VERMILION
 from o2nc_experiments.extremes import BETA, CHAIN, STEPS, C, Escape, Search
+from o2nc_experiments.figures import BLUE, GREEN, GREY, VERMILION
 from o2nc_experiments.rates import ARMS, ORIGINAL, Curve, Study, least_error, studies
 
 STYLES: dict[str, tuple[str, Any, str | None]] = {

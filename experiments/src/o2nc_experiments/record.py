@@ -1,8 +1,10 @@
-"""Results carry their circumstances: what was run, with which versions, on what."""
+"""Results carry their circumstances: what was run, with which versions, on which device; and are written whole."""
 
+import importlib
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -33,6 +35,52 @@ def circumstances(command: str, **settings: Any) -> dict[str, Any]:
         "machine": platform.machine(),
         "processors": os.cpu_count(),
     }
+
+
+def find_device(name: str | None) -> torch.device:
+    """Return the device of this name, or the GPU if there is one; ValueError if it cannot be had."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, got {name!r}")
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: torch {torch.__version__} sees no CUDA device here; try --device cpu")
+    device = torch.device("cuda", int(name.partition(":")[2] or 0))
+    if device.index >= torch.cuda.device_count():
+        raise ValueError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+    return device
+
+
+def available(device: torch.device) -> int | None:
+    """Return the bytes of memory that are free on the device, None where that cannot be known."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    found = _search(r"MemAvailable:\s*(\d+) kB", "/proc/meminfo")  # free pages alone would leave out the file cache
+    return None if found is None else 1024 * int(found)
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Return what the device is, for `circumstances`."""
+    about: dict[str, Any] = {"device": device.type, "threads": torch.get_num_threads()}
+    about["hardware"] = _search(r"model name\s*: (.*)", "/proc/cpuinfo") or platform.processor() or platform.machine()
+    if device.type == "cuda":
+        about |= {"hardware": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+        try:
+            about["triton"] = importlib.import_module("triton").__version__
+        except ImportError:
+            about["triton"] = None
+    return about
+
+
+def _search(pattern: str, path: str) -> str | None:
+    """Return the pattern's group in a file of the system, None where there is no such file."""
+    try:
+        found = re.search(pattern, Path(path).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return found[1].strip() if found else None
 
 
 def revive(kind: type[T], data: Mapping[str, Any]) -> T:

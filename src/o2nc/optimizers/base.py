@@ -19,7 +19,7 @@ from o2nc import checks
 from o2nc.averages import Weights, catch_up_
 from o2nc.backends.eager import Eager
 from o2nc.backends.triton import engine
-from o2nc.certificate import Certificate
+from o2nc.certificates.certificate import Certificate
 from o2nc.learners import is_elementwise
 from o2nc.scaling import ROUNDING, uniform
 from o2nc.state import Fields

@@ -11,10 +11,10 @@ import torch
 from o2nc_experiments import record
 from o2nc_experiments.bench import view
 from o2nc_experiments.bench.contenders import MODELS, MOMENTUM, SMALL, line_up
-from o2nc_experiments.bench.hardware import available, describe, find_device
 from o2nc_experiments.bench.steps import Row, measure, needed, release
 from o2nc_experiments.bench.timing import Progress
 from o2nc_experiments.bench.training import MODES, TRAINED, TrainingRow, measure_training
+from o2nc_experiments.record import available, describe, find_device
 
 
 @dataclass

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from o2nc_experiments.bench.contenders import BASE, MODELS, Contender, line_up
-from o2nc_experiments.bench.hardware import available
 from o2nc_experiments.bench.timing import COPIED, COPIES, Copy, Progress, Timing, by_events, on_gpu, take_turns
+from o2nc_experiments.record import available
 
 
 @dataclass(frozen=True)

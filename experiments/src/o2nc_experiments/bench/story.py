@@ -11,8 +11,9 @@ from o2nc_experiments.bench.contenders import AGAIN, BASE
 from o2nc_experiments.bench.steps import Row
 from o2nc_experiments.bench.training import TrainingRow
 from o2nc_experiments.bench.view import grids, named
-from o2nc_experiments.colours import BLUE, GREY
-from o2nc_experiments.report.story import Picture, Section, Story
+from o2nc_experiments.figures import BLUE, GREY
+from o2nc_experiments.page import Article as Story
+from o2nc_experiments.page import Picture, Section
 
 TORCHS = ("SGD", "Adam")  # how the names of torch's own begin
 

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from o2nc_experiments import record, report
-from o2nc_experiments.bench.hardware import available, describe, find_device
+from o2nc_experiments import page, record
 from o2nc_experiments.cifar10 import arms, pictures, table, telling, view
 from o2nc_experiments.cifar10.asked import Asked
 from o2nc_experiments.cifar10.data import Data, DataError, load
@@ -23,8 +22,8 @@ from o2nc_experiments.cifar10.rows import untidy
 from o2nc_experiments.cifar10.settings import unlike_paper
 from o2nc_experiments.cifar10.store import Store
 from o2nc_experiments.cifar10.team import Team, called, join
-from o2nc_experiments.commands import console_for, say_files
-from o2nc_experiments.interrupts import undisturbed
+from o2nc_experiments.console import make_console, print_files, uninterrupted
+from o2nc_experiments.record import available, describe, find_device
 
 MOST = 6  # trials at once: more of them wait for each other
 ROOM = 4 * 2**30  # bytes of GPU memory per trial, with some to spare
@@ -38,7 +37,7 @@ def show(asked: Asked) -> None:
         typer.BadParameter: an argument cannot be used.
     """
     team = called()
-    console = console_for(asked.quiet or team.rank > 0)
+    console = make_console(asked.quiet or team.rank > 0)
     chosen, device = _arms(asked, console), _device(asked, team)
     if asked.settings.batch % team.size:
         raise typer.BadParameter(f"--batch {asked.settings.batch} cannot be shared by {team.size} processes")
@@ -86,7 +85,7 @@ def _run(
     with plan.opened(team) as entries, ExitStack() as until_written:
 
         def stopped() -> None:
-            until_written.enter_context(undisturbed())  # torchrun, interrupted itself, sends a second signal
+            until_written.enter_context(uninterrupted())  # torchrun, interrupted itself, sends a second signal
             console.print("interrupted, writing results …")
 
         images = to_device(data, device, team)
@@ -116,7 +115,7 @@ def _run(
             differ = differences(found["trials"])
             if differ:
                 console.print(f"not all trained alike: {differ}", markup=False, soft_wrap=True)
-            say_files(console, files)
+            print_files(console, files)
 
 
 def _arms(asked: Asked, console: Console) -> list[arms.Arm]:
@@ -184,4 +183,4 @@ def _write(found: dict[str, Any], asked: Asked) -> list[Path]:
             old.unlink(missing_ok=True)
     else:
         files += pictures.save(certificates, out, "certificates")
-    return [*files, report.write([out / "cifar10.json"], out / report.NAME)]
+    return [*files, page.write([out / "cifar10.json"], out / page.NAME)]

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFo
 
 from o2nc_experiments.cifar10.rows import Row
 from o2nc_experiments.cifar10.view import Arms, by_arm, certificate
-from o2nc_experiments.colours import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION
+from o2nc_experiments.figures import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION
 from o2nc_experiments.record import write_bytes
 
 Read = Callable[[Row], float | None]

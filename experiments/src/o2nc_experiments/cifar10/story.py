@@ -9,7 +9,8 @@ from rich.table import Table
 
 from o2nc_experiments.cifar10 import pictures, view
 from o2nc_experiments.cifar10.rows import Row, untidy
-from o2nc_experiments.report.story import Picture, Section, Story
+from o2nc_experiments.page import Article as Story
+from o2nc_experiments.page import Picture, Section
 
 SEEN = {
     "Train loss": (

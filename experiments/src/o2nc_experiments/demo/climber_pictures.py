@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from o2nc.problems import Climber
-from o2nc_experiments.colours import BLUE, GREY, SKY, VERMILION
 from o2nc_experiments.demo.climber import SCALED, UNSCALED, C, Run
 from o2nc_experiments.demo.numbers import span
+from o2nc_experiments.figures import BLUE, GREY, SKY, VERMILION
 from o2nc_experiments.record import write_bytes
 
 WINDOW = 12.5  # how far to the left of the start places are drawn

@@ -9,12 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from o2nc_experiments import record, report
+from o2nc_experiments import page, record
 from o2nc_experiments.cifar10.rows import Row, tidy
-from o2nc_experiments.commands import bar_on, console_for
+from o2nc_experiments.console import make_console, one_thread, progress_bar, uninterrupted
 from o2nc_experiments.demo import climber, climber_pictures, digits
-from o2nc_experiments.interrupts import undisturbed
-from o2nc_experiments.threads import one_thread
 
 NAME = "demo.json"
 
@@ -24,20 +22,20 @@ def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
 
     An interrupted demo never takes the place of a complete one.
     """
-    console = console_for(quiet)
+    console = make_console(quiet)
     data = digits.load()
     runs: list[climber.Run] = []
     rows: list[Row] = []
     begun, stopped = perf_counter(), None
     try:
-        with one_thread(), bar_on(console, quiet) as bar:
+        with one_thread(), progress_bar(console) as bar:
             climb(bar, runs, seeds, steps)
             train(bar, rows, seeds, epochs, data)
     except (KeyboardInterrupt, SystemExit) as stop:  # Ctrl-C, SIGTERM
         if not runs:
             raise
         stopped = stop
-    with undisturbed():
+    with uninterrupted():
         kept = stopped is not None and complete(out)
         try:
             tell(console, runs, rows, data)
@@ -78,8 +76,8 @@ def write(console: Console, out: Path, found: dict[str, Any], runs: list[climber
     """Write the record, the picture and the report, and say where it is."""
     record.write(out / NAME, found)
     climber_pictures.plot(runs, out / "climber.png")
-    page = report.write([out / NAME], out / report.NAME)
-    console.print(f"Report: {page}", markup=False, soft_wrap=True)
+    written = page.write([out / NAME], out / page.NAME)
+    console.print(f"Report: {written}", markup=False, soft_wrap=True)
 
 
 def climb(bar: Progress, runs: list[climber.Run], seeds: range, steps: int) -> None:

@@ -10,10 +10,11 @@ from matplotlib.lines import Line2D
 from o2nc_experiments.cifar10 import pictures, view
 from o2nc_experiments.cifar10.rows import Row, untidy
 from o2nc_experiments.cifar10.story import wide_table
-from o2nc_experiments.colours import GREY
 from o2nc_experiments.demo import climber, climber_pictures, digits
+from o2nc_experiments.figures import GREY
+from o2nc_experiments.page import Article as Story
+from o2nc_experiments.page import Picture, Section
 from o2nc_experiments.record import revive
-from o2nc_experiments.report.story import Picture, Section, Story
 
 SAYS = "o2nc multiplies every step of an optimizer by one random number, which is 1 on average."
 SLOPE = (

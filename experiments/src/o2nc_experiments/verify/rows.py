@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from o2nc_experiments.threads import one_thread
+from o2nc_experiments.console import one_thread
 
 Z = 5.0  # a mean of random runs may differ by this many standard errors, no more
 ROUNDING = 1e-9  # relative, forgiven in every comparison

@@ -7,8 +7,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from o2nc_experiments import record as records
-from o2nc_experiments.colours import BLUE, VERMILION
-from o2nc_experiments.report.story import Picture, Section, Story
+from o2nc_experiments.figures import BLUE, VERMILION
+from o2nc_experiments.page import Article as Story
+from o2nc_experiments.page import Picture, Section
 from o2nc_experiments.verify.report import table
 from o2nc_experiments.verify.rows import Row
 

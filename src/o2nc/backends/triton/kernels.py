@@ -262,7 +262,7 @@ def step_kernel(
             if SLOTS > 0:
                 slopes += d * a
             move = gamma * e
-            if ROUNDED:  # at random, see o2nc.averaging
+            if ROUNDED:  # at random, see o2nc.averages
                 power = (average.to(tl.int32, bitcast=True) & EXPONENT).to(tl.float32, bitcast=True)
                 move += tl.where(e > 0, dither * power, tl.where(e < 0, -dither * power, 0.0))
             average = tl.where(gamma == 1, x, average + move)

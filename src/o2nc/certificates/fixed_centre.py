@@ -1,4 +1,4 @@
-"""The best weights whose mean is a given point: a second-order cone program, solved by Clarabel.
+"""The best weights where x̄ is given: a second-order cone program, solved by Clarabel.
 
     min ‖Σp g‖ + c Σp‖y − x̄‖²  over  Σp(y − x̄) = 0, 1ᵀp = 1, p >= 0.
 
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from o2nc.offline import Factor
-from o2nc.trajectory import Sums, Trajectory, blocks, dots_with_mean, gram
+from o2nc.certificates.factor import Factor
+from o2nc.certificates.trajectory import Sums, Trajectory, blocks, dots_with_mean, gram
 
 RANK = 1e-13  # eigenvalues of M below this share of the largest count as zero: directions in which no point moved
 
 
-def best_fixed(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[Sums, float]:
+def best_weights(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[Sums, float]:
     """Return the sums of the best weights with the mean that the exponential weights have, and the duality gap."""
     size = len(trajectory)
     p0 = exponential.weights

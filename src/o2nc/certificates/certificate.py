@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.trajectory import Point, Trajectory
+from o2nc.certificates.trajectory import Point, Trajectory
 
 CONSTANTS = ("sharp", "paper", "measured")
 

@@ -1,0 +1,271 @@
+"""Results as one page of HTML that needs nothing else, ``report.html``: no scripts, in the reader's light or dark.
+
+Every command writes its results as a record (`o2nc_experiments.record`): a JSON file with its circumstances. Each
+experiment has a function that turns its record into an `Article` of words, tables and pictures (`ARTICLES`), and
+`write` puts the page of some records beside them. Pictures are drawn again from the numbers, so that any record can
+be shown at any time.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from o2nc_experiments import figures
+from o2nc_experiments.record import write_text
+from o2nc_experiments.tables import Table, from_rich
+
+NAME = "report.html"
+ARTICLES = {  # by command: the module and the function that make an article of its record
+    "demo": ("o2nc_experiments.demo.story", "tell"),
+    "verify": ("o2nc_experiments.verify.story", "tell"),
+    "rates": ("o2nc_experiments.rates_story", "tell"),
+    "cifar10": ("o2nc_experiments.cifar10.story", "tell"),
+    "bench": ("o2nc_experiments.bench.story", "tell"),
+}
+# a picture is drawn once: what is black or white in it, and our colours, are the page's to choose
+ROLES = {figures.BLACK: "currentColor", "#ffffff": "var(--card)"} | {
+    getattr(figures, name).lower(): f"var(--{name.lower()})"
+    for name in ("BLUE", "VERMILION", "GREEN", "GREY", "PINK", "ORANGE", "SKY")
+}
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 10.5,
+    "svg.hashsalt": "o2nc",
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+}
+
+Records = Mapping[Path, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One pair of axes.
+
+    Attributes:
+        title: what is drawn.
+        caption: what one sees, in plain words.
+        draw: draws into empty axes, without title and legend.
+        size: width and height in inches; all of a section should be as wide.
+    """
+
+    title: str
+    caption: str
+    draw: Callable[[Axes], object]
+    size: tuple[float, float] = (4.4, 3.0)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Words, then pictures beside each other as far as there is room, then tables, the same as in the terminal.
+
+    Attributes:
+        title: what it is about.
+        text: what there is to see, in plain words; a line is a paragraph.
+        code: lines to copy.
+        pictures: all of about one size.
+        legend: of all of them.
+        tables: as wide as they like.
+    """
+
+    title: str
+    text: str
+    code: str = ""
+    pictures: Sequence[Picture] = ()
+    legend: Sequence[Line2D] = ()
+    tables: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class Article:
+    """What is to be shown of a record.
+
+    Attributes:
+        title: the experiment.
+        summary: what came out, in a sentence or two; a line is a paragraph.
+        sections: the rest.
+    """
+
+    title: str
+    summary: str
+    sections: Sequence[Section]
+
+
+class Part(NamedTuple):
+    """A record's part of the page: its name there, the file, the title, and the HTML."""
+
+    name: str
+    place: str
+    title: str
+    html: Markup
+
+
+def kind_of(record: Any) -> str | None:
+    """Return which command made a record, None if none of ours did.
+
+    Example:
+        >>> kind_of({"circumstances": {"command": "o2nc verify --seed 0"}})
+        'verify'
+    """
+    try:
+        command = record["circumstances"]["command"].split()
+    except (TypeError, KeyError, AttributeError):
+        return None
+    return command[1] if len(command) > 1 and command[0] == "o2nc" and command[1] in ARTICLES else None
+
+
+def article(record: dict[str, Any]) -> Article:
+    """Return what is to be shown of a record of ours."""
+    kind = kind_of(record)
+    assert kind is not None
+    module, function = ARTICLES[kind]
+    return getattr(import_module(module), function)(record)
+
+
+def write(places: Sequence[Path], path: Path | None = None) -> Path:
+    """Write the page of these folders or files; in the folder itself if there is but one and nothing else is said.
+
+    Raises:
+        OSError: there is nothing to show, or nowhere to write it.
+    """
+    if path is None:
+        path = places[0] / NAME if len(places) == 1 and places[0].is_dir() else Path(NAME)
+    records = find(places)
+    if path.resolve() in {record.resolve() for record in records}:
+        raise OSError(f"{path} is one of the results to be shown; the page needs another name")
+    write_text(path, page(records))
+    return path
+
+
+def find(places: Iterable[Path]) -> Records:
+    """Return the records in folders, or in files that are named; a folder may have other files beside them.
+
+    Raises:
+        OSError: there is none, or a file that is named cannot be read; the text says which.
+    """
+    found: dict[Path, Any] = {}
+    for place in places:
+        read = _read_folder(place) if place.is_dir() else {place: _read(place)}
+        records = {path: record for path, record in read.items() if kind_of(record) is not None}
+        if not records:
+            raise OSError(f"{place} has no results of o2nc {', '.join(ARTICLES)}")
+        found |= records
+    return found
+
+
+def _read_folder(folder: Path) -> dict[Path, Any]:
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found[path] = _read(path)
+        except OSError as error:
+            print(f"o2nc: left out: {error}", file=sys.stderr)
+    return found
+
+
+def _read(path: Path) -> Any:
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OSError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise OSError(f"{path} is damaged: {error}") from error
+
+
+def page(records: Records) -> str:
+    """Return the page of these records; those of one kind stand beside each other, where there is room.
+
+    Raises:
+        OSError: a record is not as this version makes them; the text names its file.
+    """
+    environment = Environment(
+        loader=PackageLoader("o2nc_experiments"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"svg": svg, "strokes": strokes, "about": about, "table": _table}
+    groups: dict[str | None, list[Part]] = {}
+    several = len(records) > 1
+    level = 3 if several else 2  # of the sections' headings
+    for i, ((path, record), place) in enumerate(zip(records.items(), _places(records), strict=True)):
+        kind, name = kind_of(record), f"record-{i}"
+        try:
+            shown = article(record)
+            html = environment.get_template("record.html").render(
+                name=name, place=place, article=shown, record=record, several=several, level=level
+            )
+        except Exception as error:  # whatever somebody has written into it
+            raise OSError(f"{path} is no record of o2nc {kind} that this version can show ({error!r})") from error
+        groups.setdefault(kind, []).append(Part(name, place, shown.title, Markup(html)))
+    title = f"Results: {', '.join(map(str, groups))}" if several else shown.title
+    return environment.get_template("page.html").render(title=title, several=several, groups=list(groups.values()))
+
+
+def _table(table: Any) -> Table:
+    return table if isinstance(table, Table) else from_rich(table)
+
+
+def _places(paths: Iterable[Path]) -> list[str]:
+    """Return the ends of the paths, as long as it takes to tell them apart, folder and file at least."""
+    whole = [path.resolve() for path in paths]
+    ends = [path.parts[-2:] for path in whole]
+    while len(set(ends)) < len(set(whole)):
+        ends = [path.parts[-len(end) - 1 :] for path, end in zip(whole, ends, strict=True)]
+    return [str(Path(*end)) for end in ends]
+
+
+def svg(picture: Picture) -> Markup:
+    """Draw a picture."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=picture.size, layout="constrained", facecolor="none")
+        picture.draw(figure.subplots())
+        return _inline(figure)
+
+
+def strokes(legend: Sequence[Line2D]) -> list[tuple[Markup, str]]:
+    """Draw a stroke for every line of a legend, and say what it is."""
+    drawn = []
+    for line in legend:
+        figure = Figure(figsize=(0.5, 0.18), facecolor="none")
+        copy = Line2D([0.0, 0.5, 1.0], [0.5, 0.5, 0.5], transform=figure.transFigure, markevery=[1])
+        label = str(line.get_label())
+        copy.update_from(line)
+        copy.set_markevery([1])
+        figure.add_artist(copy)
+        drawn.append((_inline(figure), label))
+    return drawn
+
+
+def _inline(figure: Figure) -> Markup:
+    """Return a figure as SVG in the page's colours."""
+    drawn = StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+    text = drawn.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"#[0-9a-f]{6}\b", lambda found: ROLES.get(found[0], found[0]), text)
+    return Markup(text.replace("<svg ", '<svg role="img" ', 1))
+
+
+def about(record: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """Return the circumstances of a record, name by name."""
+    for name, value in record["circumstances"].items():
+        if value is not None and name != "command":
+            yield name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,247 @@
+"""One table for a terminal, a Markdown document and a page of HTML.
+
+    table = Table([Column("arm", "left"), Column("steps")], notes="of the longest run")
+    table.add("sharp", "1024", style="bold red")
+
+rich prints it and the templates of `page` take it as it is, `Table.markdown` writes it. A style is one of rich's;
+the page has a class for what it means (`tone`). rich is imported when a table is printed, because
+``python -m o2nc_experiments.bench`` does without it.
+"""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+
+NONE = "–"  # stands where there is no number
+NAME_WIDTH = 16  # columns of a terminal that are left for names, which are folded if they are longer
+LONG = 40  # characters from which on the page breaks a cell into lines
+TONES = (("red", "wrong"), ("dim", "faint"), ("bold", "strong"))
+
+
+def tone(style: str) -> str:
+    """Return the page's class for a style, "" for none.
+
+    Example:
+        >>> tone("bold red"), tone("dim"), tone("")
+        ('wrong', 'faint', '')
+    """
+    return next((name for word, name in TONES if word in style), "")
+
+
+class Column(NamedTuple):
+    """The head of a column; where a terminal is too narrow, cells are broken into lines if ``wrap``, else cut."""
+
+    name: str
+    align: Literal["left", "center", "right"] = "right"
+    wrap: bool = False
+
+
+class Cell(NamedTuple):
+    """A cell that has a style of its own."""
+
+    text: str
+    style: str = ""
+
+
+class Line(NamedTuple):
+    """A row; a heading has one cell, over all columns; a ruled one has a line below it."""
+
+    cells: Sequence[Cell]
+    style: str = ""
+    ruled: bool = False
+    heading: bool = False
+
+
+class Table:
+    """Rows under a head, with a title above and notes below.
+
+    Args:
+        columns: the head; a name alone is a column of numbers.
+        title: one line.
+        notes: what the columns mean, line by line.
+        fold: on a terminal the columns from this one on make a second block below the first, which 80 columns then
+            hold; where numbers would still be cut, the table becomes a list.
+
+    Example:
+        >>> table = Table([Column("name", "left"), "value"])
+        >>> table.add("a", "1")
+        >>> print(table.markdown())
+        | name | value |
+        |---|--:|
+        | a | 1 |
+    """
+
+    def __init__(self, columns: Sequence[Column | str], title: str = "", notes: str = "", fold: int = 0) -> None:
+        self.columns = [Column(column) if isinstance(column, str) else column for column in columns]
+        self.title, self.notes, self.fold = title, notes.splitlines(), fold
+        self.lines: list[Line] = []
+
+    def add(self, *cells: str | Cell, style: str = "", ruled: bool = False) -> None:
+        """Add a row."""
+        plain = [cell if isinstance(cell, Cell) else Cell(cell) for cell in cells]
+        self.lines.append(Line(plain, style, ruled))
+
+    def add_heading(self, text: str) -> None:
+        """Add a line that heads the rows below it."""
+        self.lines.append(Line([Cell(text, "bold")], heading=True))
+
+    def markdown(self) -> str:
+        """Return title and rows, without the notes."""
+        marks = {"left": "---", "center": ":-:", "right": "--:"}
+        rows = [
+            [column.name for column in self.columns],
+            *([cell.text for cell in line.cells] for line in self.lines),
+        ]
+        head, *body = (f"| {' | '.join(map(_markdown, cells))} |" for cells in rows)
+        rule = f"|{'|'.join(marks[column.align] for column in self.columns)}|"
+        return "\n".join([*([f"**{self.title}**", ""] if self.title else []), head, rule, *body])
+
+    def __html__(self) -> str:
+        """Return all of it as HTML: templates put objects with this method in as they are."""
+        names = "".join(f'<th class="{column.align}">{escape(column.name)}</th>' for column in self.columns)
+        return "\n".join(
+            [
+                *([f'<p class="table-title">{escape(self.title)}</p>'] if self.title else []),
+                f'<div class="scroll"><table>\n<thead><tr>{names}</tr></thead>\n<tbody>',
+                *map(self._html_row, self.lines),
+                "</tbody></table></div>",
+                *(f'<p class="notes">{escape(note)}</p>' for note in self.notes),
+            ]
+        )
+
+    def _html_row(self, line: Line) -> str:
+        span = f' colspan="{len(self.columns)}"' if line.heading else ""
+        cells = "".join(
+            f'<td class="{column.align} {tone(cell.style)}{" long" * (len(cell.text) > LONG)}"{span}>'
+            f"{escape(cell.text)}</td>"
+            for column, cell in zip(self.columns, line.cells, strict=False)
+        )
+        kind = f"{tone(line.style)}{' ruled' * line.ruled}{' heading' * line.heading}"
+        return f'<tr class="{kind}">{cells}</tr>'
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator[Any]:
+        """Print the table, or the list."""
+        if self.fold and options.max_width < self._least_width():
+            yield from self._as_list()
+        else:
+            yield self._as_grid()
+
+    def _as_grid(self) -> Any:
+        from rich import box
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
+        grid.title, grid.caption, grid.caption_justify = self.title or None, "\n".join(self.notes) or None, "left"
+        first = slice(0, self.fold or len(self.columns))
+        for column in self.columns[first]:
+            grid.add_column(
+                Text(column.name),
+                justify=column.align,
+                no_wrap=not column.wrap,
+                overflow="fold" if column.wrap else "ellipsis",
+                vertical="bottom" if self.fold else "top",
+            )
+
+        def texts(cells: Sequence[Cell]) -> list[Text]:
+            return [Text(cell.text, style=cell.style) for cell in cells]
+
+        for line in self.lines:
+            grid.add_row(*texts(line.cells[first]), style=line.style, end_section=line.ruled)
+        if self.fold:
+            second = slice(self.fold, None)
+            grid.add_section()
+            grid.add_row(*(Text(column.name, style="bold") for column in (self.columns[0], *self.columns[second])))
+            for line in self.lines:
+                if any(cell.text != NONE for cell in line.cells[second]):
+                    grid.add_row(*texts([line.cells[0], *line.cells[second]]), style=line.style)
+        return grid
+
+    def _as_list(self) -> Iterator[Any]:
+        from rich.text import Text
+
+        labels = [column.name.replace("\n", " ") for column in self.columns]
+        for line in self.lines:
+            yield Text(line.cells[0].text, style="bold", overflow="fold")
+            for label, cell in list(zip(labels, line.cells, strict=True))[1:]:
+                if cell.text != NONE:
+                    yield Text(f"  {label}: {cell.text}", overflow="fold")
+        yield Text("\n".join(self.notes), style="dim italic", overflow="fold")
+
+    def _least_width(self) -> int:
+        """Return how many columns of a terminal the folded table needs for its numbers."""
+        from rich.cells import cell_len
+
+        rows = [
+            [column.name for column in self.columns],
+            *([cell.text for cell in line.cells] for line in self.lines),
+        ]
+        widths = [
+            max(cell_len(part) for row in rows for part in row[i].split("\n")) for i in range(len(self.columns))
+        ]
+        blocks = zip(widths[1 : self.fold], widths[self.fold :], strict=True)
+        return NAME_WIDTH + sum(1 + max(block) for block in blocks)
+
+    def _texts(self) -> list[list[str]]:
+        """Return the names of the columns, then the rows."""
+        names = [column.name for column in self.columns]
+        return [names, *([cell.text for cell in line.cells] for line in self.lines)]
+
+
+def _markdown(text: str) -> str:
+    return text.strip().replace("\n", " ").replace("|", "∣")
+
+
+def signed(value: float, decimals: int = 2) -> str:
+    """Return a change, with its sign.
+
+    Example:
+        >>> signed(0.25), signed(-749.9, 1), signed(-0.001)
+        ('+0.25', '−749.9', '+0.00')
+    """
+    return f"{round(value, decimals) + 0.0:+.{decimals}f}".replace("-", "−")  # −0.0 + 0.0 is 0.0
+
+
+def span(values: Sequence[float]) -> str:
+    """Return the least and the largest value in words, once if they look alike.
+
+    Example:
+        >>> span([0.28, 1.3, 0.7]), span([83.02, 83.04])
+        ('0.28 to 1.3', '83.0')
+    """
+    low, high = (f"{v:.1f}" if v >= 10 else f"{v:.2g}" for v in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as h:mm:ss or m:ss."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def plural(number: int, thing: str) -> str:
+    """Return a number of things."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def from_rich(grid: Any) -> Table:
+    """Return a table that was made for rich, for the page: for experiments that do not make a `Table` yet."""
+    from rich.text import Text
+
+    def cell(shown: Any) -> Cell:
+        text = shown if isinstance(shown, Text) else Text.from_markup(str(shown))
+        return Cell(text.plain, f"{text.style} {' '.join(str(span.style) for span in text.spans)}")
+
+    columns = [Column(cell(column.header).text, column.justify) for column in grid.columns]
+    table = Table(columns, str(grid.title or ""), "" if grid.caption is None else cell(grid.caption).text)
+    cells = [list(map(cell, column.cells)) for column in grid.columns]
+    for row, (first, *others) in zip(grid.rows, zip(*cells, strict=True), strict=True):
+        if others and first.text.strip() and not any(other.text for other in others):
+            table.lines.append(Line([first], str(row.style), row.end_section, heading=True))
+        else:
+            table.add(first, *others, style=str(row.style), ruled=row.end_section)
+    return table
