@@ -11,7 +11,7 @@ import torch
 
 from o2nc_experiments import bench, cli, record
 from o2nc_experiments.bench import contenders, report, steps, timing, training
-from o2nc_experiments.resnet import ResNet18
+from o2nc_experiments.classification.resnet import ResNet18
 
 NAMES = [c.name for c in bench.line_up("cpu")]
 

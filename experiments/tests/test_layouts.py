@@ -11,11 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cifar10_made import CPU, images, train_by_hand
 from o2nc_experiments.bench import training
 from o2nc_experiments.bench.contenders import line_up
-from o2nc_experiments.cifar10.arms import parse
-from o2nc_experiments.cifar10.settings import Settings
-from o2nc_experiments.cifar10.trial import Trial
+from o2nc_experiments.cifar10.options import Settings, parse
+from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.classification.resnet import layout
 from o2nc_experiments.demo import digits
-from o2nc_experiments.resnet import layout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -270,26 +270,16 @@ def build_app() -> "typer.Typer":
 
         o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
         """
-        from o2nc import checks
         from o2nc_experiments.cifar10 import command
-        from o2nc_experiments.cifar10.arms import TABLE
-        from o2nc_experiments.cifar10.asked import Asked
-        from o2nc_experiments.cifar10.settings import Settings
+        from o2nc_experiments.cifar10.options import TABLE, Options, Settings
 
-        try:
-            checks.fraction("--average", average)
-            checks.positive("--c", c)
-            checks.non_negative("--save-every", save_every)
-        except (TypeError, ValueError) as error:
-            raise typer.BadParameter(str(error)) from None
-        settings = Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit)
-        asked = Asked(
+        options = Options(
             data,
             download,
             out,
             tuple(dict.fromkeys("".join(name.split()) for name in arm)) if arm else TABLE,
             range(seed, seed + seeds),
-            settings,
+            Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit),
             device,
             at_once,
             save_every,
@@ -297,7 +287,7 @@ def build_app() -> "typer.Typer":
             quiet,
         )
         with _interruptible("; the same command goes on"):
-            command.show(asked)
+            command.show(options)
 
     @app.command()
     def report(

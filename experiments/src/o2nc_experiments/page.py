@@ -29,10 +29,10 @@ from o2nc_experiments.tables import Table, from_rich
 
 NAME = "report.html"
 ARTICLES = {  # by command: the module and the function that make an article of its record
-    "demo": ("o2nc_experiments.demo.story", "tell"),
+    "demo": ("o2nc_experiments.demo.article", "article"),
     "verify": ("o2nc_experiments.verify.story", "tell"),
     "rates": ("o2nc_experiments.rates_story", "tell"),
-    "cifar10": ("o2nc_experiments.cifar10.story", "tell"),
+    "cifar10": ("o2nc_experiments.cifar10.view", "article"),
     "bench": ("o2nc_experiments.bench.story", "tell"),
 }
 # a picture is drawn once: what is black or white in it, and our colours, are the page's to choose

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import o2nc
-from o2nc_experiments.resnet import ResNet18
+from o2nc_experiments.classification.resnet import ResNet18
 
 LR = 1e-4  # small: thousands of steps along a fixed gradient have to leave the parameters finite
 MOMENTUM = 0.9

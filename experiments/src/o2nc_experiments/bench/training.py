@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from o2nc_experiments.bench.contenders import AGAIN, BASE, LONG_AVERAGE, Contender, line_up
 from o2nc_experiments.bench.steps import ratio_of
 from o2nc_experiments.bench.timing import Progress, Step, capture, take_turns
-from o2nc_experiments.resnet import ResNet18, layout
+from o2nc_experiments.classification.resnet import ResNet18, layout
 
 TRAINED = (BASE, AGAIN, "ScaledSGDM fused, average=momentum", f"ScaledSGDM fused, average={LONG_AVERAGE}")
 MODES = {"cpu": ("eager",), "cuda": ("eager", "graph")}

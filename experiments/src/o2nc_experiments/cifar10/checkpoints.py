@@ -11,17 +11,102 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import filelock
 import torch
+from torch.utils._pytree import tree_map_only
 
 from o2nc_experiments import record
+from o2nc_experiments.cifar10.options import Arm, parse
+from o2nc_experiments.classification import Epoch
 
 FORMAT = 1
+PLACE = ("hardware", "device", "threads", "processes", "o2nc", "torch", "cuda", "triton", "python")
+
+Save = Callable[[str, dict[str, Any]], object]
+
+
+@dataclass
+class TrialLog:
+    """A trial, whether it has begun or not.
+
+    Attributes:
+        arm: the optimizer.
+        seed: of the trial.
+        requested: whether it is to be trained; else it is shown as far as it got.
+        rows: of the epochs that are over.
+        spans: from when to when processes were at work on them.
+        places: what they were trained on and with, each with the number of its first epoch.
+        state: of the trial at the end of an epoch, the last one but for a moment; None if it does not train here.
+        saved: how many epochs are on disk.
+    """
+
+    arm: Arm
+    seed: int
+    requested: bool = True
+    rows: list[Epoch] = field(default_factory=list)
+    spans: list[list[float]] = field(default_factory=list)
+    places: list[dict[str, Any]] = field(default_factory=list)
+    state: dict[str, Any] | None = None
+    saved: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the trial is called, in messages and files."""
+        return f"{self.arm.name} seed {self.seed}"
+
+    @classmethod
+    def named(cls, name: str) -> "TrialLog":
+        """Return a trial that nobody asked for; ValueError if none is called so."""
+        arm, _, seed = name.rpartition(" seed ")
+        return cls(parse(arm), int(seed), requested=False)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what a checkpoint has; KeyError, TypeError or ValueError if it has something else."""
+        rows = [Epoch(*row) for row in state["rows"]]
+        whole = len(rows) == state["epoch"] and {"model", "optimizer", "settings"} <= state.keys()
+        if not whole or {(row.arm, row.seed) for row in rows} - {(self.arm.name, self.seed)}:
+            raise ValueError(self.name)
+        self.spans = [[float(begin), float(end)] for begin, end in state["spans"]]
+        self.places = [dict(place) for place in state.get("places", [])]
+        self.rows, self.saved = rows, len(rows)
+
+    def begin(self, place: Mapping[str, Any], now: float) -> None:
+        """Note where the next epochs are trained, and since when."""
+        plain = {key: place[key] for key in PLACE if key in place}
+        here = {"from_epoch": len(self.rows) + 1, **json.loads(json.dumps(plain))}  # torch's version is no mere str
+        if not self.places or self.places[-1] | {"from_epoch": here["from_epoch"]} != here:
+            self.places.append(here)
+        self.spans.append([now, now])
+
+    def advance(self, row: Epoch, state: dict[str, Any], now: float) -> None:
+        """Take note of an epoch."""
+        self.spans[-1][1] = now
+        self.rows.append(row)
+        self.state = state  # last: an interrupt may come in between, and `record` goes by the state
+
+    def record(self) -> dict[str, Any]:
+        """Return the state with all that belongs to it."""
+        assert self.state is not None
+        return {
+            **self.state,
+            "rows": [list(row) for row in self.rows[: self.state["epoch"]]],
+            "spans": [list(span) for span in self.spans],
+            "places": self.places,
+        }
+
+
+def differences(trials: Sequence[Mapping[str, Any]]) -> str:
+    """Return in what the places of a record's trials differ, "" if in nothing."""
+    places = [place for trial in trials for place in trial.get("places", [])]
+    values = {key: list(dict.fromkeys(str(place.get(key)) for place in places)) for key in PLACE}
+    return ", ".join(f"{key} {' and '.join(found)}" for key, found in values.items() if len(found) > 1)
 
 
 class Store:
@@ -146,3 +231,44 @@ class Store:
 
     def _path(self, trial: str) -> Path:
         return self.folder / "trials" / (re.sub(r"[^\w.=+-]", "_", trial) + ".pt")
+
+
+class CheckpointWriter:
+    """Copies trials' states at once, and writes them while the training goes on.
+
+    What could not be written stops the training, when the next state is to be written.
+
+    Args:
+        save: writes a checkpoint of this name.
+        common: what all checkpoints have.
+        most: so many may wait to be written.
+    """
+
+    def __init__(self, save: Save, common: dict[str, Any], most: int) -> None:
+        self.save, self.common, self.most = save, common, most
+        self.thread = ThreadPoolExecutor(1)
+        self.writing: list[Future[None]] = []
+
+    def write(self, log: TrialLog) -> None:
+        """Write the state of a trial as it was at the end of its last epoch."""
+        while len(self.writing) >= self.most:
+            self.writing.pop(0).result()
+        record = tree_map_only(torch.Tensor, torch.Tensor.cpu, log.record()) | {"settings": self.common}
+        self.writing.append(self.thread.submit(self._write, log, record))
+
+    def finish(self) -> None:
+        """Wait until all is written."""
+        while self.writing:
+            self.writing.pop(0).result()
+
+    def __enter__(self) -> "CheckpointWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self.thread:
+            if kind is None:
+                self.finish()
+
+    def _write(self, log: TrialLog, record: dict[str, Any]) -> None:
+        self.save(log.name, record)
+        log.saved = record["epoch"]

@@ -1,4 +1,4 @@
-"""All trials of a table: begun or gone on with, several at once on a GPU, kept in a folder, told epoch by epoch."""
+"""All trials of an experiment: begun or gone on with, several at once on a GPU, with checkpoints in a folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -8,35 +8,35 @@ from typing import Any, NamedTuple
 
 import torch
 
-from o2nc_experiments.cifar10.arms import Arm
-from o2nc_experiments.cifar10.entry import Entry
-from o2nc_experiments.cifar10.feed import Images
-from o2nc_experiments.cifar10.keeper import keeping
-from o2nc_experiments.cifar10.rows import Row, tidy
-from o2nc_experiments.cifar10.settings import Settings
-from o2nc_experiments.cifar10.store import Store
-from o2nc_experiments.cifar10.team import Team
-from o2nc_experiments.cifar10.trial import Trial
+from o2nc_experiments.cifar10.batches import Images
+from o2nc_experiments.cifar10.checkpoints import CheckpointWriter, Store, TrialLog
+from o2nc_experiments.cifar10.options import Arm, Settings
+from o2nc_experiments.cifar10.processes import World
+from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.classification import Epoch, to_columns
 
 
-class News(NamedTuple):
+class EpochEnd(NamedTuple):
     """The end of an epoch.
 
     Attributes:
         row: the epoch's.
         rate: images per second, all trials at work together.
-        epochs_left: of the whole table.
+        epochs_left: of the whole experiment.
         left: seconds that they take at this rate.
     """
 
-    row: Row
+    row: Epoch
     rate: float
     epochs_left: int
     left: float
 
 
+OnEpoch = Callable[[EpochEnd], object]
+
+
 @dataclass(frozen=True)
-class Table:
+class Experiment:
     """What is to be trained and where it is kept.
 
     Attributes:
@@ -60,7 +60,7 @@ class Table:
     place: Mapping[str, Any] = field(default_factory=dict)
 
     @contextmanager
-    def opened(self, team: Team) -> Iterator[list[Entry]]:
+    def opened(self, world: World) -> Iterator[list[TrialLog]]:
         """Hold the folder, and give its trials with what is kept of them: those asked for, then all others.
 
         Raises:
@@ -68,78 +68,78 @@ class Table:
         """
         with ExitStack() as held:
 
-            def look_up() -> list[Entry]:
+            def load_logs() -> list[TrialLog]:
                 held.enter_context(self.store.locked())
-                return self._look_up()
+                return self._load_logs()
 
-            yield team.first(look_up)
+            yield world.on_first(load_logs)
 
     def train(
         self,
-        entries: Sequence[Entry],
+        logs: Sequence[TrialLog],
         images: Images,
-        team: Team,
-        tell: Callable[[News], object],
-        kept: Callable[[], object] = lambda: None,
-        stopped: Callable[[], object] = lambda: None,
+        world: World,
+        on_epoch: OnEpoch,
+        on_checkpoint: Callable[[], object] = lambda: None,
+        on_interrupt: Callable[[], object] = lambda: None,
     ) -> None:
         """Train what is not finished yet. Interrupted, it keeps every epoch that is over.
 
         Args:
-            entries: of `opened`; they have all rows on return, and whatever there is if an exception ends it.
+            logs: of `opened`; they have all rows on return, and whatever there is if an exception ends it.
             images: on the device.
-            team: the processes that train together.
-            tell: called at the end of every epoch of every trial.
-            kept: called by the first process when checkpoints are made.
-            stopped: called at once when it is interrupted.
+            world: the processes that train together.
+            on_epoch: called at the end of every epoch of every trial.
+            on_checkpoint: called by the first process when checkpoints are made.
+            on_interrupt: called at once when it is interrupted.
 
         Raises:
             OSError: a checkpoint cannot be read or written.
         """
         saved = time()
-        waiting = [entry for entry in entries if entry.asked and len(entry.rows) < self.settings.epochs]
-        active: list[tuple[Entry, Trial]] = []
-        with keeping(self.store.save, self.common, self.at_once) as keeper:
+        waiting = [log for log in logs if log.requested and len(log.rows) < self.settings.epochs]
+        active: list[tuple[TrialLog, Trial]] = []
+        with CheckpointWriter(self.store.save, self.common, self.at_once) as writer:
             try:
                 while waiting or active:
                     while waiting and len(active) < self.at_once:
-                        entry = waiting.pop(0)
-                        active.append((entry, self._begin(entry, images, team)))
-                        entry.begin(self.place, saved)
-                    self._epoch(active, waiting, tell)
+                        log = waiting.pop(0)
+                        active.append((log, self._begin(log, images, world)))
+                        log.begin(self.place, saved)
+                    self._epoch(active, waiting, on_epoch)
                     if any(trial.finished for _, trial in active) or time() - saved >= self.save_every:
                         saved = time()
-                        if team.rank == 0:
-                            for entry, _ in active:
-                                keeper.keep(entry)
-                            kept()
+                        if world.rank == 0:
+                            for log, _ in active:
+                                writer.write(log)
+                            on_checkpoint()
                         active = [pair for pair in active if not pair[1].finished]
-                        for entry in entries:
-                            if entry.kept == self.settings.epochs:
-                                entry.state = None
+                        for log in logs:
+                            if log.saved == self.settings.epochs:
+                                log.state = None
             except (KeyboardInterrupt, SystemExit):
-                stopped()
-                if team.rank == 0:
-                    keeper.finish()
-                    for entry in entries:
-                        if entry.state is not None and entry.kept < entry.state["epoch"]:
-                            keeper.keep(entry)
-                    keeper.finish()
+                on_interrupt()
+                if world.rank == 0:
+                    writer.finish()
+                    for log in logs:
+                        if log.state is not None and log.saved < log.state["epoch"]:
+                            writer.write(log)
+                    writer.finish()
                 raise
 
-    def results(self, entries: Sequence[Entry], circumstances: dict[str, Any]) -> dict[str, Any]:
+    def results(self, logs: Sequence[TrialLog], circumstances: dict[str, Any]) -> dict[str, Any]:
         """Return all that is kept as one record, for JSON."""
-        complete = [entry.kept == self.settings.epochs for entry in entries]
+        complete = [log.saved == self.settings.epochs for log in logs]
         return {
             "circumstances": circumstances,
             "settings": self.common,
-            "complete": all(complete) and bool(entries),
-            "seconds": union([span for entry in entries for span in entry.spans]),
+            "complete": all(complete) and bool(logs),
+            "seconds": union([span for log in logs for span in log.spans]),
             "trials": [
-                {"arm": e.arm.name, "seed": e.seed, "epochs": e.kept, "complete": done, "places": e.places}
-                for e, done in zip(entries, complete, strict=True)
+                {"arm": e.arm.name, "seed": e.seed, "epochs": e.saved, "complete": done, "places": e.places}
+                for e, done in zip(logs, complete, strict=True)
             ],
-            **tidy([row for entry in entries for row in entry.rows[: entry.kept]]),
+            **to_columns([row for log in logs for row in log.rows[: log.saved]]),
         }
 
     @property
@@ -147,25 +147,25 @@ class Table:
         """What all trials of a folder must share."""
         return {**asdict(self.settings), "data": self.digest}
 
-    def _look_up(self) -> list[Entry]:
+    def _load_logs(self) -> list[TrialLog]:
         """Return all trials with what is kept of them."""
         self.store.settle(self.common)
-        entries = [Entry(arm, seed) for arm in self.arms for seed in self.seeds]
-        for entry in entries:
-            self._recall(entry, self.store.load(entry.name))
-        for name, state in self.store.others([entry.name for entry in entries]):
+        logs = [TrialLog(arm, seed) for arm in self.arms for seed in self.seeds]
+        for log in logs:
+            self._load(log, self.store.load(log.name))
+        for name, state in self.store.others([log.name for log in logs]):
             with self._refused(name):
-                entries.append(Entry.called(name))
-            self._recall(entries[-1], state)
-        return entries
+                logs.append(TrialLog.named(name))
+            self._load(logs[-1], state)
+        return logs
 
-    def _recall(self, entry: Entry, state: dict[str, Any] | None) -> None:
+    def _load(self, log: TrialLog, state: dict[str, Any] | None) -> None:
         if state is None:
             return
-        with self._refused(entry.name):
-            entry.recall(state)
+        with self._refused(log.name):
+            log.load(state)
         if state["settings"] != self.common:
-            raise OSError(f"{entry.name} was begun with other settings in {self.store.folder}; choose another --out")
+            raise OSError(f"{log.name} was begun with other settings in {self.store.folder}; choose another --out")
 
     @contextmanager
     def _refused(self, name: str) -> Iterator[None]:
@@ -179,18 +179,20 @@ class Table:
                 raise
             raise self.store.refusal(name) from None
 
-    def _begin(self, entry: Entry, images: Images, team: Team) -> Trial:
+    def _begin(self, log: TrialLog, images: Images, world: World) -> Trial:
         """Make a trial, and have it go on where it was."""
-        trial = Trial(entry.arm, entry.seed, self.settings, images, team)
-        state = team.first(lambda: self.store.load(entry.name))
+        trial = Trial(log.arm, log.seed, self.settings, images, world)
+        state = world.on_first(lambda: self.store.load(log.name))
         if state is not None:
-            with self._refused(entry.name):
+            with self._refused(log.name):
                 trial.restore(state)
         if images.train.is_cuda:
             torch.cuda.synchronize(images.train.device)  # its own stream must not overtake what was just made
         return trial
 
-    def _epoch(self, active: list[tuple[Entry, Trial]], waiting: list[Entry], tell: Callable[[News], object]) -> None:
+    def _epoch(
+        self, active: list[tuple[TrialLog, Trial]], waiting: list[TrialLog], on_epoch: Callable[[EpochEnd], object]
+    ) -> None:
         """Train all active trials for an epoch, step by step in turns: the device is always busy with one of them."""
         begin = time()
         trials = [trial for _, trial in active]
@@ -204,12 +206,12 @@ class Table:
         rows = [trial.end_epoch() for trial in trials]
         rate = sum(steps) * self.settings.batch / (time() - begin)
         epochs = sum(self.settings.epochs - trial.epoch for trial in trials)
-        epochs += sum(self.settings.epochs - len(entry.rows) for entry in waiting)
+        epochs += sum(self.settings.epochs - len(log.rows) for log in waiting)
         left = epochs * len(trials[0].images.train) / rate
-        for (entry, trial), row in zip(active, rows, strict=True):
-            entry.advance(row, trial.snapshot(), time())
+        for (log, trial), row in zip(active, rows, strict=True):
+            log.advance(row, trial.snapshot(), time())
         for row in rows:
-            tell(News(row, rate, epochs, left))
+            on_epoch(EpochEnd(row, rate, epochs, left))
 
 
 def union(spans: Sequence[Sequence[float]]) -> float:

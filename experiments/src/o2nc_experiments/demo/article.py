@@ -1,4 +1,4 @@
-"""The demo, told to somebody who has not read the paper."""
+"""The demo, for somebody who has not read the paper."""
 
 import math
 from collections.abc import Sequence
@@ -7,13 +7,10 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from o2nc_experiments.cifar10 import pictures, view
-from o2nc_experiments.cifar10.rows import Row, untidy
-from o2nc_experiments.cifar10.story import wide_table
-from o2nc_experiments.demo import climber, climber_pictures, digits
+from o2nc_experiments.classification import Epoch, by_arm, curves, from_columns
+from o2nc_experiments.demo import climber, digits
 from o2nc_experiments.figures import GREY
-from o2nc_experiments.page import Article as Story
-from o2nc_experiments.page import Picture, Section
+from o2nc_experiments.page import Article, Picture, Section
 from o2nc_experiments.record import revive
 
 SAYS = "o2nc multiplies every step of an optimizer by one random number, which is 1 on average."
@@ -23,21 +20,21 @@ SLOPE = (
     "the steep sides that it steps over, and they lead up by more than it goes down.\n"
 )
 MANY = "Every coordinate has its own teeth, and one random number for all of them is enough: "
-AVERAGE = Line2D([], [], color=GREY, **pictures.HOLLOW, label="averaged weights x̄")
+AVERAGE = Line2D([], [], color=GREY, **curves.HOLLOW, label="averaged weights x̄")
 
 
-def tell(record: dict[str, Any]) -> Story:
-    """Return the story of `demo.json`."""
+def article(record: dict[str, Any]) -> Article:
+    """Return the article of `demo.json`."""
     runs = [revive(climber.Run, run) for run in record["climber"]["runs"]]
-    rows, about = untidy(record["digits"]), record["circumstances"]
+    rows, about = from_columns(record["digits"]), record["circumstances"]
     sections = [*climbing(runs), *(training(rows, about) if rows else ()), one_line(about)]
     took = f"Computing it took {record['seconds']:.0f} s, without a GPU."
-    return Story(
+    return Article(
         "One random number per step", "\n".join([SAYS, *findings(runs, rows, about["digits_test"]), took]), sections
     )
 
 
-def findings(runs: Sequence[climber.Run], rows: Sequence[Row], images: int) -> list[str]:
+def findings(runs: Sequence[climber.Run], rows: Sequence[Epoch], images: int) -> list[str]:
     """Return what came out, in a line each: the slope, the digits and the certificate, as far as they are there."""
     found = [f"• A slope that was built to need it, its height F to be made small: {value(runs, 1)}."]
     if paired := digits.paired(rows):
@@ -70,7 +67,7 @@ def climbing(runs: Sequence[climber.Run]) -> list[Section]:
                     f"The slope, and the first {len(one[0].path) - 1} steps on it. Without scaling: the same place "
                     "on every tooth, each higher than the last, and on to the left. With scaling (one seed is "
                     "shown): anywhere.",
-                    partial(climber_pictures.draw_path, runs=one),
+                    partial(climber.draw_path, runs=one),
                 ),
                 *over_steps(
                     one,
@@ -80,7 +77,7 @@ def climbing(runs: Sequence[climber.Run]) -> list[Section]:
                     "climber's never falls.",
                 ),
             ],
-            legend=climber_pictures.legend(one),
+            legend=climber.legend(one),
             tables=[climber.table(one)],
         )
     ]
@@ -88,34 +85,33 @@ def climbing(runs: Sequence[climber.Run]) -> list[Section]:
         d = own[0].dimension
         shown = over_steps(own, "Up is worse.", "Up is worse; logarithmic.")
         title = f"The same in {d} dimensions"
-        found.append(Section(title, f"{MANY}{value(own, d)}.", pictures=shown, legend=climber_pictures.legend(own)))
+        found.append(Section(title, f"{MANY}{value(own, d)}.", pictures=shown, legend=climber.legend(own)))
     return found
 
 
 def over_steps(runs: Sequence[climber.Run], values: str, certificates: str) -> list[Picture]:
     """Return F and the certificate over the steps, with what is said of each."""
     return [
-        Picture("The value F, step by step", values, partial(climber_pictures.draw_values, runs=runs)),
+        Picture("The value F, step by step", values, partial(climber.draw_values, runs=runs)),
         Picture(
             f"The certificate ‖ḡ‖ + cV, c = {climber.C:g}",
             certificates,
-            partial(climber_pictures.draw_certificates, runs=runs),
+            partial(climber.draw_certificates, runs=runs),
         ),
     ]
 
 
-def training(rows: Sequence[Row], about: dict[str, Any]) -> list[Section]:
+def training(rows: Sequence[Epoch], about: dict[str, Any]) -> list[Section]:
     """Return the digits: losses, accuracies and the table; then what the averages tell."""
-    seen = dict(zip(digits.ARMS, digits.NAMES.values(), strict=True))
-    by_name = view.by_arm(digits.named(rows))
+    by_name = by_arm(digits.named(rows))
     # blue is scaled and red is not, as with the climber
-    arms = {name: by_name.get(name, []) for name in reversed(seen.values())}
+    arms = {name: by_name.get(name, []) for name in reversed(digits.NAMES.values())}
     compared, certified = (*digits.summary(rows, about["digits_test"]).splitlines(), "", "")[:2]
-    loss, _, accuracy = pictures.FIGURE
-    gradient, spread, certificate, averaged = pictures.certificate_panels(digits.C)
+    loss, _, accuracy = curves.FIGURE
+    gradient, spread, certificate, averaged = curves.certificate_panels(digits.C)
 
-    def picture(panel: pictures.Panel, says: str) -> Picture:
-        return Picture(panel.title, says, partial(pictures.draw, panel=panel, arms=arms))
+    def picture(panel: curves.Panel, says: str) -> Picture:
+        return Picture(panel.title, says, partial(curves.draw, panel=panel, arms=arms))
 
     return [
         Section(
@@ -130,7 +126,7 @@ def training(rows: Sequence[Row], about: dict[str, Any]) -> list[Section]:
             pictures=[
                 picture(
                     loss,
-                    f"On the batches as they were seen, logarithmic; {pictures.over_trials(arms)}. Where the lines "
+                    f"On the batches as they were seen, logarithmic; {curves.over_trials(arms)}. Where the lines "
                     "lie on each other, scaling costs nothing.",
                 ),
                 picture(
@@ -140,8 +136,8 @@ def training(rows: Sequence[Row], about: dict[str, Any]) -> list[Section]:
                     "the bands overlap.",
                 ),
             ],
-            legend=pictures.legend(arms),
-            tables=[wide_table(digits.named(rows), digits.C, {}, digits.NOTE)],
+            legend=curves.legend(arms),
+            tables=[digits.table(rows)],
         ),
         Section(
             "The certificate that comes with the weights",
@@ -165,12 +161,12 @@ def training(rows: Sequence[Row], about: dict[str, Any]) -> list[Section]:
                     "epochs; as V falls, they and the last weights come together.",
                 ),
             ],
-            legend=[*pictures.legend(arms), AVERAGE],
+            legend=[*curves.legend(arms), AVERAGE],
         ),
     ]
 
 
-def price(rows: Sequence[Row]) -> str:
+def price(rows: Sequence[Epoch]) -> str:
     """Return how to read c."""
     furthest = math.sqrt(max(row.spread for row in rows if row.spread is not None))
     return (

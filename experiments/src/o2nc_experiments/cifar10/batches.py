@@ -1,17 +1,23 @@
-"""Shuffling, cropping, flipping and scaling of images, on whatever device they are.
+"""Batches: shuffled, cropped, flipped and scaled, on whatever device the images are.
 
 Randomness is a pure function of (seed, counter, position). So a run depends on its seed only, resumes from its
 counter with no generator to save, and is the same on every device. It is drawn for a whole epoch at once; what is
 done with it in a step takes nothing from the host and can be captured in a CUDA graph.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from o2nc.scaling import _GOLDEN, _MASK, seed_key
-from o2nc_experiments.resnet import layout
+from o2nc_experiments.cifar10.data import Data
+from o2nc_experiments.cifar10.options import Settings
+from o2nc_experiments.cifar10.processes import World
+from o2nc_experiments.classification.resnet import layout
 
+EVALUATED = 1000  # images at once
 PADDING = 4
 SHIFTS = 2 * PADDING + 1
 CASES = SHIFTS * SHIFTS * 2
@@ -115,6 +121,72 @@ def normalise(images: Tensor, statistics: Tensor) -> Tensor:
     mean, std = statistics
     # two roundings, not one fused: every device computes the same
     return (images.to(statistics.dtype, memory_format=layout(images.device)) - mean) / std
+
+
+class Images(NamedTuple):
+    """The data set on a device: bytes to train on, the test set as the model takes it, in this process's share."""
+
+    train: Tensor
+    labels: Tensor
+    statistics: Tensor
+    tests: list[tuple[Tensor, Tensor]]
+    test_size: int
+
+
+def to_device(data: Data, device: torch.device, world: World = World(), dtype: torch.dtype = torch.float32) -> Images:
+    """Put the data set on a device; images and models are made of this dtype."""
+    numbers = statistics(device).to(dtype)
+    images, labels = (t[world.rank :: world.size].to(device) for t in (data.test_images, data.test_labels))
+    tests = [
+        (normalise(part, numbers), truth)
+        for part, truth in zip(images.split(EVALUATED), labels.split(EVALUATED), strict=True)
+        if len(part)  # there may be more processes than images
+    ]
+    return Images(data.train_images.to(device), data.train_labels.to(device), numbers, tests, len(data.test_images))
+
+
+class Batches(NamedTuple):
+    """Where a trial stands in its training set, as tensors on the device.
+
+    Attributes:
+        order: of the images in this epoch and the next.
+        cases: what is done to every image of every batch of this epoch.
+        position: where the next batch begins in ``order``.
+        turn: how many batches of this epoch have been taken.
+    """
+
+    order: Tensor
+    cases: Tensor
+    position: Tensor
+    turn: Tensor
+
+    @classmethod
+    def make(cls, images: int, batch: int, device: torch.device) -> "Batches":
+        """Return one with nothing in it yet."""
+        zeros = torch.zeros(1, dtype=torch.int64, device=device)
+        return cls(zeros.new_zeros(2 * images), zeros.new_zeros(-(-images // batch), batch), zeros, zeros.clone())
+
+    def fill_(self, seed: int, epoch: int, settings: Settings) -> None:
+        """Go to the beginning of an epoch."""
+        images, device = len(self.order) // 2, self.order.device
+        step = settings.steps(epoch, images)
+        self.turn.zero_()
+        self.position.fill_(step * settings.batch - epoch * images)
+        self.order.copy_(shuffle(seed, torch.arange(epoch, epoch + 2, device=device), images).flatten())
+        self.cases.copy_(crops(seed, torch.arange(step, step + len(self.cases), device=device), settings.batch))
+
+    def advance_(self) -> None:
+        """Go to the next batch."""
+        self.turn.add_(1)
+        self.position.add_(self.cases.shape[1])
+
+
+def next_batch(images: Images, batches: Batches, first: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return part of the next batch, augmented, and its labels."""
+    part = torch.arange(first, first + size, device=batches.order.device)
+    at = batches.order[batches.position + part]
+    batch = augment(images.train[at], batches.cases[batches.turn, part])
+    return normalise(batch, images.statistics), images.labels[at]
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""The optimizers that can be compared, by name.
+"""What can be asked for on the command line: arms, settings, and all options together.
+
+An arm is an optimizer by name:
 
     NAME            sgdm, adamw, or a learner: ogd, ball-ogd, ftrl, adagrad, scale-free, coin-betting
     NAME+LAW        the same with its updates scaled by s: exponential, uniform, weibull, gamma
@@ -12,22 +14,33 @@ the first steps on about the same scale and have not been tuned.
 import ast
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from o2nc import ExponentiatedO2NC, ScaledSGDM, checks, learners, random_scaling, scaling
-from o2nc.scaling import Law
+from o2nc import (
+    Exponential,
+    ExponentiatedO2NC,
+    Gamma,
+    Law,
+    ScaledSGDM,
+    Uniform,
+    Weibull,
+    learners,
+    random_scaling,
+)
 
 LAWS: dict[str, tuple[type, dict[str, float]]] = {
-    "exponential": (scaling.Exponential, {}),
-    "uniform": (scaling.Uniform, {}),
-    "weibull": (scaling.Weibull, {"shape": 1.5}),
-    "gamma": (scaling.Gamma, {"shape": 1.5}),
+    "exponential": (Exponential, {}),
+    "uniform": (Uniform, {}),
+    "weibull": (Weibull, {"shape": 1.5}),
+    "gamma": (Gamma, {"shape": 1.5}),
 }
 _PLAYED = {"beta": 0.9, "weight_decay": 5e-4}  # what every learner's arm takes beside the learner's own
 LEARNERS: dict[str, tuple[type, dict[str, Any]]] = {
@@ -72,7 +85,7 @@ class Arm:
         """Whether a step on a GPU takes nothing from the host, so that a CUDA graph can hold it."""
         if self.base == "adamw":
             return self.law is None  # `random_scaling` multiplies lr on the host
-        return not isinstance(self.law, scaling.Gamma)
+        return not isinstance(self.law, Gamma)
 
     def make(self, params: Iterable[Tensor], average: float, seed: int, device: torch.device) -> Optimizer:
         """Return the optimizer.
@@ -127,9 +140,9 @@ def parse(text: str) -> Arm:
     try:  # laws and optimizers know best what they take
         law = LAWS[wanted][0](**LAWS[wanted][1] | given) if wanted else None
         arm = Arm(compact, name, DEFAULTS[name] | options, law)
-        checks.non_negative("weight_decay", arm.options["weight_decay"])
+        _check("weight_decay", arm.options["weight_decay"], "a finite number >= 0", lambda v: True)
         if name == "sgdm":  # torch takes more, with which nothing can converge
-            checks.number("momentum", arm.options["momentum"], "a number in [0, 1)", lambda v: 0 <= v < 1)
+            _check("momentum", arm.options["momentum"], "a number in [0, 1)", lambda v: v < 1)
         x = torch.nn.Parameter(torch.zeros(1))
         x.grad = torch.ones(1)
         arm.make([x], 0.9, 0, x.device).step()
@@ -155,3 +168,107 @@ def _split(text: str, whole: str) -> tuple[str, dict[str, Any], str]:
     except (SyntaxError, ValueError, OverflowError):
         raise ValueError(f"arm {whole!r}: options are (key=value, …), each once, with finite numbers") from None
     return found[1], options, text[found.end() :]
+
+
+def _check(name: str, value: float, allowed: str, within: Callable[[float], bool]) -> None:
+    """Refuse a number unless it is finite, not negative, and within what is allowed."""
+    if isinstance(value, bool) or not (math.isfinite(value) and value >= 0 and within(value)):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The setting of Table 1, or a smaller one.
+
+    Attributes:
+        epochs: how many times the training set is gone through.
+        batch: images per step, over all processes.
+        average: the discount of x̄ and ḡ, in (0, 1).
+        width: channels of ResNet-18's first stage.
+        limit: only so many training images, and a fifth as many test images.
+    """
+
+    epochs: int = 200
+    batch: int = 128
+    average: float = 0.999
+    width: int = 64
+    limit: int | None = None
+
+    def factor(self, epoch: int) -> float:
+        """Return what the learning rate is multiplied by in an epoch, counted from 0: a cosine from 1 towards 0."""
+        return 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
+
+    def steps(self, epoch: int, images: int) -> int:
+        """Return how many steps come before an epoch.
+
+        Batches go on across the end of an epoch, so that every image is seen exactly once per epoch: one that begins
+        in an epoch belongs to it. 200 epochs of 50,000 images are 78,125 batches of 128.
+        """
+        return -(-epoch * images // self.batch)
+
+    def averages_are_due(self, epoch: int) -> bool:
+        """Say whether x̄ is evaluated when so many epochs are over: ten times, and at the end."""
+        return epoch == self.epochs or epoch % max(1, self.epochs // 10) == 0
+
+
+def unlike_paper(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a record's settings have that is not the paper's; the discount of x̄ is not in the paper."""
+    usual, named = asdict(Settings()), ("epochs", "batch", "width", "limit")
+    return {key: settings[key] for key in named if settings.get(key, usual[key]) != usual[key]}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of the command line, as they were given.
+
+    Attributes:
+        data: folder of the data set, None for the folder ``data`` in ``out``.
+        fetch: whether to download it there if it is missing.
+        out: folder of the run.
+        arms: names of the optimizers.
+        seeds: of the trials.
+        settings: of all trials.
+        device: its name, None for the GPU if there is one.
+        at_once: trials that share a GPU, None for as many as are good.
+        save_every: seconds between checkpoints.
+        c: the price of spread in the certificates that are shown.
+        quiet: whether to print errors only.
+    """
+
+    data: Path | None
+    fetch: bool
+    out: Path
+    arms: Sequence[str]
+    seeds: range
+    settings: Settings
+    device: str | None
+    at_once: int | None
+    save_every: float
+    c: float
+    quiet: bool
+
+    def check(self) -> None:
+        """Refuse numbers that typer cannot: ValueError."""
+        _check("--average", self.settings.average, "a number in (0, 1)", lambda v: 0 < v < 1)
+        _check("--c", self.c, "a finite number > 0", lambda v: v > 0)
+        _check("--save-every", self.save_every, "a finite number >= 0", lambda v: True)
+
+    @property
+    def data_folder(self) -> Path:
+        """The folder that the data set is read from, and fetched to."""
+        return self.data or self.out / "data"
+
+    @property
+    def command(self) -> str:
+        """The command line that makes the same table."""
+        s, usual = self.settings, Settings()
+        parts = ["o2nc cifar10 --data DIR"]
+        parts += [f"--arm '{arm}'" for arm in self.arms if tuple(self.arms) != TABLE]
+        parts += [f"--seed {self.seeds[0]}"] if self.seeds[0] else []
+        parts += [f"--seeds {len(self.seeds)} --epochs {s.epochs}"]
+        for name in ("batch", "average", "width", "limit"):
+            if getattr(s, name) != getattr(usual, name):
+                parts.append(f"--{name} {getattr(s, name)}")
+        parts += [f"--c {self.c:g}"] if self.c != 1 else []
+        parts += [f"--device {shlex.quote(self.device)}"] if self.device else []
+        return " ".join(parts)

@@ -1,6 +1,6 @@
 """The processes that train one model together, each with an equal part of every batch.
 
-Started by ``torchrun``; without it a team of one, and nothing here communicates. Since the scalar s is a pure
+Started by ``torchrun``; without it there is one, and nothing here communicates. Since the scalar s is a pure
 function of the seed and the step, all processes draw the same one and never talk about it.
 """
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Team:
+class World:
     """Which process this is, and of how many."""
 
     rank: int = 0
@@ -31,47 +31,47 @@ class Team:
         return self.rank * part, part
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model with its gradients averaged over the team."""
+        """Return the model with its gradients averaged over the processes."""
         return model if self.size == 1 else DistributedDataParallel(model)
 
     def sum_(self, numbers: Tensor) -> Tensor:
-        """Add up the team's numbers, in place."""
+        """Add up all processes' numbers, in place."""
         if self.size > 1:
             distributed.all_reduce(numbers)
         return numbers
 
-    def hear(self, said: Any) -> Any:
-        """Return what the first process said."""
+    def broadcast(self, value: Any) -> Any:
+        """Return the first process's value."""
         if self.size == 1:
-            return said
-        heard = [said]
-        distributed.broadcast_object_list(heard, src=0)
-        return heard[0]
+            return value
+        values = [value]
+        distributed.broadcast_object_list(values, src=0)
+        return values[0]
 
-    def first(self, work: Callable[[], T]) -> T:
+    def on_first(self, work: Callable[[], T]) -> T:
         """Have the first process do it, and return what it found in all of them.
 
         Raises:
             OSError: it could not be done; the others end without a word.
         """
-        said: T | OSError | None = None
+        found: T | OSError | None = None
         if self.rank == 0:
             try:
-                said = work()
+                found = work()
             except OSError as error:
-                said = error
-        heard = self.hear(said)
-        if isinstance(heard, OSError):
-            raise heard if self.rank == 0 else SystemExit(1)
-        return heard
+                found = error
+        result = self.broadcast(found)
+        if isinstance(result, OSError):
+            raise result if self.rank == 0 else SystemExit(1)
+        return result
 
     @property
-    def norm(self) -> type[nn.BatchNorm2d]:
+    def batch_norm(self) -> type[nn.BatchNorm2d]:
         """BatchNorm over the whole batch, whoever has it."""
         return nn.BatchNorm2d if self.size == 1 else JointBatchNorm2d
 
 
-def called() -> Team:
+def find_world() -> World:
     """Return which process ``torchrun`` says that this is.
 
     Raises:
@@ -84,19 +84,19 @@ def called() -> Team:
     if not 0 <= rank < size:
         named = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in ("RANK", "WORLD_SIZE"))
         raise OSError(f"the environment has {named}, which torchrun never sets: unset them, or use torchrun")
-    return Team(rank, size)
+    return World(rank, size)
 
 
 @contextmanager
-def join(device: torch.device) -> Iterator[Team]:
-    """Join the team that ``torchrun`` has started, if it has, and leave it at the end.
+def process_group(device: torch.device) -> Iterator[World]:
+    """Join the processes that ``torchrun`` has started, if it has, and leave them at the end.
 
     Raises:
         OSError: the others cannot be reached.
     """
-    team = called()
-    if team.size == 1:
-        yield team
+    world = find_world()
+    if world.size == 1:
+        yield world
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -104,15 +104,15 @@ def join(device: torch.device) -> Iterator[Team]:
         # long enough for the first process to fetch the data; that one has died torchrun notices sooner
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=1))
     except (RuntimeError, ValueError) as error:
-        raise OSError(f"the {team.size} processes of WORLD_SIZE cannot meet: {str(error).splitlines()[0]}") from None
+        raise OSError(f"the {world.size} processes of WORLD_SIZE cannot meet: {str(error).splitlines()[0]}") from None
     try:
-        yield team
+        yield world
     finally:
         distributed.destroy_process_group()
 
 
 class _Total(torch.autograd.Function):
-    """The sum over the team; what each has contributed enters everybody's loss, so gradients are summed too."""
+    """The sum over all processes; what each has contributed enters everybody's loss, so gradients are summed too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class _Total(torch.autograd.Function):
 
 
 class JointBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d whose statistics in training are those of the whole team's batch, on any device.
+    """BatchNorm2d whose statistics in training are those of the whole batch, on any device.
 
     ``torch.nn.SyncBatchNorm`` knows no CPU.
     """

@@ -1,10 +1,8 @@
-"""The paper's Figure 1 from a run's rows, and the certificates over the epochs."""
+"""Losses, accuracies and certificates over the epochs: the paper's Figure 1, and what the paper does not have."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from io import BytesIO
 from itertools import cycle
-from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -14,12 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
-from o2nc_experiments.cifar10.rows import Row
-from o2nc_experiments.cifar10.view import Arms, by_arm, certificate
-from o2nc_experiments.figures import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION
-from o2nc_experiments.record import write_bytes
+from o2nc_experiments.classification import Arms, Epoch, by_arm, certificate
+from o2nc_experiments.figures import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION, style_axes
 
-Read = Callable[[Row], float | None]
+Read = Callable[[Epoch], float | None]
 
 COLOURS = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, BLACK, GREY)
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1)), (0, (6, 1, 1, 1)))  # in turn: equal curves are all seen, styles unlike
@@ -68,24 +64,24 @@ def certificate_panels(c: float) -> tuple[Panel, ...]:
     )
 
 
-def figure(rows: Sequence[Row], title: str = TITLE) -> Figure:
+def figure(epochs: Sequence[Epoch], title: str = TITLE) -> Figure:
     """Draw Figure 1: train loss, train accuracy and test accuracy over the epochs, the end of the last enlarged.
 
     Lines are means over an arm's trials, bands one standard deviation to either side, at the epochs that all trials
     have reached; where some have not, or one has diverged, every trial is also drawn as a thin line.
     """
     picture = Figure(figsize=(13, 4.4), dpi=150, layout="constrained")
-    arms = by_arm(rows)
+    arms = by_arm(epochs)
     _fill(picture, picture.subplots(1, 3), FIGURE, arms, legend(arms), title)
     return picture
 
 
-def certificates(rows: Sequence[Row], c: float = 1.0, title: str = TITLE) -> Figure | None:
+def certificates(epochs: Sequence[Epoch], c: float = 1.0, title: str = TITLE) -> Figure | None:
     """Draw ‖ḡ‖, V and ‖ḡ‖ + cV over the epochs, and the test accuracy of x̄ beside that of the last iterate.
 
     Arms that keep no averages are left out, with the colours of the others unchanged; None if no arm keeps them.
     """
-    arms = averaging(rows)
+    arms = averaging(epochs)
     if not any(arms.values()):
         return None
     picture = Figure(figsize=(11, 7.6), dpi=150, layout="constrained")
@@ -93,10 +89,10 @@ def certificates(rows: Sequence[Row], c: float = 1.0, title: str = TITLE) -> Fig
     return picture
 
 
-def averaging(rows: Sequence[Row]) -> Arms:
+def averaging(epochs: Sequence[Epoch]) -> Arms:
     """Return the arms, without trials those that keep no averages."""
-    kept = {row.arm for row in rows if row.gradient is not None}
-    return {arm: trials if arm in kept else [] for arm, trials in by_arm(rows).items()}
+    kept = {row.arm for row in epochs if row.gradient is not None}
+    return {arm: trials if arm in kept else [] for arm, trials in by_arm(epochs).items()}
 
 
 def draw(axes: Axes, panel: Panel, arms: Arms) -> None:
@@ -146,8 +142,7 @@ def _draw(axes: Axes, arms: Arms, read: Read, *, log: bool = False, hollow: bool
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         if final == 1:
             axes.set_ylim(0, 1)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    style_axes(axes)
     for trials, colour, dash in zip(arms.values(), cycle(COLOURS), cycle(DASHES)):
         found = [{row.epoch: value for row in trial if (value := read(row)) is not None} for trial in trials]
         epochs = sorted({epoch for trial in found for epoch in trial})
@@ -200,7 +195,7 @@ def legend(arms: Arms) -> list[Line2D]:
     ]
 
 
-def diverged(trials: Sequence[Sequence[Row]]) -> bool:
+def diverged(trials: Sequence[Sequence[Epoch]]) -> bool:
     """Say whether a trial has ended without a loss."""
     losses = [trial[-1].train_loss for trial in trials]
     return any(loss is None or not math.isfinite(loss) for loss in losses)
@@ -211,13 +206,3 @@ def over_trials(arms: Arms) -> str:
     least, most = (pick((len(own) for own in arms.values() if own), default=0) for pick in (min, max))
     trials = f"{most} trials" if least == most else f"up to {most} trials"
     return "one trial per arm" if most == 1 else f"mean ± standard deviation over {trials}"
-
-
-def save(picture: Figure, folder: Path, name: str) -> list[Path]:
-    """Write the picture as PNG and SVG, each whole or not at all."""
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    for path in paths:
-        drawn = BytesIO()
-        picture.savefig(drawn, format=path.suffix[1:])
-        write_bytes(path, drawn.getbuffer())
-    return paths
