@@ -12,7 +12,8 @@ from scipy import sparse
 from torch import Tensor
 
 import o2nc
-from o2nc import certify, simplex, trajectory
+from o2nc import certify
+from o2nc.certificates import simplex, trajectory
 
 BETA = 0.9
 

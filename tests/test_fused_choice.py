@@ -25,7 +25,7 @@ from fused_device import (
     sgdm,
     some,
 )
-from o2nc.kernels import engine
+from o2nc.backends.triton import engine
 
 pytestmark = ieee
 

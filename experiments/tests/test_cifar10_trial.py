@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from cifar10_made import CPU, SMALL, bits, data, images, timeless, train_by_hand
-from o2nc import Exponential, Uniform
-from o2nc.batchnorm import recalibrated
+from o2nc import Exponential, Uniform, recalibrated
 from o2nc_experiments.cifar10 import batches
 from o2nc_experiments.cifar10 import training as trial_module
 from o2nc_experiments.cifar10.batches import MEAN, STD, crops, normalise, shuffle, statistics, to_device

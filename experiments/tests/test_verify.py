@@ -12,9 +12,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
-from o2nc import certificate, optimizer, original, scaling, theory
+from o2nc import optimizer, original, scaling, theory
+from o2nc.certificates import certificate
 from o2nc.learners import ogd
 from o2nc.problems import hard, separable
+from o2nc.theory import lemmas, plans
 from o2nc_experiments import cli, verify
 from o2nc_experiments import pool as cli_pool
 from o2nc_experiments.verify.rows import Check, Finding
@@ -45,8 +47,8 @@ def of_goldstein(**factors):
 
 def without(function, term):
     """Leave a term out of a bound."""
-    whole = getattr(theory, function)
-    return theory, function, lambda p: {key: value for key, value in whole(p).items() if key != term}
+    whole = getattr(plans, function)
+    return plans, function, lambda p: {key: value for key, value in whole(p).items() if key != term}
 
 
 def growth_times(factor):
@@ -73,7 +75,7 @@ def plan_with_fixed_c(steps, c=None, *, smoothness=None, **kwargs):
     return replace(theory_plan(steps, 1.0, **kwargs), smoothness=smoothness)
 
 
-theory_plan, theory_paper_terms = theory.plan, theory._paper_terms
+theory_plan, theory_paper_terms = theory.plan, plans._paper_terms
 
 
 class Ones:
@@ -104,7 +106,7 @@ BREAKS = {
     "rate-nonsmooth": property_of_plan("lr", lambda self: self.radius * self.alpha),
     "rate-smooth": (theory, "plan", plan_with_fixed_c),
     "rate-second-order": (theory, "plan", plan_with_growing_c),
-    "steps-for": times(theory, "spread_constant", 1.1),
+    "steps-for": times(lemmas, "spread_constant", 1.1),
     "lower-bound": (hard.ZeroChainOracle, "sample", lambda self, x, generator=None: self.problem.gradient(x)),
     "erratum-a": (optimizer, "progress_weight", lambda law, seed, step: law.sample(seed, step)),
     "erratum-b": growth_times(0.5),
@@ -112,7 +114,7 @@ BREAKS = {
     "erratum-d": (scaling.Exponential, "sample", lambda self, seed, step: 0.7),
     "erratum-e": times(certificate.Certificate, "gradient_norm", 1.6),
     "erratum-f": times(theory, "variance_weights", 1.01),
-    "erratum-g": (theory, "_paper_terms", regret_without_root),
+    "erratum-g": (plans, "_paper_terms", regret_without_root),
     "erratum-h": growth_times(0.5),
     "erratum-i": (original, "_LAW", Ones()),
     "erratum-j": times(separable.MultiKink, "gradient", -1.0),
@@ -125,7 +127,7 @@ BREAKS = {
     ),
     "erratum-n": of_goldstein(distance=0.5),
     "erratum-o": raw_value,
-    "erratum-p": times(theory, "spread_constant", 1 / 48),
+    "erratum-p": times(lemmas, "spread_constant", 1 / 48),
     "erratum-q": times(separable.Cosine, "gradient", 0.99),
 }
 

@@ -2,7 +2,7 @@
 
 A step of the optimizers costs some 100 µs whatever the dimension, so a study of small problems over plans, seeds and
 numbers of steps would take hours. Here the same step is made for all rows together, out of the optimizers' own parts:
-the learner's coefficients (`o2nc.learners.ogd`), the scalars (`o2nc.scaling`), the averages (`o2nc.averaging`), the
+the learner's coefficients (`o2nc.learners.ogd`), the scalars (`o2nc.scaling`), the averages (`o2nc.averages`), the
 projection (`o2nc.vector`). A test holds the rows to `ExponentiatedO2NC` and `OriginalO2NC`, run by run.
 
 What is measured is what the theorems bound: the mean over n = 1, …, N (over the blocks for Algorithm 1) of
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from o2nc.averaging import Row, Seen, move_, widen_
+from o2nc.averages import Coupling, Iterate, move_, widen_
 from o2nc.learners.ogd import coefficients
 from o2nc.problems import Oracle
 from o2nc.scaling import Exponential, Law, Uniform
@@ -148,7 +148,7 @@ def exponentiated(
         full = oracle.gradient(r["x"])
         r["weight"].mul_(r["beta"]).add_(1.0)
         gamma = 1 / r["weight"]
-        square, _ = move_(Row(r["x"], full, None, r["average"], r["gradient"]), gamma, Seen(), _by_row)
+        square, _ = move_(Iterate(r["x"], full, None, r["average"], r["gradient"]), gamma, Coupling(), _by_row)
         widen_(r["spread"], square, gamma)
         r["sums"][:, 0:1] += _norm(r["gradient"])
         r["sums"][:, 1:2] += r["spread"]
@@ -200,7 +200,7 @@ def original(
         full = oracle.gradient(r["x"])
         place = (t - 1) % r["period"] + 1  # within the block
         gamma = 1 / place
-        square, _ = move_(Row(r["x"], full, None, r["average"], r["gradient"]), gamma, Seen(), _by_row)
+        square, _ = move_(Iterate(r["x"], full, None, r["average"], r["gradient"]), gamma, Coupling(), _by_row)
         widen_(r["spread"], square, gamma)
         ends = (place == r["period"]).to(x.dtype)
         r["sums"][:, 0:1] += ends * _norm(r["gradient"])

@@ -22,7 +22,9 @@ With prog_a(x) the last i such that |x_i| > a (0 if there is none):
 """
 
 import math
+from abc import ABC
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -76,9 +78,54 @@ def chain_gradient(y: Tensor, factor: Tensor | None = None) -> Tensor:
     return torch.where(new, g * factor.unsqueeze(-1), g)
 
 
+class ScaledChain(ABC):
+    """F(x) = h·f(x/w) for a function f of T links: the constants of F from those of f. The start is 0."""
+
+    slope: ClassVar[float]  # max ‖∇f‖/√T
+    curvature: ClassVar[float]  # the Lipschitz constant of ∇f
+    length: int
+    dimension: int
+    height: float
+    width: float
+
+    def __post_init__(self) -> None:
+        checks.integer("length", self.length, 1)
+        checks.positive("height", self.height)
+        checks.positive("width", self.width)
+
+    @property
+    def steepness(self) -> float:
+        """h/w."""
+        return self.height / self.width
+
+    @property
+    def lipschitz(self) -> float:
+        """G = slope·√T·h/w."""
+        return self.slope * math.sqrt(self.length) * self.steepness
+
+    @property
+    def gap(self) -> float:
+        """F* = 12Th."""
+        return GAP * self.length * self.height
+
+    @property
+    def smoothness(self) -> float:
+        """H = curvature·h/w²."""
+        return self.curvature * self.height / self.width**2
+
+    @property
+    def second_order(self) -> float:
+        """ρ = 2100h/w³."""
+        return JERK * self.height / self.width**3
+
+    def start(self) -> Tensor:
+        """Return 0."""
+        return torch.zeros(self.dimension, dtype=torch.float64)
+
+
 @sized
 @dataclass(frozen=True)
-class Chain:
+class Chain(ScaledChain):
     """F(x) = h·F_T(x/w): G = 23√T·h/w, F* = 12Th, H = 152h/w², ρ = 2100h/w³; ‖∇F(x)‖ > h/w unless prog_1(x/w) = T.
 
     The start is 0. Searches find ‖∇F‖ up to 0.68G, a gap of 0.9F* for long chains, curvature up to 0.87H
@@ -95,48 +142,16 @@ class Chain:
         tensor([-1.6487, -0.0000, -0.0000, -0.0000, -0.0000], dtype=torch.float64)
     """
 
+    slope: ClassVar[float] = SLOPE
+    curvature: ClassVar[float] = CURVATURE
     length: int
     height: float = 1.0
     width: float = 1.0
 
-    def __post_init__(self) -> None:
-        checks.integer("length", self.length, 1)
-        checks.positive("height", self.height)
-        checks.positive("width", self.width)
-
     @property
-    def dimension(self) -> int:
+    def dimension(self) -> int:  # type: ignore[override]
         """d = T."""
         return self.length
-
-    @property
-    def steepness(self) -> float:
-        """h/w."""
-        return self.height / self.width
-
-    @property
-    def lipschitz(self) -> float:
-        """G = 23√T·h/w."""
-        return SLOPE * math.sqrt(self.length) * self.steepness
-
-    @property
-    def gap(self) -> float:
-        """F* = 12Th."""
-        return GAP * self.length * self.height
-
-    @property
-    def smoothness(self) -> float:
-        """H = 152h/w²."""
-        return CURVATURE * self.height / self.width**2
-
-    @property
-    def second_order(self) -> float:
-        """ρ = 2100h/w³."""
-        return JERK * self.height / self.width**3
-
-    def start(self) -> Tensor:
-        """Return 0."""
-        return torch.zeros(self.dimension, dtype=torch.float64)
 
     def value(self, x: Tensor) -> Tensor:
         """Return F of the last axis."""

@@ -9,9 +9,10 @@ data's rows a_i, a gradient is a weighted sum (1/m) Σ_i w_i a_i, and
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +21,77 @@ from o2nc import checks
 from o2nc.problems.problem import sized
 
 
+class Data(NamedTuple):
+    """What a problem is fitted to: rows a_i and targets, x* that explains them, and where to start."""
+
+    rows: Tensor
+    targets: Tensor
+    solution: Tensor
+    start: Tensor
+
+
+class Regression(ABC):
+    """F = (1/m) Σ_i |prediction_i(x) − target_i|, the constants by (1) and (2)."""
+
+    smoothness: ClassVar[float] = math.inf
+    second_order: ClassVar[float] = math.inf
+    samples: int
+
+    @property
+    @abstractmethod
+    def _largest_weight(self) -> float:
+        """The greatest |w_i| in (1) and (2)."""
+
+    @cached_property
+    def _data(self) -> Data:
+        return self._draw()
+
+    @abstractmethod
+    def _draw(self) -> Data:
+        """Return the data, of the seed."""
+
+    @property
+    def terms(self) -> int:
+        """The number m of terms."""
+        return self.samples
+
+    @cached_property
+    def lipschitz(self) -> float:
+        """G = max|w_i|·‖A‖/√m, by (1)."""
+        return self._largest_weight * torch.linalg.matrix_norm(self._data.rows, 2).item() / math.sqrt(self.samples)
+
+    @cached_property
+    def term_lipschitz(self) -> float:
+        """max|w_i|·‖A‖_F/√m, by (2)."""
+        return self._largest_weight * torch.linalg.matrix_norm(self._data.rows).item() / math.sqrt(self.samples)
+
+    @property
+    def gap(self) -> float:
+        """F(start), since inf F = 0."""
+        return self.value(self.start()).item()
+
+    @property
+    def solution(self) -> Tensor:
+        """x*, one of the minima."""
+        return self._data.solution.clone()
+
+    def start(self) -> Tensor:
+        """Return a random point of the norm of x*."""
+        return self._data.start.clone()
+
+    @abstractmethod
+    def _predict(self, x: Tensor, a: Tensor) -> Tensor:
+        """Return the predictions for the rows a."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis."""
+        a, b = (t.to(x) for t in self._data[:2])
+        return (self._predict(x, a) - b).abs().mean(-1)
+
+
 @sized
 @dataclass(frozen=True)
-class PhaseRetrieval:
+class PhaseRetrieval(Regression):
     """Robust phase retrieval F(x) = (1/m) Σ_i |h(⟨a_i, x⟩) − h(⟨a_i, x*⟩)|, where h(u) = u² for |u| <= K.
 
     With h(u) = u² everywhere F would not be Lipschitz. Beyond K, h goes on in a straight line, h(u) = 2K|u| − K²,
@@ -46,8 +115,6 @@ class PhaseRetrieval:
     samples: int
     seed: int = 0
     cap: float = 2.0
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
         checks.integer("dimension", self.dimension, 1)
@@ -55,53 +122,24 @@ class PhaseRetrieval:
         checks.integer("seed", self.seed, 0)
         checks.positive("cap", self.cap)
 
-    @cached_property
-    def _data(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rows a_i, targets h(⟨a_i, x*⟩), x*, start."""
+    def _draw(self) -> Data:
         generator = torch.Generator().manual_seed(self.seed)
         draws = torch.randn(self.samples + 2, self.dimension, generator=generator, dtype=torch.float64)
         a, ends = draws[:-2], draws[-2:]
         solution, start = ends / ends.norm(dim=-1, keepdim=True)
-        return a, self._h(a @ solution), solution, start
+        return Data(a, self._predict(solution, a), solution, start)
+
+    @property
+    def _largest_weight(self) -> float:
+        return 2 * self.cap
 
     def _h(self, u: Tensor) -> Tensor:
         size = u.abs()
         short = size.clamp(max=self.cap)
         return short * (2 * size - short)
 
-    @property
-    def terms(self) -> int:
-        """The number m of terms."""
-        return self.samples
-
-    @cached_property
-    def lipschitz(self) -> float:
-        """G = 2K‖A‖/√m."""
-        return 2 * self.cap * torch.linalg.matrix_norm(self._data[0], 2).item() / math.sqrt(self.samples)
-
-    @cached_property
-    def term_lipschitz(self) -> float:
-        """2K‖A‖_F/√m, by (2); attained far out."""
-        return 2 * self.cap * torch.linalg.matrix_norm(self._data[0]).item() / math.sqrt(self.samples)
-
-    @property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.start()).item()
-
-    @property
-    def solution(self) -> Tensor:
-        """x*, one of the two minima."""
-        return self._data[2].clone()
-
-    def start(self) -> Tensor:
-        """Return a random unit vector."""
-        return self._data[3].clone()
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
-        a, b = (t.to(x) for t in self._data[:2])
-        return (self._h(x @ a.T) - b).abs().mean(-1)
+    def _predict(self, x: Tensor, a: Tensor) -> Tensor:
+        return self._h(x @ a.T)
 
     def _weight(self, u: Tensor, b: Tensor) -> Tensor:
         return torch.sign(self._h(u) - b).mul_(u.clamp(-self.cap, self.cap)).mul_(2)
@@ -122,7 +160,7 @@ class PhaseRetrieval:
 
 @sized
 @dataclass(frozen=True)
-class ReluRegression:
+class ReluRegression(Regression):
     """F(x) = (1/m) Σ_i |Σ_j v_j max(⟨w_j, a_i⟩, 0) − y_i|, x = (w_1, …, w_h, v): a two-layer network, absolute loss.
 
     A product of weights is not Lipschitz on all of R^d: G and the oracle's σ hold on the ball ‖x‖ <= R = ``radius``,
@@ -154,8 +192,6 @@ class ReluRegression:
     samples: int
     seed: int = 0
     radius: float = 5.0
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
         checks.integer("inputs", self.inputs, 1)
@@ -164,13 +200,15 @@ class ReluRegression:
         checks.integer("seed", self.seed, 0)
         checks.number("radius", self.radius, "a finite number >= √8", lambda v: v >= math.sqrt(8))
 
-    @cached_property
-    def _data(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rows a_i, targets y_i, x*, start."""
+    def _draw(self) -> Data:
         generator = torch.Generator().manual_seed(self.seed)
         a = torch.randn(self.samples, self.inputs, generator=generator, dtype=torch.float64)
         solution, start = (self._network(generator) for _ in range(2))
-        return a, self._predict(solution, a), solution, start
+        return Data(a, self._predict(solution, a), solution, start)
+
+    @property
+    def _largest_weight(self) -> float:
+        return self.radius
 
     def _network(self, generator: torch.Generator) -> Tensor:
         """Return random weights: ‖w_j‖ = |v_j| = 2/√h, together of norm √8."""
@@ -191,40 +229,6 @@ class ReluRegression:
     def dimension(self) -> int:
         """The dimension d = h(n + 1)."""
         return self.hidden * (self.inputs + 1)
-
-    @property
-    def terms(self) -> int:
-        """The number m of terms."""
-        return self.samples
-
-    @cached_property
-    def lipschitz(self) -> float:
-        """G = R‖A‖/√m, for ‖x‖ <= R."""
-        return self.radius * torch.linalg.matrix_norm(self._data[0], 2).item() / math.sqrt(self.samples)
-
-    @cached_property
-    def term_lipschitz(self) -> float:
-        """R‖A‖_F/√m, for ‖x‖ <= R."""
-        return self.radius * torch.linalg.matrix_norm(self._data[0]).item() / math.sqrt(self.samples)
-
-    @property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.start()).item()
-
-    @property
-    def solution(self) -> Tensor:
-        """x*, one of the minima."""
-        return self._data[2].clone()
-
-    def start(self) -> Tensor:
-        """Return a random network of the norm of x*."""
-        return self._data[3].clone()
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
-        a, y = (t.to(x) for t in self._data[:2])
-        return (self._predict(x, a) - y).abs().mean(-1)
 
     def _mean_gradient(self, x: Tensor, a: Tensor, y: Tensor) -> Tensor:
         w, v = self._unpack(x)

@@ -26,21 +26,22 @@ The oracle is that of the chain, through the same map: its error is √(1 − s�
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.chain import GAP, JERK, SLOPE, chain_gradient, chain_value
+from o2nc.problems.chain import SLOPE, ScaledChain, chain_gradient, chain_value
 from o2nc.problems.hard import ZeroChainOracle, bernoulli, links
 from o2nc.problems.problem import sized
 
-STEEPEST, CURVATURE = 65.1, 153.0  # of F̂: ‖∇‖/√T, Lipschitz constant of ∇
+CURVATURE = 153.0  # of F̂: the Lipschitz constant of ∇
 
 
 @sized
 @dataclass(frozen=True)
-class SoftChain:
+class SoftChain(ScaledChain):
     """F(x) = h·F̂(x/w): G = 65.1√T·h/w, F* = 12Th, H = 153h/w², ρ = 2100h/w³.
 
     ‖∇F(x)‖ > h/2w unless prog_1(Uᵀρ(x/w)) = T. The start is 0. For algorithms whose iterates stay in the span of the
@@ -61,6 +62,8 @@ class SoftChain:
         1.6487
     """
 
+    slope: ClassVar[float] = 65.1
+    curvature: ClassVar[float] = CURVATURE
     length: int
     dimension: int
     height: float = 1.0
@@ -68,10 +71,8 @@ class SoftChain:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.integer("length", self.length, 1)
+        super().__post_init__()
         checks.integer("dimension", self.dimension, self.length)
-        checks.positive("height", self.height)
-        checks.positive("width", self.width)
         checks.integer("seed", self.seed, 0)
 
     @cached_property
@@ -85,35 +86,6 @@ class SoftChain:
     def radius(self) -> float:
         """R = 230√T, in units of the width."""
         return 10 * SLOPE * math.sqrt(self.length)
-
-    @property
-    def steepness(self) -> float:
-        """h/w."""
-        return self.height / self.width
-
-    @property
-    def lipschitz(self) -> float:
-        """G = 65.1√T·h/w."""
-        return STEEPEST * math.sqrt(self.length) * self.steepness
-
-    @property
-    def gap(self) -> float:
-        """F* = 12Th."""
-        return GAP * self.length * self.height
-
-    @property
-    def smoothness(self) -> float:
-        """H = 153h/w²."""
-        return CURVATURE * self.height / self.width**2
-
-    @property
-    def second_order(self) -> float:
-        """ρ = 2100h/w³."""
-        return JERK * self.height / self.width**3
-
-    def start(self) -> Tensor:
-        """Return 0."""
-        return torch.zeros(self.dimension, dtype=torch.float64)
 
     def project(self, x: Tensor) -> Tensor:
         """Return ρ(x/w)."""

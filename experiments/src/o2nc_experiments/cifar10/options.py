@@ -81,6 +81,11 @@ class Arm:
         return self.options["weight_decay"] if self.base in LEARNERS else 0.0
 
     @property
+    def averages(self) -> bool:
+        """Whether the optimizer keeps averages."""
+        return self.base != "adamw"
+
+    @property
     def on_device(self) -> bool:
         """Whether a step on a GPU takes nothing from the host, so that a CUDA graph can hold it."""
         if self.base == "adamw":

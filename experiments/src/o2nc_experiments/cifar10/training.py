@@ -245,7 +245,7 @@ class Trial:
     def _averages(self) -> tuple[float | None, ...]:
         """Return gradient, spread and progress, then loss and accuracy of x̄, as far as there are any."""
         optimizer: Any = self.optimizer
-        if not hasattr(optimizer, "certificate"):
+        if not self.arm.averages:
             return (None,) * 5
         certificate = optimizer.certificate()
         known = (certificate.gradient, certificate.spread, optimizer.progress)

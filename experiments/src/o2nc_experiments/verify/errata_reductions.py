@@ -5,7 +5,7 @@ import warnings
 import torch
 
 import o2nc
-from o2nc.certificate import Certificate
+from o2nc import Certificate
 from o2nc_experiments.verify.rows import ROUNDING, Finding, erratum
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from o2nc import original
 from o2nc.learners import OGD, BallOGD
-from o2nc.optimizer import ExponentiatedO2NC
+from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 from o2nc.problems import Additive, DoubleWell, MultiKink
 from o2nc.scaling import Exponential
 from o2nc.vector import States, Vector

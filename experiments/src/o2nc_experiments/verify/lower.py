@@ -7,9 +7,9 @@ import torch
 
 from o2nc import theory
 from o2nc.learners import OGD
-from o2nc.optimizer import ExponentiatedO2NC
+from o2nc.optimizers.exponentiated import ExponentiatedO2NC
+from o2nc.optimizers.sgdm import ScaledSGDM
 from o2nc.problems import hard_instance
-from o2nc.sgdm import ScaledSGDM
 from o2nc_experiments.verify.rows import Finding, enough, least_of, statement
 
 EPS, DELTA = 0.01, 1e-4

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import o2nc
-from o2nc.certificate import Certificate
+from o2nc import Certificate
 from o2nc.problems import Cosine, DoubleWell, MultiKink, Problem, Ripple
 from o2nc_experiments.verify.rows import ROUNDING, Finding, enough, greatest, statement
 from o2nc_experiments.verify.runs import Array

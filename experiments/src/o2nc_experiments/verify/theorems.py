@@ -6,7 +6,7 @@ import numpy as np
 
 from o2nc import theory
 from o2nc.learners import OGD
-from o2nc.optimizer import ExponentiatedO2NC
+from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 from o2nc.problems import Additive, Cosine, DoubleWell, MultiKink, Oracle, Problem, Resonance
 from o2nc.scaling import Exponential
 from o2nc_experiments.batch import Trial, exponentiated

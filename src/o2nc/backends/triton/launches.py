@@ -1,0 +1,114 @@
+"""The chain of launches that makes one step."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from o2nc.backends.triton import kernels
+
+if TYPE_CHECKING:
+    from o2nc.backends.triton.tables import Tables
+
+WARPS = 4
+FOLD, FOLD_WARPS = 2048, 8  # partial sums added at a time
+TENSORS = 128  # tensors settled at a time
+
+
+class Launch(NamedTuple):
+    """A kernel with its grid and arguments."""
+
+    kernel: Any
+    programs: int
+    arguments: tuple[Any, ...]
+    compiled_in: dict[str, Any]
+    warps: int
+
+    def __call__(self) -> None:
+        """Launch on the current stream."""
+        self.kernel[(self.programs,)](*self.arguments, **self.compiled_in, num_warps=self.warps)
+
+
+class Sequence:
+    """Launches that are repeated with the same arguments: from the third time on, as one CUDA graph of our own.
+
+    A launch costs the host more than it costs the device on a small model; a graph costs as little as one launch.
+    """
+
+    def __init__(self, launches: list[Launch], device: torch.device) -> None:
+        self.launches, self.device = launches, device
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Run on the current stream, which is not being captured."""
+        self.calls += 1
+        if self.calls > 2 and self.device.type == "cuda":
+            if self.graph is None:
+                self.graph = self._record()
+            self.graph.replay()
+        else:
+            for launch in self.launches:
+                launch()
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            graph.capture_begin(capture_error_mode="thread_local")  # other threads may go on allocating
+            try:
+                for launch in self.launches:
+                    launch()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(side)
+        return graph
+
+
+def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
+    """Return the launches of one step, in order.
+
+    Args:
+        tables: what they run over.
+        uploaded: the addresses of the gradients and the numbers of the groups.
+        scaled: whether a GradScaler's flag and scale count.
+    """
+    n, chunks, rule, counters = tables.n, tables.chunks, tables.rule, tables.counters
+    numbers = tables.uploads.numbers(uploaded)
+    opening = (
+        *(*counters, tables.keys, tables.constants, tables.now, uploaded, numbers, tables.group_of),
+        *(tables.numbers, tables.coefficients, tables.totals, tables.scaler, n),
+    )
+    law = {
+        "SAMPLE": tables.law.sample,
+        "WEIGHT_OF": tables.law.weight,
+        "WEIGHTED": tables.law.weighted,
+        "ESTIMATES": tables.law.estimates,
+        "AVERAGED": tables.averaged,
+        "SCALED_LOSS": scaled,
+    }
+    joint = rule.measure is not None
+    settle = {"SETTLE": rule.settle, "GATHER": rule.gather, "JOINT": joint, "WIDTH": TENSORS}
+    common = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
+    found = []
+    if joint:
+        tick = {"TICK": True, "SETTLE": None, "GATHER": None, "JOINT": False, "WIDTH": TENSORS}
+        found.append(Launch(kernels.open_kernel, 1, opening, law | tick, 1))
+        for low, number, compiled in tables.buckets:
+            measured = (numbers, tables.group_of, tables.constants, tables.scaler, tables.partial, n, low, chunks)
+            names = ("FLOOR", "X_TYPE", "A_TYPE", "B_TYPE", "C_TYPE", "CHUNK", "BLOCK")
+            compiled_in = {"MEASURE": rule.measure, "SLOTS": compiled["SLOTS"], "SCALED_LOSS": scaled}
+            compiled_in |= {name: compiled[name] for name in names}
+            found.append(Launch(kernels.measure_kernel, number, (*common, *measured), compiled_in, WARPS))
+        folded = (tables.first, tables.now, tables.partial, tables.totals, n, chunks)
+        found.append(Launch(kernels.total_kernel, n, folded, {"WIDTH": FOLD}, FOLD_WARPS))
+    # one warp: the counters are read and written by the same threads
+    found.append(Launch(kernels.open_kernel, 1, opening, law | {"TICK": not joint} | settle, 1))
+    for low, number, compiled in tables.buckets:
+        stepped = (*common, tables.coefficients, tables.partial, n, low, chunks)
+        found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS))
+    if tables.averaged:
+        closed = (tables.first, tables.now, tables.coefficients, tables.numbers, tables.partial, n, chunks)
+        found.append(Launch(kernels.close_kernel, n, closed, {"WIDTH": FOLD}, FOLD_WARPS))
+    return found

@@ -1,0 +1,93 @@
+"""The laws of s on the device: the same counter-based numbers as `o2nc.scaling`, from the same (seed, step).
+
+The uniform numbers are the host's to the bit. A logarithm may differ from the host's in the last place of float64.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from o2nc import scaling
+from o2nc.scaling import Law
+
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def _mix(z):
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def uniform(key, step):
+    """`o2nc.scaling.uniform` at draw 0; ``key`` is the hash of seed and stream."""
+    word = _mix(key.to(tl.uint64) + step.to(tl.uint64) * GOLDEN)
+    bits = _mix(word + GOLDEN) >> 12
+    return (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16
+
+
+@triton.jit
+def _one(u, a, b):
+    return u * 0.0 + 1.0
+
+
+@triton.jit
+def _exponential(u, a, b):
+    return -tl.log(u) / a
+
+
+@triton.jit
+def _exponential_weight(s, a, b):
+    return 1.0 / a
+
+
+@triton.jit
+def _uniform(u, a, b):
+    return a + (b - a) * u
+
+
+@triton.jit
+def _uniform_weight(s, a, b):
+    return tl.maximum(b - s, 0.0)
+
+
+@triton.jit
+def _weibull(u, a, b):
+    return b * tl.exp(tl.log(-tl.log(u)) / a)
+
+
+@triton.jit
+def _weibull_weight(s, a, b):
+    return b / a * tl.exp((1.0 - a) * tl.log(s / b))
+
+
+class DeviceLaw(NamedTuple):
+    """A law of s: sample(u, a, b), weight(s, a, b), its mean and two parameters.
+
+    ``weighted``: losses and averages carry the weight; ``estimates``: the progress does.
+    """
+
+    sample: Any
+    weight: Any
+    mean: float = 1.0
+    a: float = 0.0
+    b: float = 0.0
+    weighted: bool = False
+    estimates: bool = True
+
+
+def device_law(law: Law | None) -> DeviceLaw | None:
+    """Return a law on the device, or None for one that has no device form."""
+    if law is None:
+        return DeviceLaw(_one, _one)
+    mean = scaling.mean(law)
+    if type(law) is scaling.Exponential:
+        return DeviceLaw(_exponential, _exponential_weight, mean, law.rate)
+    if type(law) is scaling.Uniform:
+        return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, law.weighted, law.estimates)
+    if type(law) is scaling.Weibull:
+        return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, law.weighted, law.estimates)
+    return None

@@ -1,0 +1,119 @@
+"""The learners as device functions, which the kernels of `o2nc.backends.triton.passes` call.
+
+    measure   per element, before anything moves: two terms p, q whose sums the learner needs (joint norms only)
+    gather    per tensor: up to four terms, added up over all tensors
+    settle    per tensor: the coefficients c0…c4 of the update, and the numbers h0, h1 that survive
+    play      per element: the direction of the update, and the slots a, b, c; a is the direction that was last added
+
+The update is x ← x + scale·direction. ``at`` points at the numbers of the parameter group, ``k`` at the constants of
+the learner, the first of which is β. The formulas are those of `o2nc.learners`, with the gradient weighted by w(s_t)
+(``w``) under a law that is weighted.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from o2nc import learners
+from o2nc.backends.triton.rules.diagonal import (
+    gather_adam,
+    measure_adam,
+    play_adam,
+    play_diagonal_adagrad,
+    settle_adam,
+    settle_diagonal_adagrad,
+)
+from o2nc.backends.triton.rules.leader import (
+    gather_coin,
+    gather_ftrl,
+    gather_scale_free,
+    measure_leader,
+    play_leader,
+    settle_coin,
+    settle_ftrl,
+    settle_scale_free,
+)
+from o2nc.backends.triton.rules.linear import (
+    gather_adagrad,
+    gather_ball,
+    measure_ball,
+    measure_gradient,
+    play_linear,
+    settle_adagrad,
+    settle_ball,
+    settle_ogd,
+)
+from o2nc.backends.triton.rules.sgd import SGD_PLAYS, play_momentum, settle_sgd
+from o2nc.learners import Learner
+from o2nc.optimizers.sgdm import Momentum
+from o2nc.step import Step
+from o2nc.vector import wide
+
+__all__ = ["SGD", "SGD_PLAYS", "Rule", "device_rule"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One learner on the device."""
+
+    settle: Any
+    play: Any
+    slots: tuple[str, ...] = ()  # state of the parameter's shape beside the direction itself
+    numbers: tuple[str, ...] = ()  # state that is one number per parameter: h0, h1
+    constants: tuple[float, ...] = ()
+    measure: Any = None
+    gather: Any = None
+
+
+SGD = Rule(settle_sgd, play_momentum)
+
+
+def device_rule(step: Step) -> Rule | None:
+    """Return the rule of a step on the device, or None for one that has no device form."""
+    if isinstance(step.rule, Momentum):
+        return SGD
+    dtypes = {wide(p.dtype) for group in step.groups for p in group["params"]}
+    return learner_rule(step.rule.learner, step.rule.beta, min(dtypes, key=lambda dtype: dtype.itemsize))
+
+
+def learner_rule(learner: Learner, beta: float, dtype: torch.dtype) -> Rule | None:
+    """Return a learner on the device, or None for one of the user's own."""
+    if type(learner).__module__.rpartition(".")[0] != learners.__name__:
+        return None
+    info = torch.finfo(dtype)
+    floor = info.tiny**0.5
+    constants: tuple[float, ...]
+    slots: tuple[str, ...]
+    numbers: tuple[str, ...]
+    joint: tuple[Any, ...]
+    match learner:
+        case learners.OGD():
+            return Rule(settle_ogd, play_linear, (), ("last_lr",), (beta, learner.decay, float(learner.kappa)))
+        case learners.BallOGD():
+            constants = (beta, learner.decay, learner.radius)
+            joint = (measure_ball, gather_ball) if learner.radius != float("inf") else ()
+            return Rule(settle_ball, play_linear, (), (), constants, *joint)
+        case learners.AdaGrad(diagonal=True):
+            constants = (beta, learner.decay, float(learner.kappa))
+            return Rule(settle_diagonal_adagrad, play_diagonal_adagrad, ("sum_squares",), ("last_lr",), constants)
+        case learners.AdaGrad():
+            constants = (beta, learner.decay, float(learner.kappa), floor)
+            numbers = ("sum_squares", "last_lr")
+            return Rule(settle_adagrad, play_linear, (), numbers, constants, measure_gradient, gather_adagrad)
+        case learners.FTRL():
+            constants = (beta, learner.decay, learner.radius)
+            joint = (measure_leader, gather_ftrl) if learner.radius != float("inf") else ()
+            return Rule(settle_ftrl, play_leader, ("momentum",), ("decay_weight",), constants, *joint)
+        case learners.ScaleFree(diagonal=True):
+            joint = (measure_adam, gather_adam) if learner.radius != float("inf") else ()
+            return Rule(settle_adam, play_adam, ("momentum", "sum_squares"), (), (beta, learner.radius), *joint)
+        case learners.ScaleFree():
+            constants = (beta, learner.radius, floor)
+            slots, numbers = ("momentum",), ("sum_squares",)
+            return Rule(settle_scale_free, play_leader, slots, numbers, constants, measure_leader, gather_scale_free)
+        case learners.CoinBetting():
+            constants = (beta, learner.wealth, learner.lipschitz, info.max**0.5)
+            slots, numbers = ("momentum",), ("gain", "sum_norms")
+            return Rule(settle_coin, play_leader, slots, numbers, constants, measure_gradient, gather_coin)
+    return None

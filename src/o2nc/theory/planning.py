@@ -1,0 +1,184 @@
+"""`plan`: from what is known of F to the hyperparameters; `bound`: the bound alone."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from o2nc import checks
+from o2nc.theory import lemmas
+from o2nc.theory.plans import Plan
+
+MOST = 1 << 72  # steps; with more, α could not be told from 0
+
+
+class TooFewSteps(ValueError):
+    """The printed α exceeds ½."""
+
+
+def plan(
+    steps: int,
+    c: float | None = None,
+    *,
+    gap: float,
+    lipschitz: float,
+    noise: float = 0.0,
+    constants: str = "sharp",
+    smoothness: float | None = None,
+    second_order: float | None = None,
+) -> Plan:
+    """Return the theorem's hyperparameters for N steps.
+
+    Args:
+        steps: N >= 1.
+        c: the price of spread, > 0; leave it out to give ``smoothness`` or ``second_order``.
+        gap: F* > 0, at least F(x_0) − inf F.
+        lipschitz: G > 0.
+        noise: σ >= 0.
+        constants: "sharp", or "paper" for the printed ones.
+        smoothness: H > 0; chooses c = H²/ε with ε the bound itself, as the paper does for smooth F.
+        second_order: ρ > 0; chooses c = ρ/2.
+
+    Returns:
+        The plan; ``plan.optimizer(params)`` is ready to train.
+
+    Raises:
+        ValueError: the printed α exceeds ½; the message names the smallest N.
+
+    Example:
+        >>> p = plan(steps=100_000, c=1.0, gap=1.0, lipschitz=1.0, noise=1.0)
+        >>> f"{p.bound:.3f} at beta = {p.beta:.4f}, lr = {p.lr:.2e}, decay = {p.decay:.0f}"
+        '0.155 at beta = 0.9982, lr = 7.64e-06, decay = 155'
+    """
+    _check_steps(steps)
+    check_constants(gap, lipschitz, noise, constants)
+    check_regime(c, smoothness, second_order)
+    make = partial(_PLANNERS[constants], int(steps), gap=float(gap), lipschitz=float(lipschitz), noise=float(noise))
+    if second_order is not None:
+        return replace(_in_range(make(second_order / 2)), second_order=float(second_order))
+    if smoothness is not None:
+        # c = H²/B(c): c·B(c) grows with c, and so has one solution
+        c = math.exp(_bisect(lambda v: v + math.log(make(math.exp(v)).bound) >= 2 * math.log(smoothness), -100, 100))
+        p = make(c)
+        if not math.isclose(math.log(c * p.bound), 2 * math.log(smoothness), abs_tol=1e-6):
+            raise ValueError(
+                f"smoothness={smoothness!r} is out of range beside the other constants: c would be {c:.3g}"
+            )
+        return replace(_in_range(p), smoothness=float(smoothness))
+    return _in_range(make(float(c)))  # type: ignore[arg-type]
+
+
+def bound(
+    steps: int,
+    c: float,
+    *,
+    gap: float,
+    lipschitz: float,
+    noise: float = 0.0,
+    constants: str = "sharp",
+    alpha: float | None = None,
+    radius: float | None = None,
+) -> float:
+    """Return B, the bound on E‖∇F(x̄)‖_c after N steps.
+
+    Args:
+        steps: N >= 1.
+        c: the price of spread, > 0.
+        gap: F* > 0.
+        lipschitz: G > 0.
+        noise: σ >= 0.
+        constants: "sharp" or "paper".
+        alpha: α in (0, ½], for hyperparameters other than the plan's; then ``radius`` is needed too.
+        radius: D > 0.
+
+    Example:
+        >>> b = bound(10**6, 1.0, gap=1.0, lipschitz=1.0, noise=1.0)
+        >>> p = bound(10**6, 1.0, gap=1.0, lipschitz=1.0, noise=1.0, constants="paper")
+        >>> f"{b:.4f} against {p:.4f} as printed"
+        '0.0795 against 0.5171 as printed'
+    """
+    if (alpha is None) != (radius is None):
+        raise ValueError(f"alpha and radius go together, got alpha={alpha!r} and radius={radius!r}")
+    if alpha is None or radius is None:
+        return plan(steps, c, gap=gap, lipschitz=lipschitz, noise=noise, constants=constants).bound
+    _check_steps(steps)
+    checks.positive("c", c)
+    check_constants(gap, lipschitz, noise, constants)
+    checks.number("alpha", alpha, "a number in [1e-15, 0.5]", lambda v: 1e-15 <= v <= 0.5)
+    checks.positive("radius", radius)
+    return Plan(steps, c, gap, lipschitz, noise, constants, alpha, radius).bound
+
+
+def _paper_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: float) -> Plan:
+    """Return the hyperparameters of Theorem SGDM, α > ½ included."""
+    a = lipschitz + noise
+    alpha = max(steps ** (-2 / 3), gap ** (4 / 7) * c ** (2 / 7) * a ** (-6 / 7) * steps ** (-4 / 7))
+    radius = gap / (a * math.sqrt(alpha) * steps)
+    return Plan(steps, c, gap, lipschitz, noise, "paper", alpha, radius)
+
+
+def _sharp_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: float) -> Plan:
+    """Return the α <= ½ and D with the least bound: D in closed form, α by search on ever finer grids."""
+
+    def radius(alpha: float) -> float:
+        return (gap * alpha**2 / (2 * lemmas.spread_constant(1 - alpha) * c * steps)) ** (1 / 3)
+
+    def at(log_alpha: float) -> Plan:
+        alpha = math.exp(log_alpha)
+        return Plan(steps, c, gap, lipschitz, noise, "sharp", alpha, radius(alpha))
+
+    low, high = math.log(max(0.1 / steps, 1e-15)), math.log(0.5)
+    for _ in range(12):
+        grid = np.linspace(low, high, 24).tolist()
+        best = min(range(len(grid)), key=lambda i: at(grid[i]).bound)
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return min((at(low), at(grid[best]), at(high)), key=lambda p: p.bound)
+
+
+_PLANNERS: dict[str, Callable[..., Plan]] = {"paper": _paper_plan, "sharp": _sharp_plan}
+
+
+def _in_range(p: Plan) -> Plan:
+    if p.alpha <= 0.5:
+        return p
+    a = p.lipschitz + p.noise
+    least = max(2**1.5, 2**1.75 * p.gap * math.sqrt(p.c) / a**1.5)
+    raise TooFewSteps(
+        f"steps={p.steps} gives alpha = {p.alpha:.4g}, and the theorem needs alpha <= 1/2: "
+        f"steps >= {math.ceil(least)} is enough (or constants='sharp', which finds its own alpha)"
+    )
+
+
+def _check_steps(steps: int) -> None:
+    checks.integer("steps", steps, 1)
+    if steps > MOST:
+        raise ValueError(f"steps must be at most 2^72, got {steps!r}")
+
+
+def check_constants(gap: float, lipschitz: float, noise: float, constants: str) -> None:
+    """Refuse what cannot be known of F and its gradients."""
+    checks.positive("gap", gap)
+    checks.positive("lipschitz", lipschitz)
+    checks.non_negative("noise", noise)
+    checks.choice("constants", constants, lemmas.CONSTANTS)
+
+
+def check_regime(c: float | None, smoothness: float | None, second_order: float | None) -> None:
+    """Refuse all but one of the three that choose c."""
+    given = {"c": c, "smoothness": smoothness, "second_order": second_order}
+    named = {name: value for name, value in given.items() if value is not None}
+    if len(named) != 1:
+        raise ValueError(f"give exactly one of c, smoothness and second_order, got {named or 'none'}")
+    for name, value in named.items():
+        checks.positive(name, value)
+
+
+def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the point from which on ``holds``, to the last bit."""
+    while True:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            return high
+        low, high = (low, middle) if holds(middle) else (middle, high)
