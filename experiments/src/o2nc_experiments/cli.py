@@ -220,11 +220,11 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc bench --model resnet18 --device cpu --out results
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments.bench import command
 
-        report = commands.plan_bench(model or [], rounds, device, training, seed)
+        planned = command.plan(model or [], rounds, device, training, seed)
         with _interruptible():
-            if not commands.show_bench(report, None if out is None else _folder(out), quiet):
+            if not command.show(planned, None if out is None else _folder(out), quiet):
                 raise typer.Exit(1)
 
     @app.command()
@@ -307,9 +307,9 @@ def build_app() -> "typer.Typer":
 
         o2nc report monday/bench.json friday/bench.json --out compared.html
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments import console, page
 
-        commands.show_report(folders, out, quiet)
+        console.print_plain(console.make_console(quiet), f"Report: {page.write(folders, out)}")
 
     return app
 

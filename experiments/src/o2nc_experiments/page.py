@@ -33,7 +33,7 @@ ARTICLES = {  # by command: the module and the function that make an article of 
     "verify": ("o2nc_experiments.verify.story", "tell"),
     "rates": ("o2nc_experiments.rates_story", "tell"),
     "cifar10": ("o2nc_experiments.cifar10.view", "article"),
-    "bench": ("o2nc_experiments.bench.story", "tell"),
+    "bench": ("o2nc_experiments.bench.command", "article"),
 }
 # a picture is drawn once: what is black or white in it, and our colours, are the page's to choose
 ROLES = {figures.BLACK: "currentColor", "#ffffff": "var(--card)"} | {
