@@ -30,8 +30,8 @@ from o2nc_experiments.tables import Table, from_rich
 NAME = "report.html"
 ARTICLES = {  # by command: the module and the function that make an article of its record
     "demo": ("o2nc_experiments.demo.story", "tell"),
-    "verify": ("o2nc_experiments.verify.story", "tell"),
-    "rates": ("o2nc_experiments.rates_story", "tell"),
+    "verify": ("o2nc_experiments.verify.view", "article"),
+    "rates": ("o2nc_experiments.rates.article", "article"),
     "cifar10": ("o2nc_experiments.cifar10.story", "tell"),
     "bench": ("o2nc_experiments.bench.story", "tell"),
 }

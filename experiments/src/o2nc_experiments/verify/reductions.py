@@ -14,8 +14,8 @@ import torch
 import o2nc
 from o2nc import Certificate
 from o2nc.problems import Cosine, DoubleWell, MultiKink, Problem, Ripple
-from o2nc_experiments.verify.rows import ROUNDING, Finding, enough, greatest, statement
-from o2nc_experiments.verify.runs import Array
+from o2nc_experiments.verify.check import ROUNDING, Finding, enough, greatest, statement
+from o2nc_experiments.verify.traces import Array
 
 POINTS, PIECES = 4, 8
 EDGES = np.linspace(-4.0, 4.0, PIECES + 1)  # of the pieces; y is at most so far from x = 0, give or take
@@ -124,8 +124,7 @@ def reduced(order: int, seed: int, scale: float) -> tuple[dict[str, float], floa
 
 
 def _criterion(order: int, seed: int, scale: float) -> Finding:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that c is small for the smoothness
+    with warnings.catch_warnings(action="ignore"):  # that c is small for the smoothness
         worst, tight, valid = reduced(order, seed, scale)
     measured = (
         f"greatest ‖∇F(x)‖/bound: search over functions and laws {worst['sharp']:.4f}, known example {tight:.4f}; "
@@ -194,8 +193,7 @@ def goldstein(seed: int, scale: float) -> Finding:
     """Lemma goldstein-reduction, with its improved constants and as printed."""
     rng = np.random.default_rng(seed)
     starts, rounds = 16, enough(300, scale, 100)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that epsilon says nothing
+    with warnings.catch_warnings(action="ignore"):  # that epsilon says nothing
         near, wide, mean = (
             climb(lambda x, k=k: clipped_score(x)[:, k], SIZE, rng, starts, rounds)  # type: ignore[misc]
             for k in range(3)
