@@ -137,7 +137,7 @@ def run_algorithm_2(
             r["first"].masked_fill_(good(r["average"]).unsqueeze(1) & r["first"].isinf(), t)
         g = oracle.sample(r["x"], generator) if oracle.noise else full
         r["delta"].mul_(r["keep"]).addcmul_(g, r["gain"])
-        r["x"].addcmul_(r["delta"], scalars.at(t + 1, rows.live))
+        r["x"].addcmul_(r["delta"], scalars.at(t + 1, rows.running))
     steps = _column([run.steps for run in runs])
     return _outcomes(oracle, runs, rows.finished(), steps, steps // _LOOK)
 
@@ -170,7 +170,7 @@ def run_algorithm_1(
         r["delta"].addcmul_(g, -r["lr"]).mul_(1 - ends)
         # projected on the ball; 0 stays 0: its factor, 1 at most, is never nan
         r["delta"].mul_((r["radius"] / _square(r["delta"]).sqrt()).clamp(max=1.0))
-        r["s"] = scalars.at(t + 1, rows.live)
+        r["s"] = scalars.at(t + 1, rows.running)
         r["x"].addcmul_(r["delta"], r["s"])
     blocks = _column([run.steps // run.period for run in runs])
     return _outcomes(oracle, runs, rows.finished(), blocks, torch.zeros_like(blocks))
@@ -220,7 +220,7 @@ class _Rows:
         self._done: list[dict[str, Tensor]] = []
 
     @property
-    def live(self) -> Tensor:
+    def running(self) -> Tensor:
         """The runs that the rows are, as indices."""
         return self._order[: len(self._lengths)]
 
@@ -254,10 +254,10 @@ class _Scalars:
         self._pairs = list(dict.fromkeys(runs))
         self._pair = torch.tensor([self._pairs.index(run) for run in runs])
 
-    def at(self, t: int, live: Tensor) -> Tensor:
+    def at(self, t: int, running: Tensor) -> Tensor:
         """Return s_t of these runs, as a column."""
         drawn = _column([1.0 if law is None else law.sample(seed, t) for law, seed in self._pairs])
-        return drawn[self._pair[live]]
+        return drawn[self._pair[running]]
 
 
 def _column(values: Sequence[float]) -> Tensor:

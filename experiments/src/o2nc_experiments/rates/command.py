@@ -1,10 +1,12 @@
 """``o2nc rates``: run the studies, the traps and the chain, show them, write them down."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from o2nc_experiments import figures, page, pool, record
 from o2nc_experiments.console import make_console, print_error, print_files, progress_bar
+from o2nc_experiments.pool import Progress
 from o2nc_experiments.rates import curves, hard_chain, pictures, tables, traps
 from o2nc_experiments.rates.curves import Curve
 from o2nc_experiments.rates.hard_chain import ChainSearch
@@ -15,6 +17,7 @@ def show(out: Path, seeds: range, largest: int, workers: int, quiet: bool) -> bo
     """Run everything, show and write it; return whether the theorems are respected."""
     console = make_console(quiet)
     lengths = [2**k for k in range(10, largest + 1)]
+    work: list[Callable[[Progress], Sequence[Curve | Escape | ChainSearch]]]
     work = [*curves.jobs(lengths, seeds), *hard_chain.jobs(seeds[0]), *traps.jobs(seeds)]
     total = curves.steps(lengths) + hard_chain.steps() + traps.steps(seeds)
     found: list[Curve | Escape | ChainSearch] = []

@@ -10,17 +10,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
+from o2nc.theory import Plan
 from o2nc_experiments import record
-from o2nc_experiments.batch import Algorithm1, Algorithm2, Outcome, run_algorithm_1, run_algorithm_2
+from o2nc_experiments.batch import Algorithm2, Outcome, run_algorithm_1, run_algorithm_2
 from o2nc_experiments.pool import Progress
 from o2nc_experiments.rates import studies
-from o2nc_experiments.rates.studies import ARMS, ORIGINAL, Study, block_plan
+from o2nc_experiments.rates.studies import ARMS, ORIGINAL, BlockPlan, Study
 
 
 @dataclass(frozen=True)
@@ -99,44 +99,43 @@ def measure(
     """
     plans = {arm: [study.plan(n, constants) for n in lengths] for arm, (constants, _) in ARMS.items()}
     runs = [Algorithm2.of(p, seed, law) for arm, (_, law) in ARMS.items() for p in plans[arm] for seed in seeds]
-    outcomes = iter(run_algorithm_2(study.oracle, runs, noise_seed=seeds[0], progress=progress))
-    curves = []
-    for arm, (_, law) in ARMS.items():
-        own = list(islice(outcomes, len(lengths) * len(seeds)))
-        bounds = [p.bound for p in plans[arm]] if law is not None else []
-        curves.append(_curve(study, arm, lengths, [p.c for p in plans[arm]], own, bounds))
-    return curves
+    outcomes = run_algorithm_2(study.oracle, runs, noise_seed=seeds[0], progress=progress)
+    return [
+        _curve(study, arm, plans[arm], own, bounded=law is not None)  # no theorem speaks of s = 1
+        for (arm, (_, law)), own in zip(ARMS.items(), _split(outcomes, len(ARMS)), strict=True)
+    ]
 
 
 def measure_original(
     study: Study, lengths: Sequence[int], seeds: Sequence[int], progress: Progress | None = None
 ) -> list[Curve]:
-    """Run Algorithm 1 on one study, at the c of the sharp plan; the arguments are those of `measure`."""
-    prices = [study.plan(n, "sharp").c for n in lengths]
-    plans = [block_plan(n, c, **study.constants) for n, c in zip(lengths, prices, strict=True)]
-    runs = [
-        Algorithm1(n // p.period * p.period, p.period, p.radius, p.lr, c, seed)
-        for n, p, c in zip(lengths, plans, prices, strict=True)
-        for seed in seeds
-    ]
+    """Run Algorithm 1 on one study; the arguments are those of `measure`."""
+    plans = [study.block_plan(n) for n in lengths]
+    runs = [p.run(seed) for p in plans for seed in seeds]
     outcomes = run_algorithm_1(study.oracle, runs, noise_seed=seeds[0], progress=progress)
-    return [_curve(study, ORIGINAL, lengths, prices, outcomes, [p.bound for p in plans])]
+    return [_curve(study, ORIGINAL, plans, outcomes)]
 
 
 def _curve(
-    study: Study,
-    arm: str,
-    lengths: Sequence[int],
-    prices: list[float],
-    outcomes: Sequence[Outcome],
-    bounds: list[float],
+    study: Study, arm: str, plans: Sequence[Plan | BlockPlan], outcomes: Sequence[Outcome], bounded: bool = True
 ) -> Curve:
-    """Return the curve of outcomes that are given N by N, seed by seed."""
-    seeds = len(outcomes) // len(lengths)
-    by_length = [outcomes[i : i + seeds] for i in range(0, len(outcomes), seeds)]
-    values = [[outcome.certificate for outcome in row] for row in by_length]
-    looks = [[outcome.at_average for outcome in row] for row in by_length]
-    return Curve(study.title, arm, list(lengths), prices, values, looks, bounds, study.exponent)
+    """Return the curve of outcomes that are given plan by plan, seed by seed."""
+    by_plan = _split(outcomes, len(plans))
+    return Curve(
+        study.title,
+        arm,
+        [p.steps for p in plans],
+        [p.c for p in plans],
+        values=[[outcome.certificate for outcome in row] for row in by_plan],
+        at_average=[[outcome.at_average for outcome in row] for row in by_plan],
+        bounds=[p.bound for p in plans] if bounded else [],
+        exponent=study.exponent,
+    )
+
+
+def _split(outcomes: Sequence[Outcome], parts: int) -> list[Sequence[Outcome]]:
+    size = len(outcomes) // parts
+    return [outcomes[i : i + size] for i in range(0, len(outcomes), size)]
 
 
 def jobs(lengths: Sequence[int], seeds: Sequence[int]) -> list[Callable[[Progress], list[Curve]]]:

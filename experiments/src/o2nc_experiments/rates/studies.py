@@ -17,6 +17,7 @@ import numpy as np
 
 from o2nc import Exponential, problems, theory
 from o2nc.problems import Additive, Oracle, Subsampled
+from o2nc_experiments.batch import Algorithm1
 
 
 class Study(NamedTuple):
@@ -45,7 +46,11 @@ class Study(NamedTuple):
     def plan(self, steps: int, constants: str) -> theory.Plan:
         """Return the theorem's hyperparameters."""
         price = self.c if self.regime == "c" else getattr(self.oracle.problem, self.regime)
-        return theory.plan(steps, **{self.regime: price}, **self.constants, constants=constants)
+        return theory.plan(steps, **{self.regime: price}, **self.constants, constants=constants)  # type: ignore[arg-type]
+
+    def block_plan(self, steps: int) -> "BlockPlan":
+        """Return hyperparameters for Algorithm 1, at the c of the sharp plan."""
+        return block_plan(steps, self.plan(steps, "sharp").c, **self.constants)
 
 
 # five non-smooth problems, a smooth one in both of its regimes
@@ -70,12 +75,19 @@ ORIGINAL = "Algorithm 1"
 
 
 class BlockPlan(NamedTuple):
-    """Hyperparameters of Algorithm 1 and its bound."""
+    """Hyperparameters of Algorithm 1 for N steps, and their bound."""
 
+    steps: int
+    c: float
     period: int
     radius: float
     lr: float
     bound: float
+
+    def run(self, seed: int) -> Algorithm1:
+        """Return the run that is asked for, in whole blocks."""
+        steps = self.steps // self.period * self.period
+        return Algorithm1(steps, self.period, self.radius, self.lr, self.c, seed)
 
 
 def block_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: float) -> BlockPlan:
@@ -92,7 +104,7 @@ def block_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: flo
         spread = (t**2 + 4 * t + 5 - 10 / t) / 12
         radius = (gap / (2 * c * spread * steps)) ** (1 / 3)
         bound = gap / (radius * steps) + (a + noise) / math.sqrt(t) + c * radius**2 * spread
-        return BlockPlan(period, radius, radius / (a * math.sqrt(t)), bound)
+        return BlockPlan(steps, c, period, radius, radius / (a * math.sqrt(t)), bound)
 
     periods = {round(math.exp(u)) for u in np.linspace(math.log(2), math.log(max(steps, 2)), 300)}
     return min(map(at, sorted(periods)), key=lambda p: p.bound)

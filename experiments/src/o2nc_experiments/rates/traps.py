@@ -73,16 +73,17 @@ def _escape(
         optimizer = o2nc.ScaledSGDM(
             [x], problem.lr, momentum, dampening=momentum, scaling=law, seed=seed or 0, average=BETA
         )
-    before, seen = problem.value(x).item(), []
+    before, certificates = problem.value(x).item(), []
     for t in range(1, STEPS + 1):
         x.grad = problem.gradient(x)
         optimizer.step()
         if t > STEPS // 2 and t % 10 == 0:
-            seen.append(optimizer.certificate(C))
+            certificates.append(optimizer.certificate(C))
     if progress is not None:
         progress(STEPS)
     change = problem.value(x).item() - before
-    return Escape(name, law is not None, seed, fmean(s.gradient for s in seen), fmean(s.spread for s in seen), change)
+    gradient, spread = fmean(c.gradient for c in certificates), fmean(c.spread for c in certificates)
+    return Escape(name, law is not None, seed, gradient, spread, change)
 
 
 def jobs(seeds: Sequence[int]) -> list[Callable[[Progress], list[Escape]]]:
