@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 import o2nc
 from fused_device import begin, set_noise
 from o2nc import learners
-from o2nc.kernels import engine, launch
+from o2nc.backends.triton import engine, launches
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.int64: "*i64", torch.int32: "*i32", torch.float64: "*fp64", torch.float32: "*fp32"}
@@ -69,7 +69,7 @@ def o2nc_with(learner, **options):
 
 def main():
     engine.DEVICES = ("cuda", "cpu")
-    launch.Launch.__call__ = compile_only
+    launches.Launch.__call__ = compile_only
     for momentum, nesterov, average in itertools.product((0, 0.9), (False, True), (None, 0.99, 0.9)):
         if momentum or not nesterov:
             step(sgdm(momentum=momentum, nesterov=nesterov, average=average), torch.float32)

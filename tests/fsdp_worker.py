@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import o2nc
 from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
-from o2nc.sharding import resharded
+from o2nc.torch_support.shards import resharded
 
 STEPS, LATER = 6, 4
 

@@ -12,7 +12,7 @@ import torch
 
 import o2nc
 from o2nc import learners
-from o2nc.kernels import engine
+from o2nc.backends.triton import engine
 from o2nc.vector import wide
 from problem import parameters
 
@@ -52,14 +52,14 @@ def device(monkeypatch, one_thread):
 
 def _guard(monkeypatch):
     """Have every step fail, rather than corrupt memory, when the tables do not point at what the state holds now."""
-    from o2nc.kernels.layout import Layout
+    from o2nc.backends.triton.tables import Tables
 
-    write, run = Layout._write_tables, Layout.run
+    write, run = Tables._write, Tables.run
     own = ("average", "gradient", "output")
 
-    def note(self, lanes, average):
-        write(self, lanes, average)
-        keys = [(lane.state, key) for lane in lanes for key in (*lane.slots, *own) if key in lane.state]
+    def note(self, rows, step):
+        write(self, rows, step)
+        keys = [(row.state, key) for row in rows for key in (*row.slots, *own) if key in row.state]
         self.promised = [(state, key, state[key].data_ptr()) for state, key in keys]
 
     def check(self, *arguments):
@@ -73,21 +73,21 @@ def _guard(monkeypatch):
                     assert state[key].numel() == p.numel(), f"{key} is shorter or longer than its parameter"
         run(self, *arguments)
 
-    monkeypatch.setattr(Layout, "_write_tables", note)
-    monkeypatch.setattr(Layout, "run", check)
+    monkeypatch.setattr(Tables, "_write", note)
+    monkeypatch.setattr(Tables, "run", check)
 
 
 @pytest.fixture
 def counted(monkeypatch, device):
     """How often tables were laid out and uploaded."""
-    from o2nc.kernels.live import Live
+    from o2nc.backends.triton.uploads import Uploads
 
     counts = {"layouts": 0, "uploads": 0}
-    lay_out, upload = engine.Engine._lay_out, Live.upload
+    write, upload = engine.Engine._write, Uploads.upload
 
     def laying_out(self, *arguments):
         counts["layouts"] += 1
-        lay_out(self, *arguments)
+        write(self, *arguments)
 
     def uploading(self, *arguments):
         before = self.known
@@ -95,8 +95,8 @@ def counted(monkeypatch, device):
         counts["uploads"] += self.known is not before
         return table
 
-    monkeypatch.setattr(engine.Engine, "_lay_out", laying_out)
-    monkeypatch.setattr(Live, "upload", uploading)
+    monkeypatch.setattr(engine.Engine, "_write", laying_out)
+    monkeypatch.setattr(Uploads, "upload", uploading)
     return counts
 
 

@@ -9,7 +9,7 @@ import torch
 import o2nc
 from fused_device import LEARNERS, algorithm_2, begin, set_noise, sgdm
 from o2nc import learners
-from o2nc.averaging import Weights
+from o2nc.averages import Discount, Weights
 from problem import flat, parameters, set_gradients
 from twin import averages, law_weights
 
@@ -119,8 +119,8 @@ def test_weights_that_decay_for_ever():
     """log_decay is −Σ log(1 − γ), and the sums do not overflow."""
     weights = Weights(0.0, 0.0, 0.0)
     product = 1.0
-    for _ in range(5000):
-        weights, gamma = weights.add(1.0, 0.5)
+    for n in range(1, 5001):
+        weights, gamma = Discount(0.5).advance(weights, n, 1.0)
         product *= 1 - gamma if gamma < 1 else 1
     assert weights.log_decay == pytest.approx(5000 * math.log(2), rel=1e-3)
     assert weights.ess(-math.inf) == pytest.approx(3)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import o2nc
 from fused_device import begin, set_noise, sgdm
 from o2nc import learners
-from o2nc.kernels import engine
+from o2nc.backends.triton import engine
 
 
 class Watch(TorchDispatchMode):
@@ -122,7 +122,7 @@ def _counting(function, calls):
 @pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(weighted=True)], ids=["exponential", "weighted"])
 def test_memory_of_a_step_in_bfloat16(learner, copies, law, monkeypatch):
     """In units of a float32 copy of the model, beside parameters, gradients and state."""
-    monkeypatch.setattr("o2nc.optimizer._SLICE", 1 << 14)
+    monkeypatch.setattr("o2nc.optimizers.exponentiated._SLICE", 1 << 14)
     params = [torch.nn.Parameter(torch.ones(1 << 14, dtype=torch.bfloat16)) for _ in range(20)]
     opt = o2nc.ExponentiatedO2NC(params, learner, average=False, scaling=law)
     for p in params:

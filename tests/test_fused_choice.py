@@ -8,7 +8,7 @@ import torch
 
 import fused_device as rig
 import o2nc
-from o2nc.kernels import engine
+from o2nc.backends.triton import engine
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import o2nc  # noqa: E402
-from o2nc.certified import certified  # noqa: E402
 from o2nc.logger import CertificateLogger  # noqa: E402
+from o2nc.optimizers.base import certified  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,15 +5,14 @@ import pytest
 import torch
 
 import o2nc
-from o2nc import averaging
-from o2nc.averaging import Row, Seen, move_
+from o2nc.averages import Coupling, Iterate, inner, move_
 
 UNIT = 2.0**-23  # of numbers in [1, 2)
 
 
 def averaged(x, mean, gamma, dither):
     mean = mean.clone()
-    move_(Row(x, x, None, mean, None), gamma, Seen(), averaging._inner, dither=dither)
+    move_(Iterate(x, x, None, mean, None), gamma, Coupling(), inner, dither=dither)
     return mean
 
 
@@ -54,9 +53,7 @@ def test_x_mean_arrives(beta, tolerance):
     mean, x = torch.ones(64), torch.full((64,), 1.003)
     gamma = 1 - beta
     for step in range(1, min(n, 200_000) + 1):
-        move_(
-            Row(x, x, None, mean, None), gamma, Seen(), averaging._inner, dither=o2nc.scaling.uniform(0, step) - 0.5
-        )
+        move_(Iterate(x, x, None, mean, None), gamma, Coupling(), inner, dither=o2nc.scaling.uniform(0, step) - 0.5)
     left = beta ** min(n, 200_000)
     expected = 1.003 - 0.003 * left
     assert float((mean.double() - expected).abs().max()) < tolerance

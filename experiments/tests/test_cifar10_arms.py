@@ -9,7 +9,7 @@ from torch.optim import AdamW
 
 from cifar10_made import CPU, images, train_by_hand
 from o2nc import Exponential, ExponentiatedO2NC, Gamma, ScaledSGDM, Uniform, Weibull, learners
-from o2nc.certified import Certified
+from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc_experiments.cifar10.arms import DEFAULTS, LAWS, LEARNERS, TABLE, parse
 from o2nc_experiments.cifar10.feed import Feed
 from o2nc_experiments.cifar10.settings import Settings
@@ -52,8 +52,8 @@ def test_every_optimizer_with_every_law_makes_steps(text):
     end = steps(params, optimizer, 5)
     assert (end != start).all()
     assert abs(end).max() < 1e3
-    assert isinstance(optimizer, Certified) == (not text.startswith("adamw"))
-    if isinstance(optimizer, Certified):
+    assert isinstance(optimizer, CertifiedOptimizer) == (not text.startswith("adamw"))
+    if isinstance(optimizer, CertifiedOptimizer):
         assert math.isfinite(optimizer.certificate().value)
         assert math.isfinite(optimizer.progress)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from cifar10_made import CPU, SMALL, bits, data, images, timeless, train_by_hand
 from o2nc import Exponential, Uniform
-from o2nc.batchnorm import recalibrated
+from o2nc.torch_support.batchnorm import recalibrated
 from o2nc_experiments.cifar10 import feed
 from o2nc_experiments.cifar10 import trial as trial_module
 from o2nc_experiments.cifar10.arms import DEFAULTS, parse

@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
-from o2nc import optimizer, original, scaling, theory
+from o2nc import scaling, theory
 from o2nc.certificates import certificate
 from o2nc.learners import ogd
 from o2nc.problems import hard, separable
-from o2nc.theory import lemmas, plans
+from o2nc.theory import complexity, lemmas, plans
 from o2nc_experiments import cli, verify
 from o2nc_experiments import pool as cli_pool
 from o2nc_experiments.verify import view
@@ -105,11 +105,11 @@ BREAKS = {
     "theorem-sgdm": without("_sharp_terms", "regret"),
     "sgdm-map": property_of_plan("momentum", lambda self: self.beta),
     "rate-nonsmooth": property_of_plan("lr", lambda self: self.radius * self.alpha),
-    "rate-smooth": (theory, "plan", plan_with_fixed_c),
-    "rate-second-order": (theory, "plan", plan_with_growing_c),
+    "rate-smooth": (complexity, "plan", plan_with_fixed_c),
+    "rate-second-order": (complexity, "plan", plan_with_growing_c),
     "steps-for": times(lemmas, "spread_constant", 1.1),
     "lower-bound": (hard.ZeroChainOracle, "sample", lambda self, x, generator=None: self.problem.gradient(x)),
-    "erratum-a": (optimizer, "progress_weight", lambda law, seed, step: law.sample(seed, step)),
+    "erratum-a": (scaling, "progress_weight", lambda law, seed, step: law.sample(seed, step)),
     "erratum-b": growth_times(0.5),
     "erratum-c": property_of_plan("decay", lambda self: 24 * self.c * self.radius**2 / self.alpha**2),
     "erratum-d": (scaling.Exponential, "sample", lambda self, seed, step: 0.7),
@@ -117,7 +117,7 @@ BREAKS = {
     "erratum-f": times(theory, "variance_weights", 1.01),
     "erratum-g": (plans, "_paper_terms", regret_without_root),
     "erratum-h": growth_times(0.5),
-    "erratum-i": (original, "_LAW", Ones()),
+    "erratum-i": (scaling.Uniform, "sample", Ones.sample),
     "erratum-j": times(separable.MultiKink, "gradient", -1.0),
     "erratum-k": ones,
     "erratum-l": ones,

@@ -13,15 +13,15 @@ BatchNorm's statistics fit x̄, `CertificateLogger` writes certificates down, `c
 """
 
 from o2nc import learners, problems, theory
-from o2nc.batchnorm import recalibrated
 from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
 from o2nc.logger import CertificateLogger
-from o2nc.optimizer import ExponentiatedO2NC
-from o2nc.original import OriginalO2NC
+from o2nc.optimizers.exponentiated import ExponentiatedO2NC
+from o2nc.optimizers.extend import random_scaling
+from o2nc.optimizers.original import OriginalO2NC
+from o2nc.optimizers.sgdm import ScaledSGDM
 from o2nc.scaling import Exponential, Gamma, Law, Uniform, Weibull
-from o2nc.sgdm import ScaledSGDM
-from o2nc.wrap import random_scaling
+from o2nc.torch_support.batchnorm import recalibrated
 
 __version__ = "0.1.0"
 

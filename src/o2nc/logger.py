@@ -22,8 +22,8 @@ from torch import distributed
 
 from o2nc import checks
 from o2nc.certificates.certificate import Certificate
-from o2nc.certified import Certified, certified, has_averages
 from o2nc.logfile import FIELDS, LAYER_FIELDS, Lock, LogFile, aside, beside
+from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,7 +123,7 @@ class CertificateLogger:
         self._hook: Any = optimizer.register_load_state_dict_post_hook(lambda _: self._begin())
 
     @property
-    def optimizer(self) -> Certified | None:
+    def optimizer(self) -> CertifiedOptimizer | None:
         """The optimizer that is logged; None if it is gone."""
         return self._optimizer()
 
@@ -183,7 +183,7 @@ class CertificateLogger:
             raise ValueError(f"the log {self.path} is closed")
         self._log(self._count())
 
-    def _living(self) -> Certified:
+    def _living(self) -> CertifiedOptimizer:
         optimizer = self.optimizer
         if optimizer is None:
             raise ValueError(f"the optimizer of the log {self.path} is gone")

@@ -25,7 +25,7 @@ import sys
 import warnings
 from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -162,6 +162,11 @@ class Uniform:
         """Whether w⟨g, Δ⟩ is an unbiased estimate of the decrease."""
         return self.low == 0
 
+    @property
+    def mean(self) -> float:
+        """The mean of s."""
+        return (self.low + self.high) / 2
+
     def sample(self, seed: int, step: int) -> float:
         """Return s_step = low + (high − low)·u."""
         return self.low + (self.high - self.low) * uniform(seed, step)
@@ -204,6 +209,11 @@ class Weibull:
         """Whether w⟨g, Δ⟩ is an estimate of the decrease of finite variance."""
         return self.shape < 2
 
+    @property
+    def mean(self) -> float:
+        """The mean of s."""
+        return self.scale * math.exp(math.lgamma(1 + 1 / self.shape))
+
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by inversion: λ(−log u)^{1/k}."""
         return self.scale * (-math.log(uniform(seed, step))) ** (1 / self.shape)
@@ -243,6 +253,11 @@ class Gamma:
     def estimates(self) -> bool:
         """Whether w⟨g, Δ⟩ is an estimate of the decrease of finite variance."""
         return self.shape < 2
+
+    @property
+    def mean(self) -> float:
+        """The mean of s."""
+        return self.shape * self.scale
 
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by Marsaglia and Tsang's rejection; every trial has its own counters."""
@@ -297,6 +312,35 @@ def is_weighted(law: Law | None) -> bool:
     return getattr(law, "weighted", False)
 
 
+class Draw(NamedTuple):
+    """The random numbers of one step t."""
+
+    s: float | None  # s_{t+1}; None without a law
+    weight: float  # of x_t among the losses and averages
+    progress_weight: float  # of ⟨g_t, Δ_t⟩
+    dither: float  # u − ½, for the rounding of x̄
+    keeps_output: bool  # whether x̄_t takes the place of the kept output
+
+
+def draw(law: Law | None, seed: int, t: int, *, averaged: bool = True, count: int | None = None) -> Draw:
+    """Draw all random numbers of step t.
+
+    Args:
+        law: of s.
+        seed: the seed.
+        t: the number of the step, >= 1.
+        averaged: whether those of the averages are wanted.
+        count: which of the averages this is that the output is drawn from; 0 for none, None for the t-th.
+    """
+    s = None if law is None else law.sample(seed, t + 1)
+    weight = relative_weight(law, seed, t)
+    if not averaged:
+        return Draw(s, weight, 1.0, 0.0, False)
+    count = t if count is None else count
+    keeps = count > 0 and uniform(seed, count, stream=OUTPUT) * count < 1  # a reservoir of size one
+    return Draw(s, weight, progress_weight(law, seed, t), uniform(seed, t, stream=ROUNDING) - 0.5, keeps)
+
+
 def relative_weight(law: Law | None, seed: int, step: int) -> float:
     """Return the weight of iterate x_step among the losses and averages: 1 without weights, and at step 1."""
     if law is None or not is_weighted(law) or step == 1:
@@ -307,10 +351,15 @@ def relative_weight(law: Law | None, seed: int, step: int) -> float:
 def progress_weight(law: Law | None, seed: int, step: int) -> float:
     """Return the weight of ⟨g, Δ⟩ in the progress.
 
-    It is w(s_step), which makes an unbiased estimate of the decrease, where that has a finite variance. Elsewhere,
-    and with no law, it is 1: then the sum is right up to the term that telescopes.
+    It is w(s_step), which makes an unbiased estimate of the decrease, where that has a finite variance. Elsewhere it
+    is the mean of s, and with no law 1: then the sum is right up to the term that telescopes.
     """
-    return law.weight(law.sample(seed, step)) if estimates(law) and law is not None else 1.0
+    return law.weight(law.sample(seed, step)) if estimates(law) and law is not None else mean(law)
+
+
+def mean(law: Law | None) -> float:
+    """Return the mean of s; a law of the user's own may have a ``mean``, which is taken to be 1 otherwise."""
+    return getattr(law, "mean", 1.0)
 
 
 def estimates(law: Law | None) -> bool:

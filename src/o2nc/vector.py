@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.torch_private import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm
+from o2nc.torch_support.private import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm
 
 _COMPLETE: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("complete", default=None)
 

@@ -9,10 +9,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from o2nc import checks
-from o2nc.batchnorm import recalibrated
-from o2nc.certified import Certified, certified, has_averages
 from o2nc.logger import scalars
-from o2nc.sharding import resharded
+from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages
+from o2nc.torch_support.batchnorm import recalibrated
+from o2nc.torch_support.shards import resharded
 
 
 @contextmanager
@@ -101,5 +101,5 @@ class CertificateCallback(Callback):
     on_exception = on_validation_end
 
 
-def _optimizers(trainer: Trainer) -> list[Certified]:
+def _optimizers(trainer: Trainer) -> list[CertifiedOptimizer]:
     return [certified(optimizer) for optimizer in trainer.optimizers]

@@ -15,9 +15,9 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from o2nc import checks
-from o2nc.certified import certified, has_averages
 from o2nc.logger import scalars
-from o2nc.sharding import resharded
+from o2nc.optimizers.base import certified, has_averages
+from o2nc.torch_support.shards import resharded
 
 FOLDER = "averaged"  # of a checkpoint
 PREFIX = "eval_averaged"  # of metrics

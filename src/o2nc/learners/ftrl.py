@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.torch_private import foreach_copy_
+from o2nc.torch_support.private import foreach_copy_
 from o2nc.vector import States, Vector, clip_, combine_, scale_
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.torch_private import (
+from o2nc.torch_support.private import (
     foreach_addcmul_,
     foreach_clamp_min_,
     foreach_copy_,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch.optim.optimizer import ParamsT
 
 from o2nc.learners import OGD
-from o2nc.optimizer import ExponentiatedO2NC
+from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 from o2nc.theory import lemmas
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
 
-from o2nc.batchnorm import recalibrated
-from o2nc.certified import Certified
+from o2nc.optimizers.base import CertifiedOptimizer
+from o2nc.torch_support.batchnorm import recalibrated
 from o2nc_experiments.cifar10.arms import Arm
 from o2nc_experiments.cifar10.augment import augment, crops, normalise
 from o2nc_experiments.cifar10.feed import EVALUATED, Feed, Images, take
@@ -209,7 +209,7 @@ class Trial:
     def _averages(self) -> tuple[float | None, ...]:
         """Return gradient, spread and progress, then loss and accuracy of x̄, as far as there are any."""
         optimizer = self.optimizer
-        if not isinstance(optimizer, Certified):
+        if not isinstance(optimizer, CertifiedOptimizer):
             return (None,) * 5
         certificate = optimizer.certificate()
         known = (certificate.gradient, certificate.spread, optimizer.progress)

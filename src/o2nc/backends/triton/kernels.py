@@ -1,32 +1,32 @@
 """The kernels. A tensor is row t of the tables; a program works on one chunk of one tensor.
 
 ``which`` and ``first`` map programs to tensors: chunk k belongs to tensor which[k], whose chunks start at first[t].
-``addresses`` has one column per kind of tensor, ``live`` the addresses of the gradients (0: none now). ``rows`` is
-what `open_kernel` settles for every tensor, ``book`` what survives from step to step, ``scaler`` a GradScaler's flag
-and scale.
+``addresses`` has one column per kind of tensor, ``gradients`` the addresses of the gradients (0: none now).
+``coefficients`` is what `open_kernel` settles for every tensor, ``state_numbers`` what survives from step to step,
+``scaler`` a GradScaler's flag and scale.
 """
 
 import triton
 import triton.language as tl
 
-from o2nc.kernels.laws import uniform
+from o2nc.backends.triton.laws import uniform
 
 # columns of `addresses`
 X, A, B, C, AVERAGE, GRADIENT, OUTPUT = (tl.constexpr(i) for i in range(7))
 COLUMNS = 7
-# columns of `rows`
+# columns of `coefficients`
 UNIT, DECAY, SCALE, FRESH, RATE, C0, C1, C2, C3, C4, LEFT, MOVED = (tl.constexpr(i) for i in range(12))
-ROWS = 12
-# columns of `book`: the state of every tensor that is a number
+COEFFICIENTS = 12
+# columns of `state_numbers`: the state of every tensor that is a number
 SPREAD, PROGRESS, LAST_RATE, IS_FRESH, LOG_DECAY, JOINED, H0, H1 = (tl.constexpr(i) for i in range(8))
-BOOK = 8
+STATE_NUMBERS = 8
 # entries of `now`
 S, GAMMA, WEIGHT, RELATIVE, KEEP, GO, BEFORE, AFTER, JOINING, DITHER = (tl.constexpr(i) for i in range(10))
 NOW = 10
 EXPONENT = tl.constexpr(0x7F800000)  # the bits of a float32 that say in which power of two it lies
-# entries of `constants`: the discount of the averages, the law's two parameters, then the learner's
-DISCOUNT, LAW_A, LAW_B, K0 = (tl.constexpr(i) for i in range(4))
-CONSTANTS = 8
+# entries of `constants`: the discount of the averages, the law's mean and two parameters, then the rule's
+DISCOUNT, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(5))
+CONSTANTS = 9
 # numbers of a parameter group, in `numbers`: lr, momentum, dampening, weight decay, sign of the gradient
 NUMBERS = tl.constexpr(5)
 
@@ -45,8 +45,8 @@ def fold(partial, chunks, low, high, WIDTH: tl.constexpr):
 
 @triton.jit
 def open_kernel(
-    step, weight_sum, weight_square_sum, log_decay, keys, constants, now, live, numbers, group_of, book, rows, totals,
-    scaler, n,
+    step, weight_sum, weight_square_sum, log_decay, keys, constants, now, gradients, numbers, group_of,
+    state_numbers, coefficients, totals, scaler, n,
     SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, WEIGHTED: tl.constexpr, ESTIMATES: tl.constexpr,
     AVERAGED: tl.constexpr, SCALED_LOSS: tl.constexpr, TICK: tl.constexpr, SETTLE: tl.constexpr, GATHER: tl.constexpr,
     JOINT: tl.constexpr, WIDTH: tl.constexpr,
@@ -66,7 +66,7 @@ def open_kernel(
         if WEIGHTED:
             relative = tl.where(t == 1, 1.0, weight)
         if not ESTIMATES:
-            weight = 1.0 + weight * 0
+            weight = tl.load(constants + LAW_MEAN)
         tl.store(now + S, s)
         tl.store(now + WEIGHT, weight)
         tl.store(now + RELATIVE, relative)
@@ -111,11 +111,11 @@ def open_kernel(
                 i = k + tl.arange(0, WIDTH)
                 mask = i < n
                 lr = tl.load(numbers + NUMBERS * tl.load(group_of + i, mask=mask, other=0))
-                h0 = tl.load(book + H0 * n + i, mask=mask, other=0.0)
-                h1 = tl.load(book + H1 * n + i, mask=mask, other=0.0)
+                h0 = tl.load(state_numbers + H0 * n + i, mask=mask, other=0.0)
+                h1 = tl.load(state_numbers + H1 * n + i, mask=mask, other=0.0)
                 p = tl.load(totals + i, mask=mask, other=0.0)
                 q = tl.load(totals + n + i, mask=mask, other=0.0)
-                g0, g1, g2, g3 = GATHER(lr, h0, h1, p, q, constants + K0)
+                g0, g1, g2, g3 = GATHER(lr, h0, h1, p, q, constants + RULE)
                 j0 += tl.sum(tl.where(mask, g0, 0.0), 0)
                 j1 += tl.sum(tl.where(mask, g1, 0.0), 0)
                 j2 += tl.sum(tl.where(mask, g2, 0.0), 0)
@@ -127,52 +127,52 @@ def open_kernel(
             i = k + tl.arange(0, WIDTH)
             mask = i < n
             at = numbers + NUMBERS * tl.load(group_of + i, mask=mask, other=0)
-            here = tl.load(live + i, mask=mask, other=0) != 0
-            fresh = tl.load(book + IS_FRESH * n + i, mask=mask, other=0.0)  # 1: averages, 2: buffer, 3: both
-            h0 = tl.load(book + H0 * n + i, mask=mask, other=0.0)
-            h1 = tl.load(book + H1 * n + i, mask=mask, other=0.0)
+            here = tl.load(gradients + i, mask=mask, other=0) != 0
+            fresh = tl.load(state_numbers + IS_FRESH * n + i, mask=mask, other=0.0)  # 1: averages, 2: buffer, 3: both
+            h0 = tl.load(state_numbers + H0 * n + i, mask=mask, other=0.0)
+            h1 = tl.load(state_numbers + H1 * n + i, mask=mask, other=0.0)
             p = h0
             q = h0
             if JOINT:
                 p = tl.load(totals + i, mask=mask, other=0.0)
                 q = tl.load(totals + n + i, mask=mask, other=0.0)
             scale, rate, decay, c0, c1, c2, c3, c4, h0, h1 = SETTLE(
-                at, here, fresh >= 2, h0, h1, p, q, j0, j1, j2, j3, s, relative, constants + K0
+                at, here, fresh >= 2, h0, h1, p, q, j0, j1, j2, j3, s, relative, constants + RULE
             )
             one = tl.full([WIDTH], 1.0, tl.float64)
-            tl.store(rows + UNIT * n + i, one * unit * tl.load(at + 4), mask=mask)
-            tl.store(rows + DECAY * n + i, one * decay, mask=mask)
-            tl.store(rows + SCALE * n + i, one * scale, mask=mask)
-            tl.store(rows + FRESH * n + i, tl.where((fresh == 1) | (fresh == 3), 1.0, 0.0), mask=mask)
-            tl.store(rows + RATE * n + i, tl.where(here, rate, 0.0), mask=mask)
-            tl.store(rows + C0 * n + i, one * c0, mask=mask)
-            tl.store(rows + C1 * n + i, one * c1, mask=mask)
-            tl.store(rows + C2 * n + i, one * c2, mask=mask)
-            tl.store(rows + C3 * n + i, one * c3, mask=mask)
-            tl.store(rows + C4 * n + i, one * c4, mask=mask)
+            tl.store(coefficients + UNIT * n + i, one * unit * tl.load(at + 4), mask=mask)
+            tl.store(coefficients + DECAY * n + i, one * decay, mask=mask)
+            tl.store(coefficients + SCALE * n + i, one * scale, mask=mask)
+            tl.store(coefficients + FRESH * n + i, tl.where((fresh == 1) | (fresh == 3), 1.0, 0.0), mask=mask)
+            tl.store(coefficients + RATE * n + i, tl.where(here, rate, 0.0), mask=mask)
+            tl.store(coefficients + C0 * n + i, one * c0, mask=mask)
+            tl.store(coefficients + C1 * n + i, one * c1, mask=mask)
+            tl.store(coefficients + C2 * n + i, one * c2, mask=mask)
+            tl.store(coefficients + C3 * n + i, one * c3, mask=mask)
+            tl.store(coefficients + C4 * n + i, one * c4, mask=mask)
             # one without a gradient waits, but for a joint norm; one that never had a gradient except in steps that
             # were called off has not joined yet
             known = here | (fresh != 3)
             played = known if JOINT else here
             goes = i < tl.where(go != 0, n, 0)
-            tl.store(book + IS_FRESH * n + i, tl.where(here, 0.0, fresh), mask=goes & known)
-            tl.store(book + H0 * n + i, one * h0, mask=goes & played)
-            tl.store(book + H1 * n + i, one * h1, mask=goes & played)
+            tl.store(state_numbers + IS_FRESH * n + i, tl.where(here, 0.0, fresh), mask=goes & known)
+            tl.store(state_numbers + H0 * n + i, one * h0, mask=goes & played)
+            tl.store(state_numbers + H1 * n + i, one * h1, mask=goes & played)
             if AVERAGED:
                 # what is left of the weight of its averages after the steps that it has missed; 1 if none
                 joins = ((fresh == 1) | (fresh == 3)) & here
-                then = tl.load(book + LOG_DECAY * n + i, mask=mask, other=0.0)
+                then = tl.load(state_numbers + LOG_DECAY * n + i, mask=mask, other=0.0)
                 left = tl.where(joins, 1.0, tl.where(then < before, tl.exp(then - before), 1.0))
                 averaged = here | (known & (i < tl.where(keep != 0, n, 0)) & (fresh != 1))
-                tl.store(rows + LEFT * n + i, one * left, mask=mask)
-                tl.store(rows + MOVED * n + i, tl.where(averaged, 1.0, 0.0), mask=mask)
-                tl.store(book + LOG_DECAY * n + i, one * after, mask=goes & averaged)
-                tl.store(book + JOINED * n + i, one * joining, mask=goes & joins)
+                tl.store(coefficients + LEFT * n + i, one * left, mask=mask)
+                tl.store(coefficients + MOVED * n + i, tl.where(averaged, 1.0, 0.0), mask=mask)
+                tl.store(state_numbers + LOG_DECAY * n + i, one * after, mask=goes & averaged)
+                tl.store(state_numbers + JOINED * n + i, one * joining, mask=goes & joins)
 
 
 @triton.jit
 def step_kernel(
-    which, first, sizes, addresses, live, now, rows, partial, n, low, chunks,
+    which, first, sizes, addresses, gradients, now, coefficients, partial, n, low, chunks,
     PLAY: tl.constexpr, SLOTS: tl.constexpr, AVERAGED: tl.constexpr, OWN: tl.constexpr, JOINT: tl.constexpr,
     ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, A_TYPE: tl.constexpr, B_TYPE: tl.constexpr, C_TYPE: tl.constexpr, WIDE: tl.constexpr,
@@ -184,11 +184,11 @@ def step_kernel(
     t = tl.load(which + chunk)
     start = (chunk - tl.load(first + t)) * CHUNK
     size = tl.where(go, tl.load(sizes + t) - start, 0)  # a step that is called off touches nothing
-    address = tl.load(live + t)
+    address = tl.load(gradients + t)
     present = tl.where(address != 0, size, 0)
     averaged = present
     if AVERAGED:
-        averaged = tl.where(tl.load(rows + MOVED * n + t) != 0, size, 0)
+        averaged = tl.where(tl.load(coefficients + MOVED * n + t) != 0, size, 0)
     played = present
     if JOINT:
         played = size
@@ -196,14 +196,14 @@ def step_kernel(
         return  # without a gradient now; `close_kernel` does not ask for its sums either
     g_at = address.to(tl.pointer_type(X_TYPE)) + start
     x_at = tl.load(addresses + X * n + t).to(tl.pointer_type(X_TYPE)) + start
-    unit = tl.load(rows + UNIT * n + t).to(WIDE)
-    decay = tl.load(rows + DECAY * n + t).to(WIDE)
-    scale = tl.load(rows + SCALE * n + t).to(WIDE)
-    c0 = tl.load(rows + C0 * n + t).to(WIDE)
-    c1 = tl.load(rows + C1 * n + t).to(WIDE)
-    c2 = tl.load(rows + C2 * n + t).to(WIDE)
-    c3 = tl.load(rows + C3 * n + t).to(WIDE)
-    c4 = tl.load(rows + C4 * n + t).to(WIDE)
+    unit = tl.load(coefficients + UNIT * n + t).to(WIDE)
+    decay = tl.load(coefficients + DECAY * n + t).to(WIDE)
+    scale = tl.load(coefficients + SCALE * n + t).to(WIDE)
+    c0 = tl.load(coefficients + C0 * n + t).to(WIDE)
+    c1 = tl.load(coefficients + C1 * n + t).to(WIDE)
+    c2 = tl.load(coefficients + C2 * n + t).to(WIDE)
+    c3 = tl.load(coefficients + C3 * n + t).to(WIDE)
+    c4 = tl.load(coefficients + C4 * n + t).to(WIDE)
     if SLOTS > 0:
         a_at = tl.load(addresses + A * n + t).to(tl.pointer_type(A_TYPE)) + start
     if SLOTS > 1:
@@ -212,7 +212,7 @@ def step_kernel(
         c_at = tl.load(addresses + C * n + t).to(tl.pointer_type(C_TYPE)) + start
     if AVERAGED:
         exact = tl.load(now + GAMMA)
-        left = tl.load(rows + LEFT * n + t)
+        left = tl.load(coefficients + LEFT * n + t)
         share = exact.to(WIDE)  # of this gradient in ḡ, and with no steps missed of x − x̄ in x̄
         gamma = tl.where(left == 1, exact, 1 - left * (1 - exact)).to(WIDE)
         keep = tl.where(left == 1, 1 - exact, left * (1 - exact)).to(WIDE)
@@ -224,7 +224,7 @@ def step_kernel(
         squares = tl.zeros([BLOCK], WIDE)
         slopes = tl.zeros([BLOCK], WIDE)
         if OWN:
-            fresh = (tl.load(rows + FRESH * n + t) != 0) | (share == 1)
+            fresh = (tl.load(coefficients + FRESH * n + t) != 0) | (share == 1)
             gradient_at = tl.load(addresses + GRADIENT * n + t).to(tl.pointer_type(WIDE)) + start
     for j in tl.static_range(0, CHUNK, BLOCK):
         i = j + tl.arange(0, BLOCK)
@@ -262,7 +262,7 @@ def step_kernel(
             if SLOTS > 0:
                 slopes += d * a
             move = gamma * e
-            if ROUNDED:  # at random, see o2nc.averaging
+            if ROUNDED:  # at random, see o2nc.averages
                 power = (average.to(tl.int32, bitcast=True) & EXPONENT).to(tl.float32, bitcast=True)
                 move += tl.where(e > 0, dither * power, tl.where(e < 0, -dither * power, 0.0))
             average = tl.where(gamma == 1, x, average + move)
@@ -276,30 +276,30 @@ def step_kernel(
 
 
 @triton.jit
-def close_kernel(first, now, rows, book, partial, n, chunks, WIDTH: tl.constexpr):
+def close_kernel(first, now, coefficients, state_numbers, partial, n, chunks, WIDTH: tl.constexpr):
     """Bring one tensor's V, progress and rate up to date: V ← (1 − γ)(V + γ‖e‖²), progress += w·rate·⟨g, u⟩."""
     if tl.load(now + GO) == 0:
         return
     t = tl.program_id(0)
     low = tl.load(first + t)
     high = tl.load(first + t + 1)
-    if tl.load(rows + MOVED * n + t) == 0:
+    if tl.load(coefficients + MOVED * n + t) == 0:
         return
-    left = tl.load(rows + LEFT * n + t)
+    left = tl.load(coefficients + LEFT * n + t)
     gamma = tl.load(now + GAMMA)
     gamma = tl.where(left == 1, gamma, 1 - left * (1 - gamma))
     square, slope = fold(partial, chunks, low, high, WIDTH)
-    spread = tl.load(book + SPREAD * n + t)
-    tl.store(book + SPREAD * n + t, tl.where(gamma == 1, 0.0, (1 - gamma) * (spread + gamma * square)))
-    rate = tl.load(book + LAST_RATE * n + t)
+    spread = tl.load(state_numbers + SPREAD * n + t)
+    tl.store(state_numbers + SPREAD * n + t, tl.where(gamma == 1, 0.0, (1 - gamma) * (spread + gamma * square)))
+    rate = tl.load(state_numbers + LAST_RATE * n + t)
     gain = tl.where((rate == 0) | (left != 1), 0.0, rate * tl.load(now + WEIGHT) * slope)  # it may not have moved
-    tl.store(book + PROGRESS * n + t, tl.load(book + PROGRESS * n + t) + gain)
-    tl.store(book + LAST_RATE * n + t, tl.load(rows + RATE * n + t))
+    tl.store(state_numbers + PROGRESS * n + t, tl.load(state_numbers + PROGRESS * n + t) + gain)
+    tl.store(state_numbers + LAST_RATE * n + t, tl.load(coefficients + RATE * n + t))
 
 
 @triton.jit
 def measure_kernel(
-    which, first, sizes, addresses, live, now, numbers, group_of, constants, scaler, partial, n, low, chunks,
+    which, first, sizes, addresses, gradients, now, numbers, group_of, constants, scaler, partial, n, low, chunks,
     MEASURE: tl.constexpr, SLOTS: tl.constexpr, SCALED_LOSS: tl.constexpr, FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, A_TYPE: tl.constexpr, B_TYPE: tl.constexpr, C_TYPE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
@@ -311,7 +311,7 @@ def measure_kernel(
     t = tl.load(which + chunk)
     start = (chunk - tl.load(first + t)) * CHUNK
     size = tl.load(sizes + t) - start
-    address = tl.load(live + t)
+    address = tl.load(gradients + t)
     present = tl.where(address != 0, size, 0)
     g_at = address.to(tl.pointer_type(X_TYPE)) + start
     unit = tl.load(now + RELATIVE)
@@ -339,7 +339,7 @@ def measure_kernel(
             b = tl.load(b_at + i, mask=mask, other=0.0).to(tl.float64)
         if SLOTS > 2:
             c = tl.load(c_at + i, mask=mask, other=0.0).to(tl.float64)
-        p, q = MEASURE(d, a, b, c, lr, constants + K0, FLOOR)
+        p, q = MEASURE(d, a, b, c, lr, constants + RULE, FLOOR)
         ps += tl.where(mask, p, 0.0)
         qs += tl.where(mask, q, 0.0)
     tl.store(partial + chunk, tl.sum(ps, 0))

@@ -65,13 +65,14 @@ def _weibull_weight(s, a, b):
 
 
 class DeviceLaw(NamedTuple):
-    """A law of s: sample(u, a, b), weight(s, a, b), the law's two parameters.
+    """A law of s: sample(u, a, b), weight(s, a, b), its mean and two parameters.
 
     ``weighted``: losses and averages carry the weight; ``estimates``: the progress does.
     """
 
     sample: Any
     weight: Any
+    mean: float = 1.0
     a: float = 0.0
     b: float = 0.0
     weighted: bool = False
@@ -82,10 +83,11 @@ def device_law(law: Law | None) -> DeviceLaw | None:
     """Return a law on the device, or None for one that has no device form."""
     if law is None:
         return DeviceLaw(_one, _one)
+    mean = scaling.mean(law)
     if type(law) is scaling.Exponential:
-        return DeviceLaw(_exponential, _exponential_weight, law.rate)
+        return DeviceLaw(_exponential, _exponential_weight, mean, law.rate)
     if type(law) is scaling.Uniform:
-        return DeviceLaw(_uniform, _uniform_weight, law.low, law.high, law.weighted, law.estimates)
+        return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, law.weighted, law.estimates)
     if type(law) is scaling.Weibull:
-        return DeviceLaw(_weibull, _weibull_weight, law.shape, law.scale, law.weighted, law.estimates)
+        return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, law.weighted, law.estimates)
     return None

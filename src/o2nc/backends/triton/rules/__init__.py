@@ -1,4 +1,4 @@
-"""The learners as device functions, which the kernels of `o2nc.kernels.passes` call.
+"""The learners as device functions, which the kernels of `o2nc.backends.triton.passes` call.
 
     measure   per element, before anything moves: two terms p, q whose sums the learner needs (joint norms only)
     gather    per tensor: up to four terms, added up over all tensors
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from o2nc import learners
-from o2nc.kernels.rules.diagonal import (
+from o2nc.backends.triton.rules.diagonal import (
     gather_adam,
     measure_adam,
     play_adam,
@@ -24,7 +24,7 @@ from o2nc.kernels.rules.diagonal import (
     settle_adam,
     settle_diagonal_adagrad,
 )
-from o2nc.kernels.rules.leader import (
+from o2nc.backends.triton.rules.leader import (
     gather_coin,
     gather_ftrl,
     gather_scale_free,
@@ -34,7 +34,7 @@ from o2nc.kernels.rules.leader import (
     settle_ftrl,
     settle_scale_free,
 )
-from o2nc.kernels.rules.linear import (
+from o2nc.backends.triton.rules.linear import (
     gather_adagrad,
     gather_ball,
     measure_ball,
@@ -44,8 +44,11 @@ from o2nc.kernels.rules.linear import (
     settle_ball,
     settle_ogd,
 )
-from o2nc.kernels.rules.sgd import SGD_PLAYS, play_momentum, settle_sgd
+from o2nc.backends.triton.rules.sgd import SGD_PLAYS, play_momentum, settle_sgd
 from o2nc.learners import Learner
+from o2nc.optimizers.sgdm import Momentum
+from o2nc.step import Step
+from o2nc.vector import wide
 
 __all__ = ["SGD", "SGD_PLAYS", "Rule", "device_rule"]
 
@@ -66,11 +69,19 @@ class Rule:
 SGD = Rule(settle_sgd, play_momentum)
 
 
-def device_rule(learner: Learner, beta: float, wide: torch.dtype) -> Rule | None:
-    """Return the learner on the device, or None for one that has no device form (one of the user's own)."""
+def device_rule(step: Step) -> Rule | None:
+    """Return the rule of a step on the device, or None for one that has no device form."""
+    if isinstance(step.rule, Momentum):
+        return SGD
+    dtypes = {wide(p.dtype) for group in step.groups for p in group["params"]}
+    return learner_rule(step.rule.learner, step.rule.beta, min(dtypes, key=lambda dtype: dtype.itemsize))
+
+
+def learner_rule(learner: Learner, beta: float, dtype: torch.dtype) -> Rule | None:
+    """Return a learner on the device, or None for one of the user's own."""
     if type(learner).__module__.rpartition(".")[0] != learners.__name__:
         return None
-    info = torch.finfo(wide)
+    info = torch.finfo(dtype)
     floor = info.tiny**0.5
     constants: tuple[float, ...]
     slots: tuple[str, ...]

@@ -11,6 +11,7 @@ and learners with a joint norm measure it first (measure, total: one more pass).
 without atomics, so a run repeats to the bit. What changes from step to step lives on the device: a captured step
 replays rightly, and a step that a GradScaler calls off changes nothing.
 
-``laws`` and ``rules`` hold the laws of s and the learners as device functions, ``passes`` the kernels, ``layout`` the
-tables, ``engine`` decides and launches. Only ``engine`` is imported by the optimizers; it needs no Triton to say no.
+``laws`` and ``rules`` hold the laws of s and the rules as device functions, ``kernels`` what calls them, ``slots``
+the state that they work on, ``tables`` where all that lies, ``uploads`` what changes from step to step, ``launches``
+the order; ``engine`` decides. Only ``engine`` is imported by the optimizers; it needs no Triton to say no.
 """

@@ -14,11 +14,12 @@ from torch import optim
 from torch.optim import Optimizer
 
 from o2nc import checks
-from o2nc.certified import Certified
-from o2nc.persistence import Persistent
+from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Exponential, Law, check_law, is_weighted
-from o2nc.stepping import refuse_capture
-from o2nc.torch_private import disable_dynamo
+from o2nc.state import Fields
+from o2nc.step import Step
+from o2nc.torch_support.compiling import refuse_capture, take_as_one_node
+from o2nc.torch_support.private import disable_dynamo
 
 # Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
 _LINEAR_IN_LR: frozenset[type[Optimizer]] = frozenset(
@@ -76,7 +77,7 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
         )
     if isinstance(optimizer, RandomlyScaled):
         raise ValueError("optimizer is random-scaled already: scaling it twice would multiply two scalars")
-    if isinstance(optimizer, Certified):
+    if isinstance(optimizer, CertifiedOptimizer):
         raise ValueError(
             f"optimizer must not be one of o2nc's own ({type(optimizer).__name__} scales by itself): "
             "pass scaling=… when you construct it"
@@ -99,30 +100,49 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
     optimizer.__class__ = _scaled(plain)
     try:
         assert isinstance(optimizer, RandomlyScaled)
+        optimizer._begin()
         optimizer._share({"scaling": scaling, "scaling_seed": int(seed), "scaling_step": 0})
         optimizer._hook()
     except BaseException:
         optimizer.__class__ = plain
+        for group in (optimizer.defaults, *optimizer.param_groups):
+            for key in RandomlyScaled.shared:
+                group.pop(key, None)
         raise
     return optimizer
 
 
-class RandomlyScaled(Persistent):
+class RandomlyScaled(CertifiedOptimizer):
     """What `random_scaling` adds to an optimizer's class: two step hooks, and surviving copies."""
 
-    needed: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ("scaling", "scaling_seed", "scaling_step")
+    advice = "random_scaling, which keeps none: o2nc.ScaledSGDM(…, average=0.999) does, say"
+    owns_state = False  # it is the wrapped optimizer's
     _hooked = False
     _guarded = False  # inside `step`, which cleans up after an error
     _depth = 0  # of hooks within hooks: a subclass that calls super().step() runs them twice
     _before: list[Any] | None = None  # what `_scale_after` needs: the learning rates, or the parameters
 
-    def _keeps_dtype(self, key: str) -> bool:
-        return False  # the state is the wrapped optimizer's, cast as torch casts it
+    @property
+    def needed(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The numbers of the wrapped optimizer, by which its checkpoints are known."""
+        numbers = (key for key, value in self.defaults.items() if isinstance(value, int | float | tuple))
+        return tuple(key for key in numbers if key not in self.shared and not isinstance(self.defaults[key], bool))
+
+    @property
+    def fields(self) -> Fields:
+        """Nothing is kept per parameter."""
+        return {}
+
+    def _describe(self) -> Step:
+        raise AssertionError  # the step is the wrapped optimizer's
+
+    def _take(self) -> None:
+        self.step()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # torch drops step hooks from copies; `_restore` and __setstate__ put them back
-        return _restore, (type(self).__bases__[1],), self.__getstate__()
+        return _restore, (_plain(type(self)),), self.__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -142,12 +162,13 @@ class RandomlyScaled(Persistent):
 def _guarded_step(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Step, and put the learning rates back if the step ends in an error."""
     if torch.compiler.is_compiling() and not (args or kwargs):  # a closure's gradients come too late for one node
-        return self._take_as_one_node()
+        return take_as_one_node(self)
+    step = _plain(type(self)).step
     if self._guarded:
-        return super(type(self), self).step(*args, **kwargs)
+        return step(self, *args, **kwargs)
     self._guarded = True
     try:
-        return super(type(self), self).step(*args, **kwargs)
+        return step(self, *args, **kwargs)
     finally:
         self._guarded, self._depth = False, 0
         if self._before is not None:
@@ -166,13 +187,18 @@ def _scaled(cls: type[Optimizer]) -> type[Optimizer]:
     return _CLASSES[cls]
 
 
+def _plain(scaled: type[Optimizer]) -> type[Optimizer]:
+    """Return the class that ``scaled`` was made from."""
+    return next(base for cls in scaled.__mro__ if RandomlyScaled in cls.__bases__ for base in cls.__bases__[1:])
+
+
 def _restore(cls: type[Optimizer]) -> Optimizer:
     scaled = _scaled(cls)
     return scaled.__new__(scaled)
 
 
 def _is_linear(optimizer: Optimizer) -> bool:
-    return type(optimizer).__bases__[1] in _LINEAR_IN_LR
+    return _plain(type(optimizer)) in _LINEAR_IN_LR
 
 
 def _scalar(optimizer: Any) -> float:
@@ -184,7 +210,7 @@ def _scalar(optimizer: Any) -> float:
 def _scale_before(optimizer: Any, args: Any, kwargs: Any) -> None:
     if optimizer.param_groups[0]["scaling"] is None:
         return
-    refuse_capture(optimizer, optimizer.param_groups[0]["scaling"])
+    refuse_capture(type(optimizer).__name__, optimizer.param_groups[0]["scaling"])
     if optimizer._before is not None and optimizer._guarded:
         optimizer._depth += 1
         return

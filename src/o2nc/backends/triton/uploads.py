@@ -7,7 +7,7 @@ from torch import Tensor
 SPARES = 4  # pinned buffers kept ready for captures, during which none can be allocated
 
 
-class Live:
+class Uploads:
     """A small table on the device, filled again only when something in it is new.
 
     Args:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from o2nc.kernels import passes
+from o2nc.backends.triton import kernels
 
 if TYPE_CHECKING:
-    from o2nc.kernels.layout import Layout
+    from o2nc.backends.triton.tables import Tables
 
 WARPS = 4
 FOLD, FOLD_WARPS = 2048, 8  # partial sums added at a time
@@ -29,7 +29,7 @@ class Launch(NamedTuple):
         self.kernel[(self.programs,)](*self.arguments, **self.compiled_in, num_warps=self.warps)
 
 
-class Chain:
+class Sequence:
     """Launches that are repeated with the same arguments: from the third time on, as one CUDA graph of our own.
 
     A launch costs the host more than it costs the device on a small model; a graph costs as little as one launch.
@@ -66,49 +66,49 @@ class Chain:
         return graph
 
 
-def launches(layout: "Layout", live: Tensor, scaled: bool) -> list[Launch]:
+def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
     """Return the launches of one step, in order.
 
     Args:
-        layout: the tables.
-        live: the table of gradients and numbers.
+        tables: what they run over.
+        uploaded: the addresses of the gradients and the numbers of the groups.
         scaled: whether a GradScaler's flag and scale count.
     """
-    n, chunks, rule, counters = layout.n, layout.chunks, layout.rule, layout.counters
-    numbers = layout.live.numbers(live)
+    n, chunks, rule, counters = tables.n, tables.chunks, tables.rule, tables.counters
+    numbers = tables.uploads.numbers(uploaded)
     opening = (
-        *(*counters, layout.keys, layout.constants, layout.now),
-        *(live, numbers, layout.group_of, layout.book, layout.rows, layout.totals, layout.scaler, n),
+        *(*counters, tables.keys, tables.constants, tables.now, uploaded, numbers, tables.group_of),
+        *(tables.numbers, tables.coefficients, tables.totals, tables.scaler, n),
     )
     law = {
-        "SAMPLE": layout.law.sample,
-        "WEIGHT_OF": layout.law.weight,
-        "WEIGHTED": layout.law.weighted,
-        "ESTIMATES": layout.law.estimates,
-        "AVERAGED": layout.averaged,
+        "SAMPLE": tables.law.sample,
+        "WEIGHT_OF": tables.law.weight,
+        "WEIGHTED": tables.law.weighted,
+        "ESTIMATES": tables.law.estimates,
+        "AVERAGED": tables.averaged,
         "SCALED_LOSS": scaled,
     }
     joint = rule.measure is not None
     settle = {"SETTLE": rule.settle, "GATHER": rule.gather, "JOINT": joint, "WIDTH": TENSORS}
-    tables = (layout.which, layout.first, layout.sizes, layout.addresses, live, layout.now)
-    chain = []
+    common = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
+    found = []
     if joint:
         tick = {"TICK": True, "SETTLE": None, "GATHER": None, "JOINT": False, "WIDTH": TENSORS}
-        chain.append(Launch(passes.open_kernel, 1, opening, law | tick, 1))
-        for low, number, compiled in layout.buckets:
-            measured = (numbers, layout.group_of, layout.constants, layout.scaler, layout.partial, n, low, chunks)
+        found.append(Launch(kernels.open_kernel, 1, opening, law | tick, 1))
+        for low, number, compiled in tables.buckets:
+            measured = (numbers, tables.group_of, tables.constants, tables.scaler, tables.partial, n, low, chunks)
             names = ("FLOOR", "X_TYPE", "A_TYPE", "B_TYPE", "C_TYPE", "CHUNK", "BLOCK")
             compiled_in = {"MEASURE": rule.measure, "SLOTS": compiled["SLOTS"], "SCALED_LOSS": scaled}
             compiled_in |= {name: compiled[name] for name in names}
-            chain.append(Launch(passes.measure_kernel, number, (*tables, *measured), compiled_in, WARPS))
-        folded = (layout.first, layout.now, layout.partial, layout.totals, n, chunks)
-        chain.append(Launch(passes.total_kernel, n, folded, {"WIDTH": FOLD}, FOLD_WARPS))
+            found.append(Launch(kernels.measure_kernel, number, (*common, *measured), compiled_in, WARPS))
+        folded = (tables.first, tables.now, tables.partial, tables.totals, n, chunks)
+        found.append(Launch(kernels.total_kernel, n, folded, {"WIDTH": FOLD}, FOLD_WARPS))
     # one warp: the counters are read and written by the same threads
-    chain.append(Launch(passes.open_kernel, 1, opening, law | {"TICK": not joint} | settle, 1))
-    for low, number, compiled in layout.buckets:
-        stepped = (*tables, layout.rows, layout.partial, n, low, chunks)
-        chain.append(Launch(passes.step_kernel, number, stepped, compiled, WARPS))
-    if layout.averaged:
-        closed = (layout.first, layout.now, layout.rows, layout.book, layout.partial, n, chunks)
-        chain.append(Launch(passes.close_kernel, n, closed, {"WIDTH": FOLD}, FOLD_WARPS))
-    return chain
+    found.append(Launch(kernels.open_kernel, 1, opening, law | {"TICK": not joint} | settle, 1))
+    for low, number, compiled in tables.buckets:
+        stepped = (*common, tables.coefficients, tables.partial, n, low, chunks)
+        found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS))
+    if tables.averaged:
+        closed = (tables.first, tables.now, tables.coefficients, tables.numbers, tables.partial, n, chunks)
+        found.append(Launch(kernels.close_kernel, n, closed, {"WIDTH": FOLD}, FOLD_WARPS))
+    return found

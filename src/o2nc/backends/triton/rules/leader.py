@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from o2nc.kernels.rules.linear import at_least, clip_to
+from o2nc.backends.triton.rules.linear import at_least, clip_to
 
 
 @triton.jit

@@ -11,15 +11,17 @@ import triton.language as tl
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averaging import NUMBERS
-from o2nc.kernels import passes
-from o2nc.kernels.lanes import Lane
-from o2nc.kernels.launch import Chain, launches
-from o2nc.kernels.laws import DeviceLaw
-from o2nc.kernels.live import Live
-from o2nc.kernels.rules import Rule
+from o2nc.averages import FIELDS, Discount
+from o2nc.backends.triton import kernels
+from o2nc.backends.triton.launches import Sequence as LaunchSequence
+from o2nc.backends.triton.launches import launches
+from o2nc.backends.triton.laws import device_law
+from o2nc.backends.triton.rules import device_rule
+from o2nc.backends.triton.slots import Row
+from o2nc.backends.triton.uploads import Uploads
 from o2nc.scaling import OUTPUT, ROUNDING, S, seed_key
-from o2nc.torch_private import same_pointers
+from o2nc.step import Step
+from o2nc.torch_support.private import same_pointers
 from o2nc.vector import wide
 
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
@@ -66,26 +68,20 @@ def laid_like(x: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(x, dtype=dtype).copy_(value)
 
 
-class Layout:
-    """The parameters of one device, laid out once and used until something is no longer where it was."""
+class Tables:
+    """The parameters of one device, written down once and used until something is no longer where it was."""
 
-    def __init__(
-        self,
-        lanes: list[Lane],
-        rule: Rule,
-        law: DeviceLaw,
-        seed: int,
-        counters: Counters,
-        average: float | None,
-        groups: int,
-    ) -> None:
-        self.device = lanes[0].param.device
-        self.rule, self.law, self.seed, self.counters = rule, law, seed, counters
-        self.averaged = average is not None
-        lanes = sorted(lanes, key=lambda lane: repr(self._kind(lane)))  # what shares a launch stands together
-        self.params = [lane.param for lane in lanes]
-        self.states = [lane.state for lane in lanes]
-        self.n = len(lanes)
+    def __init__(self, step: Step, rows: list[Row], counters: Counters) -> None:
+        law, rule = device_law(step.law), device_rule(step)
+        assert law is not None, "why_not was not asked"
+        assert rule is not None, "why_not was not asked"
+        self.device = rows[0].param.device
+        self.rule, self.law, self.seed, self.counters = rule, law, step.seed, counters
+        self.averaged = step.window is not None
+        rows = sorted(rows, key=lambda row: repr(self._kind(row)))  # what shares a launch stands together
+        self.params = [row.param for row in rows]
+        self.states = [row.state for row in rows]
+        self.n = len(rows)
         self.numbered = list(range(self.n))
         self.xs = [p.detach() if is_dense(p) else p.new_empty(p.shape) for p in self.params]
         self.staged = [(p.detach(), x) for p, x in zip(self.params, self.xs, strict=True) if not is_dense(p)]
@@ -94,48 +90,48 @@ class Layout:
         self.strides = [x.stride() for x in self.xs]
         self.dtypes = [x.dtype for x in self.xs]
         self.gradients = [0] * self.n  # where they lay at the last step
-        self._lay_out_state(lanes)
-        self._write_tables(lanes, average)
-        self.chains: dict[bool, Chain] = {}  # with and without a GradScaler
+        self._lay_out_state(rows)
+        self._write(rows, step)
+        self.sequences: dict[bool, LaunchSequence] = {}  # with and without a GradScaler
         self.scaler = torch.ones(2, device=self.device)
-        self.live = Live(self.n, groups * passes.NUMBERS.value, self.device)
+        self.uploads = Uploads(self.n, len(step.groups) * kernels.NUMBERS.value, self.device)
 
-    def _kind(self, lane: Lane) -> tuple[Any, ...]:
-        dtypes = tuple(str(lane.state[key].dtype) for key in lane.slots)
-        return str(lane.param.dtype), "gradient" in lane.state, lane.play.__name__, lane.slots, dtypes
+    def _kind(self, row: Row) -> tuple[Any, ...]:
+        dtypes = tuple(str(row.state[key].dtype) for key in row.slots)
+        return str(row.param.dtype), "gradient" in row.state, row.play.__name__, row.slots, dtypes
 
-    def _lay_out_state(self, lanes: list[Lane]) -> None:
-        """Bring state tensors into the memory order of their parameter, and numbers into the book."""
+    def _lay_out_state(self, rows: list[Row]) -> None:
+        """Bring state tensors into the memory order of their parameter, and numbers into one table."""
         self.alive = []  # an address in the tables stays good whatever becomes of the tensor
-        for lane, x in zip(lanes, self.xs, strict=True):
-            for key in (*lane.slots, "average", "gradient", "output"):
-                if key in lane.state:
-                    value = lane.state[key]
+        for row, x in zip(rows, self.xs, strict=True):
+            for key in (*row.slots, "average", "gradient", "output"):
+                if key in row.state:
+                    value = row.state[key]
                     if value.shape != x.shape:
                         raise ValueError(
                             f"state {key!r} has shape {tuple(value.shape)}, its parameter has {tuple(x.shape)}: "
                             "was a parameter replaced, or are they in another order than in the checkpoint?"
                         )
-                    lane.state[key] = laid_like(x, value, value.dtype if key in lane.slots else wide(x.dtype))
-                    self.alive.append(lane.state[key].detach())
+                    row.state[key] = laid_like(x, value, value.dtype if key in row.slots else wide(x.dtype))
+                    self.alive.append(row.state[key].detach())
         columns = ("spread", "progress", "rate", "fresh", "log_decay", "joined", *self.rule.numbers)
-        self.book = torch.zeros(passes.BOOK, self.n, dtype=torch.float64, device=self.device)
-        for row, key in zip(self.book, columns, strict=False):
+        self.numbers = torch.zeros(kernels.STATE_NUMBERS, self.n, dtype=torch.float64, device=self.device)
+        for line, key in zip(self.numbers, columns, strict=False):
             values = [state.get(key, 0.0) for state in self.states]
             if any(isinstance(v, Tensor) for v in values):
                 here = [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values]
-                row.copy_(torch.stack(here))
+                line.copy_(torch.stack(here))
             else:
-                row.copy_(torch.tensor(values, dtype=torch.float64, device="cpu"))
-            kept = self.averaged or key not in ("spread", "progress", *NUMBERS)
+                line.copy_(torch.tensor(values, dtype=torch.float64, device="cpu"))
+            kept = self.averaged or key not in FIELDS
             if kept:
-                for state, entry in zip(self.states, row, strict=True):
+                for state, entry in zip(self.states, line, strict=True):
                     state[key] = entry
         self.touched: list[bool] = []
         for state in self.states:
             state.touched = self.touched
 
-    def _write_tables(self, lanes: list[Lane], average: float | None) -> None:
+    def _write(self, rows: list[Row], step: Step) -> None:
         device = self.device
         counts = [triton.cdiv(x.numel(), CHUNK) for x in self.xs]
         self.chunks = sum(counts)
@@ -144,50 +140,51 @@ class Layout:
         numbered = torch.arange(self.n, dtype=torch.int32, device=device)
         self.which = numbered.repeat_interleave(torch.tensor(counts, device=device), output_size=self.chunks)
         self.sizes = torch.tensor([x.numel() for x in self.xs], device=device)
-        self.group_of = torch.tensor([lane.group for lane in lanes], device=device)
-        table = np.zeros((passes.COLUMNS, self.n), dtype=np.int64)
-        for t, (lane, x) in enumerate(zip(lanes, self.xs, strict=True)):
-            table[passes.X.value, t] = x.data_ptr()
-            for column, key in enumerate(lane.slots, passes.A.value):
-                table[column, t] = lane.state[key].data_ptr()
-            for column, key in enumerate(("average", "gradient", "output"), passes.AVERAGE.value):
-                if self.averaged and key in lane.state:
-                    table[column, t] = lane.state[key].data_ptr()
+        self.group_of = torch.tensor([row.group for row in rows], device=device)
+        table = np.zeros((kernels.COLUMNS, self.n), dtype=np.int64)
+        for t, (row, x) in enumerate(zip(rows, self.xs, strict=True)):
+            table[kernels.X.value, t] = x.data_ptr()
+            for column, key in enumerate(row.slots, kernels.A.value):
+                table[column, t] = row.state[key].data_ptr()
+            for column, key in enumerate(("average", "gradient", "output"), kernels.AVERAGE.value):
+                if self.averaged and key in row.state:
+                    table[column, t] = row.state[key].data_ptr()
         self.addresses = torch.from_numpy(table).to(device)
         self.x_addresses = [p.data_ptr() for p in self.params]
-        constants = [average or 0.0, self.law.a, self.law.b, *self.rule.constants]
-        constants += [0.0] * (passes.CONSTANTS - len(constants))
+        discount = step.window.beta if isinstance(step.window, Discount) else 0.0
+        constants = [discount, self.law.mean, self.law.a, self.law.b, *self.rule.constants]
+        constants += [0.0] * (kernels.CONSTANTS - len(constants))
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
         hashes = [seed_key(self.seed, stream) for stream in (S, OUTPUT, ROUNDING)]
         signed = [key - (1 << 64) if key >> 63 else key for key in hashes]
         self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
-        self.now = torch.zeros(passes.NOW, dtype=torch.float64, device=device)
-        self.rows = torch.zeros(passes.ROWS, self.n, dtype=torch.float64, device=device)
+        self.now = torch.zeros(kernels.NOW, dtype=torch.float64, device=device)
+        self.coefficients = torch.zeros(kernels.COEFFICIENTS, self.n, dtype=torch.float64, device=device)
         joint = self.rule.measure is not None
         summed = self.chunks if self.averaged or joint else 1
         self.partial = torch.zeros(2, summed, dtype=torch.float64, device=device)
         self.totals = torch.zeros(2, self.n if joint else 1, dtype=torch.float64, device=device)
         self.buckets: list[tuple[int, int, dict[str, Any]]] = []  # first chunk, how many, what is compiled in
         at = 0
-        for _, run in groupby(range(self.n), lambda t: self._kind(lanes[t])):
+        for _, run in groupby(range(self.n), lambda t: self._kind(rows[t])):
             ts = list(run)
             number = sum(counts[t] for t in ts)
             if number:
-                self.buckets.append((at, number, self._compiled_in(lanes[ts[0]])))
+                self.buckets.append((at, number, self._compiled_in(rows[ts[0]])))
             at += number
 
-    def _compiled_in(self, lane: Lane) -> dict[str, Any]:
-        dtype = wide(lane.param.dtype)
-        slots = [_TYPES[lane.state[key].dtype] for key in lane.slots] + [_TYPES[dtype]] * 3
+    def _compiled_in(self, row: Row) -> dict[str, Any]:
+        dtype = wide(row.param.dtype)
+        slots = [_TYPES[row.state[key].dtype] for key in row.slots] + [_TYPES[dtype]] * 3
         return {
-            "PLAY": lane.play,
-            "SLOTS": len(lane.slots),
+            "PLAY": row.play,
+            "SLOTS": len(row.slots),
             "AVERAGED": self.averaged,
-            "OWN": self.averaged and "gradient" in lane.state,
+            "OWN": self.averaged and "gradient" in row.state,
             "JOINT": self.rule.measure is not None,
             "ROUNDED": dtype == torch.float32,
             "FLOOR": torch.finfo(dtype).tiny ** 0.5,
-            "X_TYPE": _TYPES[lane.param.dtype],
+            "X_TYPE": _TYPES[row.param.dtype],
             "A_TYPE": slots[0],
             "B_TYPE": slots[1],
             "C_TYPE": slots[2],
@@ -196,8 +193,8 @@ class Layout:
             "BLOCK": BLOCK,
         }
 
-    def holds(self) -> bool:
-        """Say whether parameters and state are still where they were laid out."""
+    def hold(self) -> bool:
+        """Say whether parameters and state are still where they were written."""
         return (
             not self.touched
             and self._lie_at(self.params, self.x_addresses)
@@ -238,11 +235,11 @@ class Layout:
             addresses.append(copies[-1].data_ptr() or _NOWHERE)
         return addresses, copies
 
-    def run(self, live: Tensor, found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
+    def run(self, uploaded: Tensor, found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
         """Launch one step.
 
         Args:
-            live: what `Live.upload` returned.
+            uploaded: what `Uploads.upload` returned.
             found_inf: a GradScaler's flag: where it is set nothing changes.
             grad_scale: a GradScaler's scale, None if the gradients are unscaled already.
         """
@@ -252,12 +249,12 @@ class Layout:
         if found_inf is not None:
             self.scaler[:1].copy_(found_inf)
             self.scaler[1:].fill_(1.0) if grad_scale is None else self.scaler[1:].copy_(grad_scale)
-        if live is not self.live.table:  # in a capture
-            for launch in launches(self, live, scaled):
+        if uploaded is not self.uploads.table:  # in a capture
+            for launch in launches(self, uploaded, scaled):
                 launch()
         else:
-            if scaled not in self.chains:
-                self.chains[scaled] = Chain(launches(self, live, scaled), self.device)
-            self.chains[scaled]()
+            if scaled not in self.sequences:
+                self.sequences[scaled] = LaunchSequence(launches(self, uploaded, scaled), self.device)
+            self.sequences[scaled]()
         for p, x in self.staged:
             p.copy_(x)

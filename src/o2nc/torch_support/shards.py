@@ -1,6 +1,6 @@
 """Parameters in shards (DTensor, as FSDP2 makes them): every process steps the part that it has.
 
-Inside `at_home` the optimizer's parameters are the local parts, and all else is as without shards, kernels included.
+Inside `local_parts` the optimizer's parameters are those parts, and all else is as without shards, kernels included.
 x̄, ḡ, Δ and whatever has the parameter's shape are kept in parts of the same placement. Norms of R^d are sums over
 the processes: a learner that needs one waits for them at every step; V and the progress are kept as this process's
 part and added up only when asked for. In a checkpoint they are whole, to be read by any number of processes.
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, distributed
 
 from o2nc import vector
-from o2nc.averaging import SUMS
+from o2nc.state import Field, Fields, Kind
 
+_UNKNOWN = Field(Kind.NUMBER)
 _CURRENT: ContextVar["Shards | None"] = ContextVar("shards", default=None)
 
 
@@ -104,8 +105,8 @@ class Shards:
 
 
 @contextmanager
-def at_home(optimizer: Any) -> Iterator[None]:
-    """Put the local parts in the places of the parameters, and their state with them."""
+def local_parts(optimizer: Any) -> Iterator[None]:
+    """Put the parts that this process has in the places of the parameters, and their state with them."""
     shards: Shards = optimizer._shards
     shards.refresh()
     whole, params = optimizer.state, [group["params"] for group in optimizer.param_groups]
@@ -177,20 +178,21 @@ def assemble(p: Any, part: Tensor) -> Tensor:
     return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 
-def to_whole(p: Any, state: dict[str, Any], shards: Shards) -> dict[str, Any]:
+def to_whole(p: Any, state: dict[str, Any], shards: Shards, fields: Fields) -> dict[str, Any]:
     """Return a sharded parameter's state as a checkpoint has it."""
     part = shards.parts[p]
     whole = {}
     for key, value in state.items():
+        kind = fields.get(key, _UNKNOWN).kind
         if isinstance(value, Tensor) and value.dim() and value.shape == part.shape:
             value = assemble(p, value)
-        elif key in SUMS:
+        elif kind is Kind.SUM:
             value = shards.total(value.reshape(1), [part]).reshape(())
         whole[key] = value
     return whole
 
 
-def to_part(p: Any, state: dict[str, Any]) -> dict[str, Any]:
+def to_part(p: Any, state: dict[str, Any], fields: Fields) -> dict[str, Any]:
     """Undo `to_whole`: a sum over the processes is given to the first of them."""
     coordinate = p.device_mesh.get_coordinate()
     first = all(c == 0 for c, placement in zip(coordinate, p.placements, strict=True) if not placement.is_replicate())
@@ -198,7 +200,7 @@ def to_part(p: Any, state: dict[str, Any]) -> dict[str, Any]:
     for key, value in state.items():
         if is_sharded(value):
             value = value.redistribute(p.device_mesh, p.placements).to_local()
-        elif key in SUMS and not first:
+        elif fields.get(key, _UNKNOWN).kind is Kind.SUM and not first:
             value = torch.zeros_like(value)
         part[key] = value
     return part

@@ -1,0 +1,269 @@
+"""The averages x̄, ḡ, V and the progress: their weights, their state, and how one iterate moves them.
+
+With the weights of Algorithm 2, p_{n,t} ∝ β^{n−t} (times w(s_t) under a law that is weighted):
+
+    W_n = w_n + βW_{n−1},   γ_n = w_n/W_n,   e = x_n − x̄_{n−1},
+    x̄_n = x̄_{n−1} + γ_n e,   ḡ_n = ḡ_{n−1} + γ_n(g_n − ḡ_{n−1}),   V_n = (1 − γ_n)(V_{n−1} + γ_n‖e‖²).
+
+V is Welford's update in float64; E‖x‖² − ‖x̄‖² would cancel. V, ‖ḡ‖² and ⟨g, Δ⟩ are sums over coordinates: they are
+kept per parameter and added up only when asked, so a step never waits for the host.
+
+x̄ in float32 would stand still where γe is below half a unit in its last place, which at β = 0.999 is a change of x by
+3e-5 of itself. So it is rounded at random, up or down with the probabilities that make its mean right: before the
+rounding (u − ½) units are added, with one u ~ U(0, 1) for all coordinates, a function of seed and n. That costs no
+memory. The error of x̄ has mean 0 and, as long as x moves, a standard deviation of at most (8γ)^{−½} units; it fades
+when x stands still.
+
+The weights are those of the joint iterate, the same for all parameters; one without a gradient counts with the
+gradient zero. It is left alone until it has one again, or is asked for: the product of the 1 − γ that it missed is
+exp(−difference of ``log_decay``), and with it in the place of one 1 − γ the formulas above make up for all of them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from o2nc.state import Field, Kind
+from o2nc.vector import Scalar, as_numbers, real, wide
+
+FIELDS = {
+    "average": Field(Kind.SHAPED),  # x̄
+    "gradient": Field(Kind.SHAPED),  # ḡ; absent where it is read off the momentum buffer
+    "spread": Field(Kind.SUM),  # V
+    "progress": Field(Kind.SUM),  # Σ w⟨g, Δ⟩
+    "output": Field(Kind.SHAPED),  # x̄ of a uniformly drawn step
+    "update": Field(Kind.SHAPED),  # the direction last added, where no other state tells it
+    "rate": Field(Kind.NUMBER),  # what it was multiplied by: Δ = rate·update
+    "log_decay": Field(Kind.NUMBER),  # −Σ log(1 − γ) up to when all this is
+    "joined": Field(Kind.NUMBER),  # since when the parameter is there, see `Weights.joined`
+}
+
+_EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
+
+Inner: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+class Weights(NamedTuple):
+    """Of the weights of all iterates: their sum, the sum of their squares, and −Σ log(1 − γ), their common decay."""
+
+    total: float
+    squares: float
+    log_decay: float
+
+    @property
+    def concentration(self) -> float:
+        """Σp², one over the effective sample size."""
+        return self.squares / self.total**2
+
+    @property
+    def joined(self) -> float:
+        """What a parameter notes that joins now: its first gradient stands for all that it has missed."""
+        missed = 1 - self.concentration
+        return self.log_decay + 0.5 * math.log(missed) if missed > 0 else -math.inf
+
+    def ess(self, joined: float) -> float:
+        """Return the effective sample size 1/Σp² of a parameter that joined then."""
+        return 1 / (self.concentration + math.exp(2 * (joined - self.log_decay)))
+
+
+class Discount(NamedTuple):
+    """The window of Algorithm 2: the weights of earlier iterates fall by β at every step."""
+
+    beta: float
+
+    def weights(self, group: dict[str, Any]) -> Weights:
+        """Return the weights so far, from a parameter group."""
+        return Weights(group["weight_sum"], group["weight_square_sum"], group["log_decay"])
+
+    def advance(self, before: Weights, n: int, weight: float) -> tuple[Weights, float]:
+        """Return the weights with that of iterate n added, and γ_n."""
+        total = weight + self.beta * before.total
+        gamma = weight / total
+        log_decay = before.log_decay - (math.log1p(-gamma) if gamma < 1 else 0.0)
+        return Weights(total, weight**2 + self.beta**2 * before.squares, log_decay), gamma
+
+    def count(self, n: int) -> int:
+        """Return which of the averages x̄_n is that the output is drawn from."""
+        return n
+
+    def counters(self, after: Weights) -> dict[str, float]:
+        """Return what the parameter groups keep of the weights."""
+        return {"weight_sum": after.total, "weight_square_sum": after.squares, "log_decay": after.log_decay}
+
+
+class Blocks(NamedTuple):
+    """The window of Algorithm 1: uniform weights within a block, and nothing is left of the blocks before."""
+
+    period: int
+
+    def weights(self, group: dict[str, Any]) -> Weights:
+        """Return the weights so far, from a parameter group."""
+        return self._after(group["step"])
+
+    def advance(self, before: Weights, n: int, weight: float) -> tuple[Weights, float]:
+        """Return the weights with that of iterate n added, and γ_n."""
+        after = self._after(n)
+        return after, 1 / after.total
+
+    def count(self, n: int) -> int:
+        """Return which of the averages x̄_n is that the output is drawn from; 0 within a block."""
+        return 0 if n % self.period else n // self.period
+
+    def counters(self, after: Weights) -> dict[str, float]:
+        """Return what the parameter groups keep of the weights: the step says it all."""
+        return {}
+
+    def _after(self, n: int) -> Weights:
+        block, steps = divmod(max(n, 1) - 1, self.period)
+        all_gone = 1e3  # as a decay: nothing is left of e^{−1000} in float64
+        return Weights(steps + 1, steps + 1, all_gone * block + math.log(steps + 1))
+
+
+Window: TypeAlias = Discount | Blocks
+
+
+class Coupling(NamedTuple):
+    """What makes of ``.grad`` the gradient that a learner is given: scale·g + decay·x.
+
+    The scale is −1 for ``maximize`` and undoes a scaled loss; the decay is coupled weight decay.
+    """
+
+    scale: float = 1.0
+    decay: float = 0.0
+
+    def __call__(self, g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return it, in ``out`` if there is one, or g itself where there is nothing to do."""
+        if self.scale != 1:
+            g = torch.mul(g, self.scale, out=out)
+        return g if self.decay == 0 else torch.add(g, x, alpha=self.decay, out=out)
+
+
+def start(x: Tensor, gradient: Tensor | None, weights: Weights | None = None) -> dict[str, Any]:
+    """Return the averages of one parameter at its first step.
+
+    A parameter that joins late stood still before: x̄ = x. Its earlier gradients were not seen and count as the first.
+
+    Args:
+        x: the parameter, as a real tensor.
+        gradient: the gradient that the learner is given, or None when ḡ is read off the momentum buffer.
+        weights: those of the iterates, this one included; None where a kernel will fill in what depends on them.
+    """
+    state: dict[str, Any] = {"average": x.detach().to(wide(x.dtype), copy=True)}
+    if gradient is not None:
+        state["gradient"] = gradient.detach().to(wide(x.dtype), copy=True)
+    for key in ("spread", "progress"):
+        state[key] = x.new_zeros((), dtype=torch.float64)
+    state["rate"] = 0.0  # the first Δ is zero
+    state["log_decay"] = math.nan if weights is None else weights.log_decay
+    state["joined"] = -math.inf if weights is None else weights.joined
+    return state
+
+
+@torch.no_grad()
+def catch_up_(params: Sequence[Tensor], states: Sequence[dict[str, Any]], log_decay: float, dither: float) -> None:
+    """Bring the averages of parameters up to date that stood still, without a gradient, for a while.
+
+    Args:
+        params: the parameters.
+        states: theirs; their numbers may be tensors.
+        log_decay: the decay of the weights up to now.
+        dither: u − ½, for the rounding.
+    """
+    for p, state, then in zip(params, states, as_numbers([s["log_decay"] for s in states]), strict=True):
+        if not then < log_decay:
+            continue
+        x = real(p.detach())
+        share = math.exp(then - log_decay)  # what is left of the weight of what was averaged before
+        iterate = Iterate(x, x, None, state["average"], None)
+        square, _ = move_(iterate, 1 - share, Coupling(), inner, dither=dither)
+        widen_(state["spread"], square, 1 - share)
+        if "gradient" in state:
+            state["gradient"].mul_(share)
+        for key, value in (("rate", 0.0), ("log_decay", log_decay)):  # it has not moved
+            if isinstance(state[key], Tensor):
+                state[key].fill_(value)
+            else:
+                state[key] = value
+
+
+class Iterate(NamedTuple):
+    """What one parameter, block or pack brings along; u is the direction of its last update."""
+
+    x: Tensor
+    g: Tensor
+    u: Tensor | None
+    x_mean: Tensor
+    g_mean: Tensor | None
+
+    def split(self, size: int) -> list["Iterate"]:
+        """Cut contiguous tensors into flat blocks."""
+        flat = Iterate(*(t if t is None or t.dim() == 1 else t.view(-1) for t in self))  # type: ignore[arg-type]
+        n = self.x.numel()
+        if n <= size:
+            return [flat]
+        columns = [None if t is None else t.split(size) for t in flat]
+        blocks = ((None if c is None else c[k] for c in columns) for k in range(-(-n // size)))
+        return [Iterate(*block) for block in blocks]  # type: ignore[arg-type]
+
+
+def move_(
+    iterate: Iterate,
+    gamma: Scalar,
+    coupling: Coupling,
+    inner: Inner,
+    scratch: list[Tensor] | None = None,
+    dither: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Move x̄ and ḡ by one iterate, in place; return ‖x − x̄_before‖² and ⟨gradient, u⟩.
+
+    Args:
+        iterate: with its averages; a stack of independent runs will do, with an ``inner`` by run.
+        gamma: γ_n, a number, or a tensor that broadcasts against x.
+        coupling: what makes of g the gradient that the learner is given.
+        inner: the inner product.
+        scratch: room for three temporaries.
+        dither: u − ½, for the rounding of x̄ in float32; 0 rounds to the nearest.
+    """
+    x_mean, g_mean = iterate.x_mean, iterate.g_mean
+    dtype = x_mean.dtype
+    for_e, for_g, for_grid = scratch or (None, None, None)
+    is_first = not isinstance(gamma, Tensor) and gamma == 1
+    x = iterate.x.to(dtype)
+    g = coupling(iterate.g.to(dtype), x, out=for_g)
+    e = torch.sub(x, x_mean, out=for_e)
+    square = inner(e, e)
+    slope = square if iterate.u is None else inner(g, iterate.u.to(dtype))
+    if g_mean is not None:
+        g_mean.copy_(g) if is_first else g_mean.lerp_(g, gamma)
+    if is_first:
+        x_mean.copy_(x)
+    elif dither and dtype == torch.float32:
+        # e += (dither/γ)·unit·sign(e), x̄ += γe; where e = 0 nothing is added, so that what stands still stays
+        out = None if for_grid is None else for_grid.view(torch.int32)
+        power = torch.bitwise_and(x_mean.view(torch.int32), _EXPONENT, out=out).view(dtype)
+        e.addcmul_(power, torch.sign(e, out=for_g), value=dither * 2.0**-23 / float(gamma))
+        x_mean.add_(e, alpha=float(gamma))
+    else:
+        x_mean.lerp_(x, gamma)
+    return square, slope
+
+
+def widen_(spread: Tensor, square: Tensor, gamma: Scalar) -> None:
+    """Set V ← (1 − γ)(V + γ‖e‖²), in place."""
+    if not isinstance(gamma, Tensor) and gamma == 1:  # a first iterate wipes whatever was before, be it infinite
+        spread.zero_()
+    else:
+        spread.add_(square * gamma).mul_(1 - gamma)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return ⟨a, b⟩ in float64."""
+    return (a * b).sum(dtype=torch.float64)
+
+
+def segments(lengths: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner products of vectors that stand one behind the other."""
+    return torch.segment_reduce(a.double() * b, "sum", lengths=lengths, unsafe=True)

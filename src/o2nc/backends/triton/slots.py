@@ -1,0 +1,127 @@
+"""Parameters made ready for the kernels: state that is missing is begun, as no step had touched it."""
+
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from o2nc.averages import start
+from o2nc.backends.triton.rules import SGD_PLAYS, device_rule
+from o2nc.optimizers.exponentiated import Learned, initial
+from o2nc.optimizers.sgdm import Momentum, buffer_is_mean, keep_own_gradient
+from o2nc.step import Step
+from o2nc.torch_support.checkpoints import BOTH, FRESH_AVERAGES, FRESH_RULE
+from o2nc.vector import wide
+
+
+class State(dict[str, Any]):
+    """A parameter's state that tells when an entry is replaced; copies and pickles of it are plain dictionaries."""
+
+    def __init__(self, entries: dict[str, Any]) -> None:
+        super().__init__(entries)
+        self.touched: list[bool] = []  # shared by all states of a table, empty as long as none was touched
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def _noting(name: str) -> Any:
+    method = getattr(dict, name)
+
+    @wraps(method)
+    def touch(self: State, *args: Any, **kwargs: Any) -> Any:
+        self.touched.append(True)
+        return method(self, *args, **kwargs)
+
+    return touch
+
+
+for _name in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update"):
+    setattr(State, _name, _noting(_name))
+
+
+class Row(NamedTuple):
+    """One parameter as the kernels know it."""
+
+    param: Tensor
+    state: State
+    group: int  # index of its parameter group
+    play: Any  # the rule, per element
+    slots: tuple[str, ...]  # keys of the state it works on: first the direction that was last added, if it is kept
+
+
+@torch.no_grad()
+def lay_out(step: Step) -> list[Row]:
+    """Return the parameters that take part, with all state made that they need."""
+    rows = []
+    for k, group in enumerate(step.groups):
+        for p in group["params"]:
+            if p.grad is None and not (step.state.get(p) if isinstance(step.rule, Momentum) else _is_known(step, p)):
+                continue
+            state = step.state[p]
+            if not isinstance(state, State):
+                state = step.state[p] = State(state)
+            play, slots = (_momentum if isinstance(step.rule, Momentum) else _learned)(step, group, p, state)
+            rows.append(Row(p, state, k, play, slots))
+    return rows
+
+
+def _is_known(step: Step, p: Tensor) -> bool:
+    return "delta" in step.state.get(p, ())
+
+
+def _momentum(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tuple[Any, tuple[str, ...]]:
+    """Begin the state of SGD with momentum where it is missing."""
+    momentum, averaged = group["momentum"] != 0, step.window is not None
+    nesterov = momentum and group["nesterov"]
+    reads_buffer = buffer_is_mean(group)
+    fresh = 0 if state else BOTH
+    if averaged and (not reads_buffer or p.grad is None):
+        keep_own_gradient(state, group["weight_sum"])
+    # ḡ can be read off the buffer from the very first step on, and in a dtype that an average can be kept in
+    at_start = not isinstance(group["step"], Tensor) and group["step"] == 0
+    told = reads_buffer and fresh and at_start and wide(p.dtype) == p.dtype
+    if momentum and state.get("momentum_buffer") is None:
+        state["momentum_buffer"] = torch.zeros_like(p)
+        fresh |= FRESH_RULE
+    if averaged and "average" not in state:
+        _begin_averages(state, p, own=not told)
+        fresh |= FRESH_AVERAGES
+    # Δ is read off the buffer one step later, except with Nesterov or without momentum
+    keeps = averaged and (nesterov or not momentum or "update" in state)
+    if keeps and "update" not in state:
+        known = state.get("momentum_buffer", torch.zeros_like(p))
+        state["update"] = known.to(wide(p.dtype), copy=True)
+    _mark(state, fresh)
+    slots = ("update",) * keeps + ("momentum_buffer",) * momentum
+    return SGD_PLAYS[momentum, nesterov, keeps], slots
+
+
+def _learned(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tuple[Any, tuple[str, ...]]:
+    """Begin the state of a learner where it is missing."""
+    rule = device_rule(step)
+    assert rule is not None
+    assert isinstance(step.rule, Learned)
+    fresh = 0
+    if "delta" not in state:
+        delta = torch.zeros_like(p, dtype=wide(p.dtype))
+        state.update(initial(step.rule.learner, delta), delta=delta)
+        fresh = BOTH
+    if step.window is not None and "average" not in state:
+        _begin_averages(state, p, own=True)
+        fresh |= FRESH_AVERAGES
+    _mark(state, fresh)
+    return rule.play, ("delta", *rule.slots)
+
+
+def _mark(state: State, fresh: int) -> None:
+    """Note what no step has touched yet, beside what was noted before."""
+    if fresh or "fresh" not in state:
+        state["fresh"] = int(state.get("fresh", 0)) | fresh
+
+
+def _begin_averages(state: dict[str, Any], x: Tensor, own: bool) -> None:
+    """Begin the averages; being fresh, ḡ is set to its first gradient by the kernel."""
+    state.update(start(x, torch.zeros_like(x) if own else None))
+    state["output"] = state["average"].clone()

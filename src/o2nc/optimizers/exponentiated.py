@@ -1,0 +1,281 @@
+"""Algorithm 2, Exponentiated O2NC: any online learner as a torch optimizer.
+
+    g_t = ∇f(x_t)                           the gradient at the iterate itself
+    Δ_{t+1} = learner(g_t)                  on the losses β^{−t}⟨g_t, Δ⟩ + (μ_t/2)‖Δ‖²
+    x_{t+1} = x_t + s_{t+1} Δ_{t+1}         s ~ Exp(1), one scalar for all parameters
+    x̄_t, ḡ_t, V_t                           β-weighted averages: ‖∇F(x̄_t)‖_c <= ‖ḡ_t‖ + cV_t
+
+At call t = 1, 2, … of ``step`` the parameters are x_t and ``.grad`` is g_t (x_1 = x_0, since Δ_1 = 0); the call
+takes them into the averages, asks the learner and moves the parameters to x_{t+1}.
+"""
+
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from o2nc import averages, checks
+from o2nc.averages import Coupling, Discount
+from o2nc.learners import Learner, is_elementwise
+from o2nc.optimizers.base import CertifiedOptimizer
+from o2nc.scaling import Draw, Exponential, Law, check_law
+from o2nc.state import Field, Fields, Kind, fields_of
+from o2nc.step import COUNTERS, Step
+from o2nc.torch_support.private import foreach_add_, foreach_mul
+from o2nc.torch_support.shards import joint_norms
+from o2nc.vector import real, wide
+
+# what torch's other optimizers read from a parameter group and these do not
+FOREIGN = frozenset(("weight_decay", "momentum", "dampening", "nesterov", "maximize", "betas"))
+_SLICE = 1 << 24  # elements that a learner by coordinate is asked for at a time
+
+
+class ExponentiatedO2NC(CertifiedOptimizer):
+    """Algorithm 2: learner × scaling × averaging.
+
+    Args:
+        params: parameters or parameter groups; a group may have an ``lr`` of its own, and no weight decay.
+        learner: the online learner that plays the updates; ``param_groups[i]["lr"]`` starts at its ``lr``.
+        beta: β in (0, 1), the discount of the losses and of the averages.
+        scaling: the law of s, or None for no scaling (then no guarantee holds).
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
+            them, draw the same s with the same seed: give each its own.
+        average: False saves the memory of x̄, ḡ and the kept output, and there is no certificate.
+        fused: one pass over memory on a GPU; None takes it where it applies, True insists on it.
+
+    Example:
+        >>> import torch, o2nc
+        >>> x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+        >>> opt = o2nc.ExponentiatedO2NC([x], o2nc.learners.OGD(lr=0.01), beta=0.9)
+        >>> for _ in range(300):
+        ...     opt.zero_grad()
+        ...     x.abs().sum().backward()
+        ...     opt.step()
+        >>> opt.certificate(c=1.0).value < 1.0
+        True
+    """
+
+    foreign: ClassVar[frozenset[str]] = FOREIGN
+    shared: ClassVar[tuple[str, ...]] = ("learner", "beta", "scaling", "seed", "average", *COUNTERS)
+    needed: ClassVar[tuple[str, ...]] = ("lr", "learner", "beta")
+    advice = "average=False: leave that at True when you construct it"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        learner: Learner,
+        *,
+        beta: float = 0.99,
+        scaling: Law | None = Exponential(),
+        seed: int = 0,
+        average: bool = True,
+        fused: bool | None = None,
+    ) -> None:
+        check_learner(learner)
+        checks.fraction("beta", beta)
+        check_law(scaling)
+        checks.integer("seed", seed, 0)
+        checks.flag("average", average)
+        if fused is not None:
+            checks.flag("fused", fused)
+        defaults = {
+            "lr": learner.lr,
+            "learner": learner,
+            "beta": beta,
+            "scaling": scaling,
+            "seed": int(seed),
+            "average": beta if average else None,
+            **dict.fromkeys(COUNTERS, 0.0),
+            "step": 0,
+            "fused": fused,
+        }
+        super().__init__(params, defaults)
+        self._refuse_partial()
+        self._step_supports_amp_scaling = bool(fused)  # a GradScaler then leaves unscaling and skipping to the step
+
+    @property
+    def fields(self) -> Fields:
+        """The state that is kept per parameter."""
+        return averages.FIELDS | Learned(self.param_groups[0]["learner"], 1.0).fields
+
+    def _describe(self) -> Step:
+        groups = self.param_groups
+        learner, beta, law, seed, average = (groups[0][key] for key in self.shared[:5])
+        return Step(
+            type(self).__name__,
+            Learned(learner, beta),
+            law,
+            seed,
+            None if average is None else Discount(average),
+            groups,
+            self.state,
+            self._shards is not None,
+            getattr(self, "found_inf", None),
+            getattr(self, "grad_scale", None),
+            self._wants_fused(),
+        )
+
+
+class Learned:
+    """The rule of an online learner: all parameters that have gradients are one vector of R^d.
+
+    Args:
+        learner: the learner.
+        beta: the discount of its losses.
+    """
+
+    def __init__(self, learner: Learner, beta: float) -> None:
+        self.learner, self.beta = learner, beta
+
+    @property
+    def fields(self) -> Fields:
+        """Δ, and what the learner says that it keeps."""
+        delta = torch.zeros(2, 3, device="cpu")
+        return fields_of(initial(self.learner, delta), delta) | {"delta": Field(Kind.SHAPED)}
+
+    def structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what must stay as it is in a group for tables of addresses to hold."""
+        return group["learner"], group["beta"]
+
+    def numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Return lr, momentum, dampening, weight decay and the sign of the gradient, as numbers or tensors."""
+        return group["lr"], 0.0, 0.0, 0.0, 1.0
+
+    def parts(self, step: Step, unscale: float) -> "Iterator[VectorPart]":
+        """Yield the vector.
+
+        A parameter without a gradient now is not moved. To a learner with a joint norm its gradient is zero, since
+        the norm is over all of them; other learners are not asked for it, and its state waits.
+        """
+        everyone = [(p, group) for group in step.groups for p in group["params"]]
+        present = [p.grad for p, _ in everyone if p.grad is not None]
+        if not present:
+            return
+        for g in present:
+            checks.gradient(g)
+        waits = is_elementwise(self.learner)
+        known = set() if waits else {p for p, state in step.state.items() if "delta" in state}
+        found = [(p, group) for p, group in everyone if p.grad is not None or p in known]
+        states = [step.state[p] for p, _ in found]
+        for (p, _), state in zip(found, states, strict=True):
+            if "delta" not in state:
+                x = real(p.detach())
+                delta = torch.zeros_like(x, dtype=wide(x.dtype))
+                state.update(initial(self.learner, delta), delta=delta)
+        yield VectorPart(
+            self, step, [p for p, _ in found], states, [float(group["lr"]) for _, group in found], unscale
+        )
+
+
+class VectorPart:
+    """The parameters that a learner is asked for, as parallel lists; those that have gradients are moved."""
+
+    key = "all"
+    reads_buffer = False
+    in_blocks = False
+
+    def __init__(
+        self,
+        rule: Learned,
+        step: Step,
+        everyone: list[Tensor],
+        states: list[dict[str, Any]],
+        lrs: list[float],
+        unscale: float,
+    ) -> None:
+        self.rule, self.step, self.coupling = rule, step, Coupling(unscale)
+        self.everyone, self.all_states, self.lrs = everyone, states, lrs
+        at = [i for i, p in enumerate(everyone) if p.grad is not None]
+        self.params = [everyone[i] for i in at]
+        self.grads: list[Any] = [p.grad for p in self.params]
+        self.states = [states[i] for i in at]
+
+    def updates(self) -> list[Tensor]:
+        """Return Δ_t of those that have gradients."""
+        return [state["delta"] for state in self.states]
+
+    def move_(self, draw: Draw) -> float:
+        """Ask the learner, and move."""
+        step = self.step
+        if step.between:
+            assert step.law is not None
+            self._add_(1 - step.law.sample(step.seed, step.groups[0]["step"] + 1))
+        if step.restarts:
+            for state in step.state.values():
+                state["delta"].zero_()
+                state.update(self.rule.learner.init(state["delta"]))
+        else:
+            self._play(draw.weight)
+        if step.between:
+            moved = {id(state) for state in self.states}
+            for state in step.state.values():
+                if id(state) not in moved:
+                    state["delta"].zero_()  # it stays at w_n, which so becomes its x_n
+        self._add_(1.0 if draw.s is None else draw.s)
+        return 1.0
+
+    def move_block_(self, x: list[Tensor], g: list[Tensor], u: list[Tensor], draw: Draw) -> float:
+        """A learner is asked for all parameters at once."""
+        raise AssertionError
+
+    def _add_(self, s: float) -> None:
+        foreach_add_([real(p.detach()) for p in self.params], self.updates(), alpha=s)
+
+    def _play(self, weight: float) -> None:
+        """Have the learner replace Δ_t by Δ_{t+1}.
+
+        It is given gradients of at least float32. One that plays by coordinate is asked for a slice at a time, so
+        that copies of half-precision gradients, and its own temporaries, never are as large as the model.
+        """
+        learner, factor = self.rule.learner, weight * self.coupling.scale
+        for low, high in self._slices() if is_elementwise(learner) else [(0, len(self.everyone))]:
+            params, states = self.everyone[low:high], self.all_states[low:high]
+            deltas = [state["delta"] for state in states]
+            gs = [
+                torch.zeros_like(delta) if p.grad is None else real(p.grad.detach()).to(delta.dtype)
+                for p, delta in zip(params, deltas, strict=True)
+            ]
+            if factor != 1:
+                gs = list(foreach_mul(gs, factor))
+            with joint_norms(params):
+                returned = learner.update(deltas, gs, states, self.lrs[low:high], self.rule.beta)  # type: ignore[func-returns-value]
+            if returned is not None:
+                raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
+
+    def _slices(self) -> Iterator[tuple[int, int]]:
+        """Yield runs of parameters that have about as many elements as a slice."""
+        low = elements = 0
+        for high, p in enumerate(self.everyone, 1):
+            elements += p.numel()
+            if elements >= _SLICE or high == len(self.everyone):
+                yield low, high
+                low, elements = high, 0
+
+
+def check_learner(learner: object) -> None:
+    """Refuse ``learner`` unless it is a dataclass instance that offers lr, init and update."""
+    if isinstance(learner, type) or not (isinstance(learner, Learner) and is_dataclass(learner)):
+        raise TypeError(f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}")
+
+
+def initial(learner: Learner, delta: Tensor) -> dict[str, Any]:
+    """Return the learner's own state of one parameter, refused where it would collide with ours."""
+    state = learner.init(delta)
+    name = type(learner).__name__
+    if not isinstance(state, dict):
+        raise TypeError(f"{name}.init must return a dict of tensors and numbers, got {state!r}")
+    taken = [key for key in state if key in RESERVED]
+    if taken:
+        raise ValueError(f"{name}.init must not use the names {taken}: the optimizer keeps its own state under them")
+    return state
+
+
+BLOCK_FIELDS = {  # what Algorithm 1 publishes of a complete block
+    "block_average": Field(Kind.SHAPED, like="average"),
+    "block_spread": Field(Kind.SUM, like="spread"),
+    "block_gradient_squared": Field(Kind.SUM, like="spread"),
+}
+RESERVED = frozenset((*averages.FIELDS, *BLOCK_FIELDS, "delta", "fresh", "blank"))

@@ -1,0 +1,77 @@
+"""One step as a value: what an optimizer describes and a backend carries out.
+
+    g_t  →  averages  →  Δ_{t+1}  →  s_{t+1}  →  x_{t+1}
+
+`Step` says which rule plays Δ, which law draws s, which window weights the averages, and where the numbers of the
+groups and the state of the parameters are. `o2nc.backends.eager` carries it out operation by operation,
+`o2nc.backends.triton` in one pass over memory.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from o2nc.averages import Coupling, Window
+from o2nc.scaling import Draw, Law
+from o2nc.state import Fields
+
+COUNTERS = ("step", "weight_sum", "weight_square_sum", "log_decay")  # in every group, the same in each
+
+
+class Part(Protocol):
+    """Parameters that step together, as parallel lists, and the arithmetic of their rule."""
+
+    key: Any  # by which a backend finds again what it has laid out for them
+    params: list[Tensor]  # those that have a gradient
+    grads: list[Tensor]
+    states: list[dict[str, Any]]
+    coupling: Coupling  # what makes of g the gradient that the rule is given
+    reads_buffer: bool  # whether ḡ of one that is new will be read off a momentum buffer
+    in_blocks: bool  # whether `move_block_` does: the rule is by coordinate and keeps nothing but u
+
+    def updates(self) -> list[Tensor] | None:
+        """Return the directions u of the updates that led here, Δ_t = rate·u; None when there were none."""
+
+    def move_(self, draw: Draw) -> float:
+        """Play Δ_{t+1} and set x ← x + s·Δ_{t+1}; return the rate of its directions."""
+
+    def move_block_(self, x: list[Tensor], g: list[Tensor], u: list[Tensor], draw: Draw) -> float:
+        """Do so for some of the parameters, or for some of their coordinates."""
+
+
+class Rule(Protocol):
+    """What plays Δ: SGD with momentum, or an online learner."""
+
+    fields: Fields  # the state that it keeps
+
+    def structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what must stay as it is in a group for tables of addresses to hold."""
+
+    def numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Return lr, momentum, dampening, weight decay and the sign of the gradient, as numbers or tensors."""
+
+    def parts(self, step: "Step", unscale: float) -> Iterator[Part]:
+        """Yield the parameters that have gradients, with the rule's state made; ``unscale`` undoes a scaled loss.
+
+        All gradients are checked before anything is made.
+        """
+
+
+class Step(NamedTuple):
+    """One step of an optimizer."""
+
+    owner: str  # the name of the optimizer's class, for messages
+    rule: Any  # a `Rule`
+    law: Law | None
+    seed: int
+    window: Window | None  # None keeps no averages
+    groups: list[dict[str, Any]]
+    state: dict[Tensor, dict[str, Any]]
+    is_sharded: bool = False
+    found_inf: Tensor | None = None  # a GradScaler's flag and scale, where it leaves them to the step
+    grad_scale: Tensor | None = None
+    fused: bool | None = False  # True insists on the fused step, None takes it where it applies
+    between: bool = False  # Algorithm 1: gradients are taken at x_{t−1} + s_tΔ_t, so (1 − s_t)Δ_t is still to come
+    ends_block: bool = False  # Algorithm 1: the averages of a block are published, and begin anew
+    restarts: bool = False  # Algorithm 1: so does the learner

@@ -1,0 +1,5 @@
+"""What torch asks of an optimizer beside its step, without knowing which optimizer it is.
+
+`checkpoints` save and load, `compiling` shows a step to a compiler, `shards` has parameters in parts, `batchnorm`
+makes statistics for other weights, `private` holds what torch has no public name for.
+"""
