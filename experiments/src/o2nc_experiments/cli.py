@@ -138,9 +138,9 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc plan --steps 100000 --c 1 --gap 1 --lipschitz 1 --noise 1
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments import planning
 
-        commands.show_plan(
+        planning.show(
             steps,
             eps,
             constants,
@@ -171,10 +171,10 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc verify --out results
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments.verify import command
 
         with interruptible():
-            if not commands.show_verify(only or [], None if out is None else _folder(out), seed, workers, quiet):
+            if not command.show(only or [], None if out is None else _folder(out), seed, workers, quiet):
                 raise typer.Exit(1)
 
     @app.command()
@@ -196,11 +196,11 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc rates --out results --seeds 3
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments.rates import command
 
         with interruptible():
             chosen = range(seed, seed + seeds)
-            if not commands.show_rates(_folder(out), chosen, 20 if full else largest, workers, quiet):
+            if not command.show(_folder(out), chosen, 20 if full else largest, workers, quiet):
                 raise typer.Exit(1)
 
     @app.command()

@@ -226,22 +226,3 @@ def duration(seconds: float) -> str:
 def plural(number: int, thing: str) -> str:
     """Return a number of things."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def from_rich(grid: Any) -> Table:
-    """Return a table that was made for rich, for the page: for experiments that do not make a `Table` yet."""
-    from rich.text import Text
-
-    def cell(shown: Any) -> Cell:
-        text = shown if isinstance(shown, Text) else Text.from_markup(str(shown))
-        return Cell(text.plain, f"{text.style} {' '.join(str(span.style) for span in text.spans)}")
-
-    columns = [Column(cell(column.header).text, column.justify) for column in grid.columns]
-    table = Table(columns, str(grid.title or ""), "" if grid.caption is None else cell(grid.caption).text)
-    cells = [list(map(cell, column.cells)) for column in grid.columns]
-    for row, (first, *others) in zip(grid.rows, zip(*cells, strict=True), strict=True):
-        if others and first.text.strip() and not any(other.text for other in others):
-            table.lines.append(Line([first], str(row.style), row.end_section, heading=True))
-        else:
-            table.add(first, *others, style=str(row.style), ruled=row.end_section)
-    return table

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-import o2nc
+from o2nc import Exponential, Gamma, Law, Uniform, Weibull
 from o2nc.problems import Climber, DoubleWell, MultiKink, Problem
-from o2nc.scaling import Law
-from o2nc_experiments.verify.rows import Finding, Z, enough, greatest, statement
+from o2nc_experiments.verify.check import Finding, Z, enough, greatest, statement
 
 _STEP = 3.0  # the mean length of a move, over several kinks
 
@@ -47,13 +46,13 @@ def worst_identity(laws: Sequence[Law], seed: int, samples: int, cases: int) -> 
 @statement("exponential-scaling", "E[F(x+sΔ)−F(x)] = E⟨∇F(x+sΔ),Δ⟩/λ")
 def exponential_scaling(seed: int, scale: float) -> Finding:
     """Lemma exp-scaling, for three rates λ."""
-    laws = [o2nc.Exponential(rate) for rate in (0.5, 1.0, 3.0)]
+    laws = [Exponential(rate) for rate in (0.5, 1.0, 3.0)]
     return worst_identity(laws, seed, enough(50_000, scale), cases=2)
 
 
 @statement("other-laws", "E[F(x+sΔ)−F(x)] = E[w(s)⟨∇F(x+sΔ),Δ⟩]")
 def other_laws(seed: int, scale: float) -> Finding:
     """The same for laws with the weight w = survival/density."""
-    laws: list[Law] = [o2nc.Uniform(0, 2), o2nc.Uniform(0, 1)]
-    laws += [o2nc.Weibull(0.8), o2nc.Weibull(1.5), o2nc.Gamma(0.5), o2nc.Gamma(1.5)]
+    laws: list[Law] = [Uniform(0, 2), Uniform(0, 1)]
+    laws += [Weibull(0.8), Weibull(1.5), Gamma(0.5), Gamma(1.5)]
     return worst_identity(laws, seed, enough(15_000, scale), cases=2)

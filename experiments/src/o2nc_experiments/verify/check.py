@@ -1,4 +1,4 @@
-"""A check, what it found, and the row that it becomes."""
+"""A check, the two sides that it finds, and the result: whether they are as they should be."""
 
 import math
 import time
@@ -21,7 +21,7 @@ class Finding:
         left: the left side, at the worst case found.
         right: the right side there.
         relation: how the statement relates them: "<=", "<", ">=" or "==".
-        also: whether everything else that the row asks for holds: of a statement its tightness, of an erratum the
+        also: whether everything else that the check asks for holds: of a statement its tightness, of an erratum the
             corrected form.
         tolerance: by how much the two sides of an equation may differ.
     """
@@ -56,17 +56,17 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the report.
+class Result:
+    """What became of a check: a line of every table.
 
     Attributes:
         key: the check's short name.
         statement: what is claimed.
-        measured: what was measured, in one line.
-        left: the left side of the statement; of an erratum, of its printed form.
+        measured: as in `Finding`, like the next four; of an erratum, of its printed form.
+        left: the left side.
         right: the right side.
         relation: "<=", "<", ">=" or "==".
-        slack: how well the relation is fulfilled, 1 being the border (`Finding.slack`).
+        slack: how well the relation is fulfilled, 1 being the border.
         verdict: right or wrong. A statement is right if it holds; an erratum if the printed form fails and the
             corrected one holds.
         seconds: how long it took.
@@ -100,7 +100,7 @@ class Check:
     erratum: bool = False
     longest: ClassVar[int] = 46  # characters of a statement, so that the table fits
 
-    def row(self, seed: int = 0, scale: float = 1.0) -> Row:
+    def run(self, seed: int = 0, scale: float = 1.0) -> Result:
         """Measure, and judge."""
         begin = time.perf_counter()
         with one_thread():
@@ -109,7 +109,7 @@ class Check:
         left, right, slack = float(found.left), float(found.right), float(found.slack)
         numbers = not (math.isnan(left) or math.isnan(right))
         verdict = numbers and bool(found.also) and bool(found.holds) != self.erratum
-        return Row(self.key, self.statement, found.measured, left, right, found.relation, slack, verdict, seconds)
+        return Result(self.key, self.statement, found.measured, left, right, found.relation, slack, verdict, seconds)
 
 
 def statement(key: str, text: str) -> Callable[[Callable[[int, float], Finding]], Check]:
@@ -131,16 +131,18 @@ def mean_error(samples: Sequence[float]) -> tuple[float, float]:
 
 def greatest(*values: Any, key: Callable[[Any], Any] = lambda v: v) -> Any:
     """Return the largest, as ``max`` does; but what is not a number comes before all: it must not be lost."""
-    listed = list(values[0]) if len(values) == 1 else list(values)
-    strange = [v for v in listed if _is_nan(key(v))]
-    return strange[0] if strange else max(listed, key=key)
+    return _pick(max, values, key)
 
 
 def least_of(*values: Any, key: Callable[[Any], Any] = lambda v: v) -> Any:
     """Return the smallest, as ``min`` does; what is not a number comes before all."""
-    listed = list(values[0]) if len(values) == 1 else list(values)
+    return _pick(min, values, key)
+
+
+def _pick(choose: Callable[..., Any], values: tuple[Any, ...], key: Callable[[Any], Any]) -> Any:
+    listed = list(values[0]) if len(values) == 1 else values
     strange = [v for v in listed if _is_nan(key(v))]
-    return strange[0] if strange else min(listed, key=key)
+    return strange[0] if strange else choose(listed, key=key)
 
 
 def _is_nan(value: Any) -> bool:

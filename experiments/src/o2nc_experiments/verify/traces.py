@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from o2nc.optimizers.exponentiated import ExponentiatedO2NC
-from o2nc.optimizers.original import OriginalO2NC
+from o2nc import ExponentiatedO2NC, OriginalO2NC
 from o2nc.problems import Oracle
 
 Array = NDArray[np.float64]
