@@ -21,7 +21,7 @@ from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import COUNTERS, Step
-from o2nc.torch_support.private import sgd
+from o2nc.torch_support.private import check_fused, sgd
 from o2nc.vector import real, wide
 
 _HALF = frozenset((torch.bfloat16, torch.float16))
@@ -118,9 +118,6 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
         fused = self._wants_fused()
         if (law is None and not (fused and average is not None)) or any(g["differentiable"] for g in groups):
             fused = False
-        if getattr(self, "_need_device_dtype_check_for_fused", False):  # torch's own, once
-            for group in groups:
-                self._init_group(group, [], [], [])
         return Step(
             type(self).__name__,
             Momentum(),
@@ -166,6 +163,10 @@ class Momentum:
             if any(g.layout is not torch.strided for g in grads) or not all(d.is_floating_point for d in dtypes):
                 for g in grads:
                     checks.gradient(g)
+            if group["fused"]:
+                for p in params:
+                    if not step.state.get(p):
+                        check_fused(p)
             if group["fused"] and not _HALF.isdisjoint(dtypes) and any(p.device.type == "cpu" for p in params):
                 # torch's fused kernel for CPUs (2.13) leaves every other vector of a half-precision buffer unwritten
                 group = group | {"foreach": True, "fused": False}
@@ -182,7 +183,7 @@ class Momentum:
         for group in step.groups:
             reads_buffer = buffer_is_mean(group)
             for p in group["params"]:
-                if not reads_buffer or p.grad is None:
+                if not reads_buffer or p.grad is None or p.dtype in _HALF:
                     keep_own_gradient(step.state.get(p, {}), group["weight_sum"])
 
 
@@ -254,8 +255,9 @@ class MomentumPart:
         scaler: dict[str, Tensor | None] = self.scaler
         if draw.weight != 1:
             # of the gradient that SGD sees: what torch would do to it comes first, and is then not to be done again
-            weighted = zip(self.params, self._directions(), strict=True)
-            grads = [torch.mul(g, draw.weight).to(p.dtype) for p, g in weighted]
+            pairs = zip(self.params, grads, strict=True)
+            coupled = ((p, self.coupling(g.to(torch.promote_types(p.dtype, torch.float32)), p)) for p, g in pairs)
+            grads = [torch.mul(g, draw.weight).to(p.dtype) for p, g in coupled]
             group = group | {"weight_decay": 0.0, "maximize": False}
             scaler = {}
         elif scaler["grad_scale"] is not None and not group["fused"]:  # foreach had to stand in, and knows no scale
@@ -317,7 +319,8 @@ def buffer_is_mean(group: dict[str, Any]) -> bool:
 def keep_own_gradient(state: dict[str, Any], weight_sum: float | Tensor) -> None:
     """Give a parameter a ḡ of its own where so far the momentum buffer told it."""
     if "average" in state and "gradient" not in state:
-        state["gradient"] = real(state["momentum_buffer"]) / weight_sum
+        buffer = real(state["momentum_buffer"])
+        state["gradient"] = buffer.to(wide(buffer.dtype)) / weight_sum
 
 
 def _number(value: float | Tensor) -> float:
