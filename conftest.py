@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from fused_device import counted, device  # noqa: F401
+from fused_device import IEEE, counted, device  # noqa: F401
 
 if not torch.cuda.is_available():  # before any kernel is imported: Triton's interpreter runs them on a CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -26,6 +26,13 @@ def pytest_configure(config):
     """Leave the warnings of others alone."""
     for line in THEIRS:
         config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_collection_modifyitems(items):
+    """Let the kernels do IEEE arithmetic where they are interpreted."""
+    for item in items:
+        if "device" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.filterwarnings(IEEE))
 
 
 @pytest.fixture

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 import o2nc
-from fused_device import LEARNERS, algorithm_2, begin, device, ieee, set_noise, sgdm  # noqa: F401
+from fused_device import LEARNERS, algorithm_2, begin, set_noise, sgdm
 from o2nc import learners
 from o2nc.averages import Discount, Weights
 from problem import flat, parameters, set_gradients
 from twin import averages, law_weights
 
-pytestmark = ieee
 ABSENT = {3: [1], 4: [1], 5: [0, 1], 6: [], 7: [0], 9: [1], 12: [1], 13: [1]}  # by step
 
 
@@ -32,7 +31,7 @@ def run(opt, params, n):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("n", [4, 5, 6, 13, 14])
 @pytest.mark.parametrize("average", [0.9, 0.95])
-def test_the_averages_are_those_with_zeros(device, average, n, fused, law):  # noqa: F811
+def test_the_averages_are_those_with_zeros(device, average, n, fused, law):
     """A missing part of the joint gradient is a zero, whether it is asked for in the gap or after it."""
     params = begin(device, shapes=[(3, 2), (1025,), (4,)])
     opt = sgdm(params, fused, momentum=0.9, average=average, seed=1, scaling=law)
@@ -52,7 +51,7 @@ def test_the_averages_are_those_with_zeros(device, average, n, fused, law):  # n
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("learner", LEARNERS, ids=str)
-def test_algorithm_2_with_gaps(device, learner, fused):  # noqa: F811
+def test_algorithm_2_with_gaps(device, learner, fused):
     params = begin(device, shapes=[(3, 2), (1025,), (4,)])
     opt = algorithm_2(params, learner, fused, seed=1)
     xs, gs = run(opt, params, 13)
@@ -64,7 +63,7 @@ def test_algorithm_2_with_gaps(device, learner, fused):  # noqa: F811
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_kept_output_has_the_gaps_in_it(device, fused):  # noqa: F811
+def test_the_kept_output_has_the_gaps_in_it(device, fused):
     """The kept x̄_n is that of step n, also of parameters that were absent then."""
     for seed in range(12):
         params = begin(device, shapes=[(3,), (5,), (2,)])
@@ -95,7 +94,7 @@ def test_blocks_of_algorithm_1_with_gaps():
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_ess_of_a_parameter_that_joined_late(device, fused):  # noqa: F811
+def test_ess_of_a_parameter_that_joined_late(device, fused):
     """Its first gradient stands for all before it: p is β^{n−m}W_m/W_n for that, β^{n−t}/W_n for later ones."""
     params = begin(device, shapes=[(3,), (4,)])
     opt = sgdm(params, fused, momentum=0.9, average=0.95)

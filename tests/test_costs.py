@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import o2nc
-from fused_device import begin, device, ieee, set_noise, sgdm  # noqa: F401
+from fused_device import begin, set_noise, sgdm
 from o2nc import learners
 from o2nc.backends.triton import engine
 
@@ -45,10 +45,9 @@ def _tensors(values):
             yield from _tensors(v)
 
 
-@ieee
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("average", [0.9, 0.99])
-def test_waits_do_not_grow_with_the_parameters(device, fused, average):  # noqa: F811
+def test_waits_do_not_grow_with_the_parameters(device, fused, average):
     """One transfer for a certificate, one for a checkpoint, however many tensors there are."""
     waits = []
     for number in (3, 30):
@@ -65,9 +64,8 @@ def test_waits_do_not_grow_with_the_parameters(device, fused, average):  # noqa:
     assert max(waits) <= 3
 
 
-@ieee
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_checkpoint_allocates_nothing_of_the_models_size(device, fused):  # noqa: F811
+def test_a_checkpoint_allocates_nothing_of_the_models_size(device, fused):
     """Also where ḡ is read off the momentum buffer."""
     params = begin(device, shapes=[(5000,)])
     opt = sgdm(params, fused, momentum=0.9, average=0.9)
@@ -90,8 +88,7 @@ def test_a_certificate_copies_no_tensor():
     assert watch.largest < 1000
 
 
-@ieee
-def test_one_engine_for_all_steps(device, monkeypatch):  # noqa: F811
+def test_one_engine_for_all_steps(device, monkeypatch):
     made = []
     monkeypatch.setattr(engine.Engine, "__init__", _counting(engine.Engine.__init__, made))
     params = begin(device)

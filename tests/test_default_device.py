@@ -4,17 +4,16 @@ import pytest
 import torch
 
 import o2nc
-from fused_device import CASES, advance, agree, begin, device, facts, ieee  # noqa: F401
+from fused_device import CASES, advance, agree, begin, facts
 from o2nc import learners, problems
 from problem import parameters, set_gradients
 
-pytestmark = ieee
 NOWHERE = torch.device("meta")  # a tensor made there by mistake holds no numbers, and breaks what it touches
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_steps_certificates_and_checkpoints(device, make, fused):  # noqa: F811
+def test_steps_certificates_and_checkpoints(device, make, fused):
     runs = []
     for default in (torch.device("cpu"), NOWHERE):
         params, others = begin(device, shapes=[(3, 2), (), (1025,)]), begin(device, shapes=[(3, 2), (), (1025,)])

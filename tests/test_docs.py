@@ -7,6 +7,7 @@ other, and test_recipes.py runs them. `make docs` builds the site.
 import doctest
 import importlib
 import os
+import pkgutil
 import re
 import shlex
 import statistics
@@ -194,3 +195,18 @@ def test_public_name_is_documented_with_an_example(module, name):
     assert doctest.DocTestParser().get_examples(thing.__doc__)
     reference = "".join(text for page, text in PAGES.items() if page.startswith(f"docs{os.sep}api"))
     assert re.search(rf":: (o2nc\.)?{name}(\(\))?$|:members:.*\b{name}\b", reference, re.MULTILINE)
+
+
+NAMED = sorted(set(re.findall(r":: (o2nc[\w.]*)$", "".join(PAGES.values()), re.MULTILINE)))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_the_reference_names_is_there(name):
+    pkgutil.resolve_name(name)
+
+
+def test_files_that_the_notation_names_are_there():
+    pattern = r"`((?:\w+/)*\w+\.py)`|^  (\w+(?:\.py|/))"
+    names = ["".join(found) for found in re.findall(pattern, PAGES["docs/notation.md"], re.MULTILINE)]
+    places = (ROOT, ROOT / "src/o2nc", ROOT / "experiments/src/o2nc_experiments")
+    assert [name for name in names if not any((place / name).exists() for place in places)] == []

@@ -7,33 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+import fused_device as rig
 import o2nc
-from fused_device import (
-    CASES,
-    CUDA,
-    LAWS,
-    LEARNERS,
-    SIZES,
-    advance,
-    agree,
-    algorithm_2,
-    begin,
-    call_off,
-    facts,
-    ieee,
-    is_fused,
-    search,
-    set_noise,
-    sgdm,
-    some,
-)
 from o2nc import learners
 from o2nc.scaling import progress_weight, uniform
 from problem import flat
 from twin import averages, law_weights
-
-pytestmark = ieee
-
 
 # ---- ScaledSGDM against torch's functions ----
 
@@ -69,31 +48,31 @@ def follow(opt, params, events, fused):
         for k, options in changes:
             opt.param_groups[k].update(options)
         if off and fused:
-            call_off(opt, params, t, missing)
+            rig.call_off(opt, params, t, missing)
         elif not off:
-            set_noise(params, t, missing)
+            rig.set_noise(params, t, missing)
             opt.step()
-    assert is_fused(opt) == fused or int(opt.param_groups[0]["step"]) == 0
+    assert rig.is_fused(opt) == fused or int(opt.param_groups[0]["step"]) == 0
     return opt
 
 
-@search(60)
+@rig.search(60)
 def test_sgdm_is_the_foreach_step(device, chance):
     """Any options, sizes, groups, schedules, absent, late and overflown gradients: the same run, and said of it."""
-    shapes = [chance.choice(SIZES) for _ in range(chance.randint(1, 3))]
+    shapes = [chance.choice(rig.SIZES) for _ in range(chance.randint(1, 3))]
     cut = chance.randint(0, len(shapes) - 1)
     options = [sgdm_options(chance) for _ in range(1 + (cut > 0))]
     average = chance.choice([None, 0.9, 0.6, 0.8])
-    law = chance.choice([*LAWS, None] if average else LAWS)
+    law = chance.choice([*rig.LAWS, None] if average else rig.LAWS)
     events = history(chance, len(shapes), len(options), sgdm_options)
     runs = []
     for fused in (True, False):
-        params = begin(device, shapes=shapes)
+        params = rig.begin(device, shapes=shapes)
         groups = [{"params": params[cut:], **options[0]}]
         groups += [{"params": params[:cut], **more} for more in options[1:]]
-        opt = sgdm(groups, fused, scaling=law, seed=7, average=average)
-        runs.append(facts(follow(opt, params, events, fused)))
-    agree(*runs)
+        opt = rig.sgdm(groups, fused, scaling=law, seed=7, average=average)
+        runs.append(rig.facts(follow(opt, params, events, fused)))
+    rig.agree(*runs)
 
 
 @pytest.mark.parametrize("average", [None, 0.9])
@@ -102,25 +81,25 @@ def test_nesterov_without_momentum_is_plain(device, average, late):
     """torch refuses it in the constructor, not in a group, and ignores it there; a schedule may end at momentum 0."""
     runs = []
     for fused in (True, False):
-        params = begin(device)
-        opt = sgdm([{"params": params, "nesterov": True, "momentum": 0.9 if late else 0}], fused, average=average)
-        advance(opt, params, [1, 2])
+        params = rig.begin(device)
+        opt = rig.sgdm([{"params": params, "nesterov": True, "momentum": 0.9 if late else 0}], fused, average=average)
+        rig.advance(opt, params, [1, 2])
         opt.param_groups[0]["momentum"] = 0
-        runs.append(facts(advance(opt, params, [3, 4])))
-    agree(*runs)
+        runs.append(rig.facts(rig.advance(opt, params, [3, 4])))
+    rig.agree(*runs)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("law", rig.LAWS, ids=str)
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.8}, {"momentum": 0.9, "weight_decay": 0.1}], ids=str)
 def test_sgdm_against_direct_sums(device, law, options):
     """x̄, ḡ, V and the effective sample size are the β-weighted sums of the paper; the progress is Σ w⟨g, Δ⟩."""
     lr, seed, beta, n = 0.05, 5, 0.9, 8
-    params = begin(device)
-    opt = sgdm(params, lr=lr, scaling=law, seed=seed, average=beta, **options)
+    params = rig.begin(device)
+    opt = rig.sgdm(params, lr=lr, scaling=law, seed=seed, average=beta, **options)
     xs, gs, delta, progress = [], [], 0.0, 0.0
     buffer = None
     for t in range(1, n + 1):
-        set_noise(params, t)
+        rig.set_noise(params, t)
         x = flat([p.cpu() for p in params])
         g = flat([p.grad.cpu() for p in params]) + options.get("weight_decay", 0) * x
         progress += float(np.sum(progress_weight(law, seed, t) * g * delta))
@@ -149,52 +128,54 @@ def check_averages(opt, params, xs, gs, beta, law, seed):
 # ---- the learners ----
 
 
-@pytest.mark.parametrize(("law", "average"), [(LAWS[0], True), (LAWS[3], True), (LAWS[2], False)], ids=str)
-@pytest.mark.parametrize("learner", LEARNERS, ids=str)
+@pytest.mark.parametrize(
+    ("law", "average"), [(rig.LAWS[0], True), (rig.LAWS[3], True), (rig.LAWS[2], False)], ids=str
+)
+@pytest.mark.parametrize("learner", rig.LEARNERS, ids=str)
 def test_learners_are_the_foreach_ones(device, learner, law, average):
     """Every learner, law and average, with a schedule that rests once, two groups, an absent and a late gradient."""
     schedule, missing = [1.0, 0.5, 0.0, 2.0, 1.0], [[2], [], [0], [], [1]]
     runs = []
     for fused in (True, False):
-        params = begin(device, shapes=[(3, 2), (), (5,)])
+        params = rig.begin(device, shapes=[(3, 2), (), (5,)])
         groups = [{"params": params[:2]}, {"params": params[2:], "lr": 3 * learner.lr}]
-        opt = algorithm_2(groups, learner, fused, scaling=law, seed=2, average=average)
+        opt = rig.algorithm_2(groups, learner, fused, scaling=law, seed=2, average=average)
         for t, (factor, absent) in enumerate(zip(schedule, missing, strict=True), 1):
             opt.param_groups[0]["lr"] = factor * learner.lr
             opt.param_groups[1]["lr"] = factor * 3 * learner.lr
-            set_noise(params, t, absent)
+            rig.set_noise(params, t, absent)
             opt.step()
-        assert is_fused(opt) == fused
-        runs.append(facts(opt))
-    agree(*runs)
+        assert rig.is_fused(opt) == fused
+        runs.append(rig.facts(opt))
+    rig.agree(*runs)
 
 
-@search(45)
+@rig.search(45)
 def test_algorithm_2_is_the_foreach_step(device, chance):
     """Any learner, law, sizes, groups, schedules, absent, late and overflown gradients."""
-    shapes = [chance.choice(SIZES) for _ in range(chance.randint(1, 3))]
+    shapes = [chance.choice(rig.SIZES) for _ in range(chance.randint(1, 3))]
     cut = chance.randint(0, len(shapes) - 1)
-    learner, law = chance.choice(LEARNERS), chance.choice([*LAWS, None])
+    learner, law = chance.choice(rig.LEARNERS), chance.choice([*rig.LAWS, None])
     average = chance.random() < 0.7
     events = history(chance, len(shapes), 1 + (cut > 0), lambda chance: {"lr": chance.choice([0, 0.02, 0.1])})
     runs = []
     for fused in (True, False):
-        params = begin(device, shapes=shapes)
+        params = rig.begin(device, shapes=shapes)
         groups = [{"params": params[cut:]}, {"params": params[:cut], "lr": 0.3}][: 1 + (cut > 0)]
-        opt = algorithm_2(groups, learner, fused, scaling=law, seed=7, average=average)
-        runs.append(facts(follow(opt, params, events, fused)))
-    agree(*runs)
+        opt = rig.algorithm_2(groups, learner, fused, scaling=law, seed=7, average=average)
+        runs.append(rig.facts(follow(opt, params, events, fused)))
+    rig.agree(*runs)
 
 
-@pytest.mark.parametrize("law", [*LAWS[1:], None], ids=str)
+@pytest.mark.parametrize("law", [*rig.LAWS[1:], None], ids=str)
 def test_algorithm_2_against_direct_sums(device, law):
     """x_{t+1} = x_t + s_{t+1}Δ_{t+1}, Δ_{t+1} = β(Δ_t − ηw_t g_t)/(β + ημ + 1 − β), and direct sums."""
     beta, eta, mu, seed, n = 0.9, 0.05, 0.7, 5, 10
-    params = begin(device, shapes=[(3, 2), (5,)])
-    opt = algorithm_2(params, learners.OGD(lr=eta, decay=mu), beta=beta, scaling=law, seed=seed)
+    params = rig.begin(device, shapes=[(3, 2), (5,)])
+    opt = rig.algorithm_2(params, learners.OGD(lr=eta, decay=mu), beta=beta, scaling=law, seed=seed)
     xs, gs, delta = [], [], 0.0
     for t in range(1, n + 1):
-        set_noise(params, t)
+        rig.set_noise(params, t)
         xs.append(flat([p.cpu() for p in params]))
         gs.append(flat([p.grad.cpu() for p in params]))
         opt.step()
@@ -205,28 +186,31 @@ def test_algorithm_2_against_direct_sums(device, law):
     check_averages(opt, params, xs, gs, beta, law, seed)
 
 
-@pytest.mark.parametrize("learner", LEARNERS, ids=str)
+@pytest.mark.parametrize("learner", rig.LEARNERS, ids=str)
 def test_gradients_of_zero(device, learner):
     """No norm is divided by: zero gradients leave everything at rest, also before the first other one."""
     runs = []
     for fused in (True, False):
-        params = begin(device, shapes=[(3,), (2,)])
-        opt = algorithm_2(params, learner, fused)
+        params = rig.begin(device, shapes=[(3,), (2,)])
+        opt = rig.algorithm_2(params, learner, fused)
         for t in (0, 1):
-            set_noise(params, t, scale=t)
+            rig.set_noise(params, t, scale=t)
             opt.step()
-        runs.append(facts(opt))
-    agree(*runs)
+        runs.append(rig.facts(opt))
+    rig.agree(*runs)
 
 
 # ---- dtypes ----
 
 
-@some("momentum", "nesterov", "adam", "coin")
+@rig.some("momentum", "nesterov", "adam", "coin")
 def test_float32_is_near_float64(device, make):
     """Eight steps in float32 stay within 1e-5 of those in float64."""
-    runs = [facts(advance(make(ps), ps, range(1, 9))) for ps in (begin(device, torch.float32), begin(device))]
-    agree(*runs, tolerance=1e-5)
+    runs = [
+        rig.facts(rig.advance(make(ps), ps, range(1, 9)))
+        for ps in (rig.begin(device, torch.float32), rig.begin(device))
+    ]
+    rig.agree(*runs, tolerance=1e-5)
 
 
 def ulps(a, b):
@@ -237,7 +221,7 @@ def ulps(a, b):
 
 def stored(x, dtype):
     """A float32 rounded to the nearest; Triton's interpreter cuts it off instead where that is bfloat16."""
-    if dtype == torch.bfloat16 and not CUDA:
+    if dtype == torch.bfloat16 and not rig.CUDA:
         x = (x.view(torch.int32) & -65536).view(torch.float32)
     return x.to(dtype)
 
@@ -247,13 +231,13 @@ def stored(x, dtype):
 def test_half_precision_rounds_where_it_is_stored(device, dtype, nesterov):
     """Parameter and buffer are rounded when they are stored; arithmetic, x̄ and ḡ are float32."""
     lr, momentum, decay, beta, seed = 0.05, 0.9, 0.01, 0.9, 4
-    params = begin(device, dtype, shapes=[(1025,)])
-    opt = sgdm(params, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov, average=beta, seed=seed)
+    params = rig.begin(device, dtype, shapes=[(1025,)])
+    opt = rig.sgdm(params, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov, average=beta, seed=seed)
     x = params[0].detach().cpu().clone()
     buffer = torch.zeros_like(x)
     x_mean, g_mean, total = torch.zeros_like(x, dtype=torch.float32), torch.zeros_like(x, dtype=torch.float32), 0.0
     for t in range(1, 9):
-        set_noise(params, t)
+        rig.set_noise(params, t)
         d = params[0].grad.cpu().float() + decay * x.float()
         total = 1 + beta * total
         x_mean += (x.float() - x_mean) / total
@@ -264,7 +248,7 @@ def test_half_precision_rounds_where_it_is_stored(device, dtype, nesterov):
         x, buffer = stored(x, dtype), stored(m, dtype)
         opt.step()
     state = opt.state[params[0]]
-    assert is_fused(opt)
+    assert rig.is_fused(opt)
     assert state["momentum_buffer"].dtype == dtype
     assert state["average"].dtype == state["gradient"].dtype == state["output"].dtype == torch.float32
     assert ulps(params[0].detach().cpu(), x) <= 2
@@ -279,17 +263,17 @@ MIXED = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.floa
 
 
 def mixed(device):
-    return [begin(device, dtype, shapes=[(i + 2,)])[0] for i, dtype in enumerate(MIXED)]
+    return [rig.begin(device, dtype, shapes=[(i + 2,)])[0] for i, dtype in enumerate(MIXED)]
 
 
-@some("momentum", "nesterov", "adam")
+@rig.some("momentum", "nesterov", "adam")
 def test_mixed_dtypes_do_not_mix(device, make):
     """Without a joint norm every parameter moves as if it were alone, to the bit."""
     together, alone = mixed(device), mixed(device)
     ours, single = make(together), [make([p]) for p in alone]
     for t in (1, 2, 3):
         for ps in (together, alone):
-            set_noise(ps, t)
+            rig.set_noise(ps, t)
         for opt in (ours, *single):
             opt.step()
     for p, q, opt in zip(together, alone, single, strict=True):
@@ -302,8 +286,8 @@ def test_mixed_dtypes_share_a_joint_norm(device):
     runs = []
     for fused in (True, False):
         params = mixed(device)[:2]
-        runs.append(facts(advance(algorithm_2(params, LEARNERS[13], fused), params, range(1, 6))))
-    agree(*runs, tolerance=1e-6)
+        runs.append(rig.facts(rig.advance(rig.algorithm_2(params, rig.LEARNERS[13], fused), params, range(1, 6))))
+    rig.agree(*runs, tolerance=1e-6)
 
 
 # ---- memory ----
@@ -338,7 +322,7 @@ GRADIENTS = ["like the parameter", "contiguous", "offset", "expanded"]
 
 @pytest.mark.parametrize("kind", ["channels last", "transposed", "gaps"])
 @pytest.mark.parametrize("gradient", GRADIENTS)
-@some("shared buffer", "coin")
+@rig.some("shared buffer", "coin")
 def test_memory_order(device, kind, gradient, make):
     """Strides of parameter and gradient do not matter, gaps are left alone, state lies as its parameter does."""
     p, base = permuted(kind, device)
@@ -350,12 +334,12 @@ def test_memory_order(device, kind, gradient, make):
     strides = p.stride()
     ours, theirs = make([p]), make([q], False)
     for t in (1, 2, 3):
-        set_noise([q], t)
+        rig.set_noise([q], t)
         value = laid_out(q.grad, gradient, p)
         p.grad, q.grad = value, value.contiguous()
         ours.step()
         theirs.step()
-    agree(facts(ours), facts(theirs))
+    rig.agree(rig.facts(ours), rig.facts(theirs))
     assert p.stride() == strides
     if kind == "gaps":
         assert torch.equal(base[gaps], before[gaps])
@@ -371,26 +355,26 @@ def test_unaligned_memory(device, dtype):
     runs = []
     for offset in (0, 1, 3):
         room = torch.zeros(1030, dtype=dtype, device=device)
-        room[offset : offset + 1026] = begin(device, dtype, shapes=[(1026,)])[0].detach()
+        room[offset : offset + 1026] = rig.begin(device, dtype, shapes=[(1026,)])[0].detach()
         p = torch.nn.Parameter(room[offset : offset + 1026])
-        opt = CASES["momentum"]([p])
+        opt = rig.CASES["momentum"]([p])
         for t in (1, 2):
-            set_noise([p], t)
+            rig.set_noise([p], t)
             p.grad = torch.cat([p.grad.new_zeros(offset), p.grad])[offset:]
             opt.step()
         assert p.data_ptr() == room[offset:].data_ptr()
-        runs.append(facts(opt))
-    agree(runs[0], runs[1], tolerance=0)
-    agree(runs[0], runs[2], tolerance=0)
+        runs.append(rig.facts(opt))
+    rig.agree(runs[0], runs[1], tolerance=0)
+    rig.agree(runs[0], runs[2], tolerance=0)
 
 
 def test_a_gradient_that_changes_its_strides_in_place(device):
     """The same memory read in another order, by a tensor that may be the same object to Python: a new gradient."""
     runs = []
     for fused in (True, False):
-        (p,) = begin(device, shapes=[(6, 6)])
+        (p,) = rig.begin(device, shapes=[(6, 6)])
         room = torch.empty(36, dtype=p.dtype, device=device)
-        opt = CASES["momentum"]([p], fused)
+        opt = rig.CASES["momentum"]([p], fused)
         for t in range(1, 7):
             p.grad = None
             view = room.view(6, 6) if t % 2 else room.as_strided((6, 6), (1, 6))
@@ -398,17 +382,17 @@ def test_a_gradient_that_changes_its_strides_in_place(device):
             p.grad = view.copy_(torch.randn(6, 6, dtype=p.dtype, generator=generator))
             del view
             opt.step()
-        runs.append(facts(opt))
-    agree(*runs)
+        runs.append(rig.facts(opt))
+    rig.agree(*runs)
 
 
 @pytest.mark.parametrize("kind", GRADIENTS)
 def test_gradients_are_let_go(device, kind):
     """zero_grad frees them: nothing else holds on to a gradient or its memory."""
-    (p,) = begin(device, shapes=[(6, 5)])
-    opt = CASES["momentum"]([p])
+    (p,) = rig.begin(device, shapes=[(6, 5)])
+    opt = rig.CASES["momentum"]([p])
     for t in (1, 2, 3):
-        set_noise([p], t)
+        rig.set_noise([p], t)
         p.grad = laid_out(p.grad, kind, p)
         held = weakref.ref(p.grad)
         opt.step()
@@ -423,7 +407,7 @@ def test_gradients_are_let_go(device, kind):
 def drawn(device, law, seed, step):
     """The s of one step: at lr 1 from 0 against the gradient −1 it is where the parameter arrives."""
     p = torch.nn.Parameter(torch.zeros((), dtype=torch.float64, device=device))
-    opt = sgdm([p], lr=1.0, scaling=law, seed=seed)
+    opt = rig.sgdm([p], lr=1.0, scaling=law, seed=seed)
     opt.param_groups[0]["step"] = step - 2
     p.grad = -torch.ones_like(p)
     opt.step()

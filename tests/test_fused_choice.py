@@ -6,28 +6,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+import fused_device as rig
 import o2nc
-from fused_device import (
-    CASES,
-    CUDA,
-    LEARNERS,
-    advance,
-    agree,
-    algorithm_2,
-    begin,
-    cases,
-    facts,
-    identical,
-    ieee,
-    is_fused,
-    saved,
-    set_noise,
-    sgdm,
-    some,
-)
 from o2nc.backends.triton import engine
-
-pytestmark = ieee
 
 
 @dataclass(frozen=True)
@@ -76,31 +57,33 @@ CHOICES = [
 @pytest.mark.parametrize(("arguments", "fused"), CHOICES, ids=str)
 def test_how_sgdm_chooses(device, arguments, fused):
     """None takes the fused step where it applies; scaling=None is torch's own unless both are asked for."""
-    params = begin(device)
+    params = rig.begin(device)
     if "differentiable" in arguments:  # autograd refuses an in-place step on a leaf
         params = [p.clone() for p in params]
     opt = o2nc.ScaledSGDM(params, momentum=0.9, **arguments)
-    set_noise(params, 1)
+    rig.set_noise(params, 1)
     opt.step()
-    assert is_fused(opt) == fused
+    assert rig.is_fused(opt) == fused
 
 
 @pytest.mark.parametrize("fused", [None, True, False])
 def test_how_algorithm_2_chooses(device, fused):
-    params = begin(device)
-    assert is_fused(advance(algorithm_2(params, LEARNERS[0], fused), params, [1])) == (fused is not False)
+    params = rig.begin(device)
+    assert rig.is_fused(rig.advance(rig.algorithm_2(params, rig.LEARNERS[0], fused), params, [1])) == (
+        fused is not False
+    )
     with pytest.raises(TypeError, match="fused"):
-        algorithm_2(params, LEARNERS[0], fused="yes")
+        rig.algorithm_2(params, rig.LEARNERS[0], fused="yes")
 
 
 @pytest.mark.parametrize("arguments", [{}, {"average": 0.9}, {"fused": True}], ids=str)
 def test_without_scaling_it_is_sgd_to_the_bit(device, arguments):
-    ours, theirs = begin(device, torch.float32), begin(device, torch.float32)
+    ours, theirs = rig.begin(device, torch.float32), rig.begin(device, torch.float32)
     a = o2nc.ScaledSGDM(ours, momentum=0.9, scaling=None, **arguments)
     b = torch.optim.SGD(theirs, momentum=0.9, fused=arguments.get("fused"))
     for t in (1, 2, 3):
         for opt, params in ((a, ours), (b, theirs)):
-            set_noise(params, t)
+            rig.set_noise(params, t)
             opt.step()
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
 
@@ -108,10 +91,10 @@ def test_without_scaling_it_is_sgd_to_the_bit(device, arguments):
 def test_without_scaling_the_averages_are_the_same(device):
     runs = []
     for fused in (True, False):
-        params = begin(device)
-        opt = sgdm(params, fused, momentum=0.9, scaling=None, average=0.9)
-        runs.append(facts(advance(opt, params, (1, 2, 3))))
-    agree(*runs)
+        params = rig.begin(device)
+        opt = rig.sgdm(params, fused, momentum=0.9, scaling=None, average=0.9)
+        runs.append(rig.facts(rig.advance(opt, params, (1, 2, 3))))
+    rig.agree(*runs)
 
 
 REFUSALS = {
@@ -120,9 +103,9 @@ REFUSALS = {
     "a law of one's own": ("law Constant", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=Constant(), fused=fused)),
     "Gamma in Algorithm 2": (
         "law Gamma",
-        lambda ps, fused: algorithm_2(ps, LEARNERS[0], fused, scaling=o2nc.Gamma(0.5)),
+        lambda ps, fused: rig.algorithm_2(ps, rig.LEARNERS[0], fused, scaling=o2nc.Gamma(0.5)),
     ),
-    "a learner of one's own": ("learner", lambda ps, fused: algorithm_2(ps, SignMomentum(), fused)),
+    "a learner of one's own": ("learner", lambda ps, fused: rig.algorithm_2(ps, SignMomentum(), fused)),
 }
 
 
@@ -130,26 +113,26 @@ REFUSALS = {
 def test_what_has_no_device_form(device, reason, make):
     """fused=True says why, and nothing has changed; fused=None does without."""
     dtype = torch.complex128 if reason == "complex" else torch.float64
-    params, others, before = (begin(device, dtype) for _ in range(3))
+    params, others, before = (rig.begin(device, dtype) for _ in range(3))
     demanding = make(params, True)
-    set_noise(params, 1)
+    rig.set_noise(params, 1)
     with pytest.raises(RuntimeError, match=f"fused=True, but the fused step cannot be taken: .*{reason}"):
         demanding.step()
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
     assert demanding.param_groups[0]["step"] == 0
     willing, plain = make(params, None), make(others, False)
     for opt, ps in ((willing, params), (plain, others)):
-        advance(opt, ps, (1, 2, 3))
-        assert not is_fused(opt)
+        rig.advance(opt, ps, (1, 2, 3))
+        assert not rig.is_fused(opt)
     assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
 
 
 def test_some_parameters_elsewhere(monkeypatch):
-    if not CUDA:
+    if not rig.CUDA:
         monkeypatch.setattr(engine, "DEVICES", ("cuda", "cpu"))
-    here, elsewhere = ("cuda", "cpu") if CUDA else ("cpu", "meta")
+    here, elsewhere = ("cuda", "cpu") if rig.CUDA else ("cpu", "meta")
     params = [torch.nn.Parameter(torch.ones(3, device=place)) for place in (here, elsewhere)]
-    for make in (CASES["momentum"], CASES["adam"]):
+    for make in (rig.CASES["momentum"], rig.CASES["adam"]):
         opt = make(params)
         for p in params:
             p.grad = torch.ones_like(p)
@@ -160,76 +143,76 @@ def test_some_parameters_elsewhere(monkeypatch):
 
 def test_a_processor_is_no_gpu():
     """fused=True of Algorithm 2 says so where there is no GPU; ScaledSGDM has torch's own fused step there."""
-    params = begin("cpu")
-    opt = algorithm_2(params, LEARNERS[0])
-    set_noise(params, 1)
+    params = rig.begin("cpu")
+    opt = rig.algorithm_2(params, rig.LEARNERS[0])
+    rig.set_noise(params, 1)
     with pytest.raises(RuntimeError, match="cpu"):
         opt.step()
-    assert not is_fused(advance(sgdm(params, momentum=0.9), params, [1]))
-    assert not is_fused(advance(algorithm_2(params, LEARNERS[0], None), params, [1]))
+    assert not rig.is_fused(rig.advance(rig.sgdm(params, momentum=0.9), params, [1]))
+    assert not rig.is_fused(rig.advance(rig.algorithm_2(params, rig.LEARNERS[0], None), params, [1]))
 
 
 def test_without_triton(monkeypatch):
-    if not CUDA:
+    if not rig.CUDA:
         monkeypatch.setattr(engine, "DEVICES", ("cuda", "cpu"))
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "triton" else find(name, *a))
-    params, others = begin("cuda" if CUDA else "cpu"), begin("cuda" if CUDA else "cpu")
-    for make in (CASES["momentum"], CASES["adam"]):
+    params, others = rig.begin("cuda" if rig.CUDA else "cpu"), rig.begin("cuda" if rig.CUDA else "cpu")
+    for make in (rig.CASES["momentum"], rig.CASES["adam"]):
         opt = make(params)
-        set_noise(params, 1)
+        rig.set_noise(params, 1)
         with pytest.raises(RuntimeError, match=r"Triton, which is not installed \(pip install triton\)"):
             opt.step()
-    advance(o2nc.ScaledSGDM(params, momentum=0.9), params, (1, 2))
-    advance(o2nc.ScaledSGDM(others, momentum=0.9, foreach=True), others, (1, 2))
-    agree(*({str(i): p.detach() for i, p in enumerate(ps)} for ps in (params, others)))
+    rig.advance(o2nc.ScaledSGDM(params, momentum=0.9), params, (1, 2))
+    rig.advance(o2nc.ScaledSGDM(others, momentum=0.9, foreach=True), others, (1, 2))
+    rig.agree(*({str(i): p.detach() for i, p in enumerate(ps)} for ps in (params, others)))
 
 
 def test_a_triton_that_is_too_old(device, monkeypatch):
     import triton
 
     monkeypatch.setattr(triton, "__version__", "3.2.0")
-    params = begin(device)
-    set_noise(params, 1)
+    params = rig.begin(device)
+    rig.set_noise(params, 1)
     with pytest.raises(RuntimeError, match=r"needs Triton 3\.3 or later, and 3\.2\.0 is installed"):
-        CASES["momentum"](params).step()
+        rig.CASES["momentum"](params).step()
 
 
-@some("momentum", "adam")
+@rig.some("momentum", "adam")
 @pytest.mark.parametrize("first", [1, 3])
 def test_sparse_gradients_are_refused(device, make, first):
     """With the usual message, and nothing has changed."""
-    params = begin(device)
-    opt = advance(make(params), params, range(1, first))
-    before, there = saved(opt), [p.detach().clone() for p in params]
-    set_noise(params, 9)
+    params = rig.begin(device)
+    opt = rig.advance(make(params), params, range(1, first))
+    before, there = rig.saved(opt), [p.detach().clone() for p in params]
+    rig.set_noise(params, 9)
     params[0].grad = params[0].grad.to_sparse()
     with pytest.raises(RuntimeError, match="does not support sparse gradients"):
         opt.step()
-    identical(saved(opt), before)
+    rig.identical(rig.saved(opt), before)
     assert all(torch.equal(p, x) for p, x in zip(params, there, strict=True))
-    others = begin(device)
-    advance(opt, params, range(first, 5))
-    agree(facts(opt), facts(advance(make(others), others, range(1, 5))), tolerance=0)
+    others = rig.begin(device)
+    rig.advance(opt, params, range(first, 5))
+    rig.agree(rig.facts(opt), rig.facts(rig.advance(make(others), others, range(1, 5))), tolerance=0)
 
 
-@cases
+@rig.cases
 @pytest.mark.parametrize("first", [1, 3])
 def test_a_step_without_any_gradient_changes_nothing(device, make, first):
-    params = begin(device)
-    opt = advance(make(params), params, range(1, first))
-    before, said = saved(opt), facts(opt)
+    params = rig.begin(device)
+    opt = rig.advance(make(params), params, range(1, first))
+    before, said = rig.saved(opt), rig.facts(opt)
     opt.zero_grad()
     opt.step()
-    identical(saved(opt), before)
-    agree(facts(opt), said, tolerance=0)
+    rig.identical(rig.saved(opt), before)
+    rig.agree(rig.facts(opt), said, tolerance=0)
 
 
 def test_a_closure(device):
     runs = []
     for fused in (True, False):
-        params = begin(device)
-        opt = CASES["momentum"](params, fused)
+        params = rig.begin(device)
+        opt = rig.CASES["momentum"](params, fused)
 
         def closure():
             opt.zero_grad()  # noqa: B023
@@ -238,5 +221,5 @@ def test_a_closure(device):
             return loss
 
         assert all(opt.step(closure).requires_grad for _ in range(3))
-        runs.append(facts(opt))
-    agree(*runs)
+        runs.append(rig.facts(opt))
+    rig.agree(*runs)

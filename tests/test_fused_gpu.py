@@ -8,31 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import fused_device as rig
 import o2nc
-from fused_device import (
-    CASES,
-    FEW,
-    LEARNERS,
-    advance,
-    agree,
-    algorithm_2,
-    begin,
-    cases,
-    facts,
-    ieee,
-    needs_cuda,
-    needs_triton,
-    sgdm,
-    some,
-)
-
-pytestmark = ieee
-
 
 # ---- compiling ----
 
 
-@needs_triton
+@rig.needs_triton
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path):
     """Every kernel with every rule, law and dtype, for compute capability 9.0."""
     here = Path(__file__).parent
@@ -81,15 +63,15 @@ def warm_up(opt, params, targets):
 
 def capturable(make):
     """Parameters, their optimizer with lr on the device, and two sets of targets."""
-    params = begin("cuda", torch.float32, shapes=FEW)
+    params = rig.begin("cuda", torch.float32, shapes=rig.FEW)
     opt = make(params)
     lr = torch.tensor(0.02, device="cuda")
     opt.param_groups[0]["lr"] = lr
     return params, opt, lr, [[torch.full_like(p, v) for p in params] for v in (0.5, -1.0)]
 
 
-@needs_cuda
-@cases
+@rig.needs_cuda
+@rig.cases
 def test_replays_are_eager_steps(device, make):
     """1,000 replays, the lr changed on the way: the bits of 1,000 eager steps."""
     runs = []
@@ -101,12 +83,12 @@ def test_replays_are_eager_steps(device, make):
             lr.fill_(0.02 / (1 + k // 250))
             graph.replay() if graph is not None else train(opt, params, targets)
         assert int(opt.param_groups[0]["step"]) == 1003
-        runs.append(facts(opt))
-    agree(*runs, tolerance=0)
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
 
 
-@needs_cuda
-@cases
+@rig.needs_cuda
+@rig.cases
 def test_two_graphs_and_eager_steps_between_replays(device, make):
     runs = []
     for captured in (True, False):
@@ -118,15 +100,15 @@ def test_two_graphs_and_eager_steps_between_replays(device, make):
                 graphs[k].replay()
             else:
                 train(opt, params, targets[k % 2])
-        runs.append(facts(opt))
-    agree(*runs, tolerance=0)
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
 
 
-@needs_cuda
+@rig.needs_cuda
 def test_graphs_may_share_a_pool(device):
     runs = []
     for captured in (True, False):
-        params, opt, _, (targets, _) = capturable(CASES["momentum"])
+        params, opt, _, (targets, _) = capturable(rig.CASES["momentum"])
         warm_up(opt, params, targets)
         graphs, pool = [], None
         for _ in range(3 if captured else 0):
@@ -137,15 +119,15 @@ def test_graphs_may_share_a_pool(device):
             graphs.append(graph)
         for k in range(9):
             graphs[k % 3].replay() if captured else train(opt, params, targets)
-        runs.append(facts(opt))
-    agree(*runs, tolerance=0)
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
 
 
-@needs_cuda
+@rig.needs_cuda
 def test_any_number_of_captures(device):
     """With an eager step before each, also one in which nothing is new."""
-    params, opt, _, (targets, _) = capturable(CASES["momentum"])
-    others, plain, _, _ = capturable(CASES["momentum"])
+    params, opt, _, (targets, _) = capturable(rig.CASES["momentum"])
+    others, plain, _, _ = capturable(rig.CASES["momentum"])
     for ps in (params, others):
         kinked_loss(ps, targets).backward()  # these gradients stay where they are
     graphs = []
@@ -157,11 +139,11 @@ def test_any_number_of_captures(device):
         graphs[-1].replay()
     for _ in range(16):
         plain.step()
-    agree(facts(opt), facts(plain), tolerance=0)
+    rig.agree(rig.facts(opt), rig.facts(plain), tolerance=0)
 
 
-@needs_cuda
-@some("momentum", "adam")
+@rig.needs_cuda
+@rig.some("momentum", "adam")
 def test_a_first_step_cannot_be_captured(device, make):
     """It says so, and an eager step afterwards is a first step."""
     params, opt, _, (targets, _) = capturable(make)
@@ -178,11 +160,11 @@ def test_a_first_step_cannot_be_captured(device, make):
     others, plain, _, _ = capturable(make)
     train(opt, params, targets)
     train(plain, others, targets)
-    agree(facts(opt), facts(plain), tolerance=0)
+    rig.agree(rig.facts(opt), rig.facts(plain), tolerance=0)
 
 
-@needs_cuda
-@cases
+@rig.needs_cuda
+@rig.cases
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_never_waits_for_the_device(device, make):
     params, opt, lr, (targets, _) = capturable(make)
@@ -198,45 +180,45 @@ def test_a_step_never_waits_for_the_device(device, make):
             torch.cuda.set_sync_debug_mode("default")
 
 
-@needs_cuda
+@rig.needs_cuda
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=str)
-@pytest.mark.parametrize("learner", LEARNERS, ids=str)
+@pytest.mark.parametrize("learner", rig.LEARNERS, ids=str)
 def test_gpu_against_cpu(device, learner, dtype, tolerance):
     """Kernels on the GPU, foreach on the CPU: every learner within rounding."""
     runs = []
     for place in ("cuda", "cpu"):
-        params = begin(place, dtype, shapes=[*FEW, (70_000,)])
-        opt = algorithm_2(params, learner, place == "cuda", scaling=o2nc.Weibull(0.8))
-        runs.append(facts(advance(opt, params, range(1, 21))))
-    agree(*runs, tolerance=tolerance)
+        params = rig.begin(place, dtype, shapes=[*rig.FEW, (70_000,)])
+        opt = rig.algorithm_2(params, learner, place == "cuda", scaling=o2nc.Weibull(0.8))
+        runs.append(rig.facts(rig.advance(opt, params, range(1, 21))))
+    rig.agree(*runs, tolerance=tolerance)
 
 
-@needs_cuda
-@some("momentum", "shared buffer", "nesterov", "no momentum", "no average")
+@rig.needs_cuda
+@rig.some("momentum", "shared buffer", "nesterov", "no momentum", "no average")
 def test_sgdm_gpu_against_cpu(device, make):
     runs = []
     for place in ("cuda", "cpu"):
-        params = begin(place, shapes=[*FEW, (70_000,)])
-        runs.append(facts(advance(make(params, place == "cuda"), params, range(1, 21))))
-    agree(*runs, tolerance=1e-11)
+        params = rig.begin(place, shapes=[*rig.FEW, (70_000,)])
+        runs.append(rig.facts(rig.advance(make(params, place == "cuda"), params, range(1, 21))))
+    rig.agree(*runs, tolerance=1e-11)
 
 
-@needs_cuda
+@rig.needs_cuda
 def test_steps_on_another_stream(device):
     """The kernels run on the current stream, where the gradients are made."""
     runs = []
     for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
-        params, opt, _, (targets, _) = capturable(CASES["momentum"])
+        params, opt, _, (targets, _) = capturable(rig.CASES["momentum"])
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             for _ in range(20):
                 train(opt, params, targets)
         torch.cuda.synchronize()
-        runs.append(facts(opt))
-    agree(*runs, tolerance=0)
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
 
 
-@needs_cuda
+@rig.needs_cuda
 def test_more_than_two_to_the_31_elements(device):
     """Offsets are 64 bits wide: every element gets the step of its own gradient."""
     count = 2**31 + 1029
@@ -247,7 +229,7 @@ def test_more_than_two_to_the_31_elements(device):
     for low in range(0, count, 1 << 28):  # 0 … 126, exact in bfloat16
         high = min(low + (1 << 28), count)
         p.grad[low:high] = torch.arange(low, high, device=device) % 127
-    opt = sgdm([p], lr=1.0, momentum=0.9, scaling=None, average=0.9)
+    opt = rig.sgdm([p], lr=1.0, momentum=0.9, scaling=None, average=0.9)
     opt.step()
     state = opt.state[p]
     for low in range(0, count, 1 << 28):
@@ -267,23 +249,23 @@ def test_several_devices(device):
     """Each has its own tables and counters; a learner with a joint norm is refused."""
     runs = []
     for places in (("cuda:0", "cuda:1"), ("cuda:0", "cuda:0")):
-        params = [begin(place, shapes=[shape])[0] for place, shape in zip(places, ((3, 2), (1025,)), strict=True)]
-        runs.append(facts(advance(CASES["momentum"](params), params, range(1, 6))))
-        opt = CASES["coin"](params)
+        params = [rig.begin(place, shapes=[shape])[0] for place, shape in zip(places, ((3, 2), (1025,)), strict=True)]
+        runs.append(rig.facts(rig.advance(rig.CASES["momentum"](params), params, range(1, 6))))
+        opt = rig.CASES["coin"](params)
         if places[0] != places[1]:
             with pytest.raises(RuntimeError, match="on several devices"):
-                advance(opt, params, [1])
-    agree(*runs, tolerance=0)
+                rig.advance(opt, params, [1])
+    rig.agree(*runs, tolerance=0)
 
 
-@needs_cuda
+@rig.needs_cuda
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.parametrize(
     "make",
     [
         lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, foreach=True),
         lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, scaling=o2nc.Gamma(0.5)),
-        lambda ps: o2nc.ExponentiatedO2NC(ps, LEARNERS[0], fused=False),
+        lambda ps: o2nc.ExponentiatedO2NC(ps, rig.LEARNERS[0], fused=False),
         lambda ps: o2nc.random_scaling(torch.optim.SGD(ps, lr=0.1)),
         lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.1, capturable=True)),
     ],
@@ -291,7 +273,7 @@ def test_several_devices(device):
 )
 def test_a_capture_off_the_fused_path_is_refused(make):
     """It would replay one s for ever, and count one step."""
-    params = begin("cuda")
+    params = rig.begin("cuda")
     opt = make(params)
     for p in params:
         p.grad = torch.ones_like(p)
@@ -303,7 +285,7 @@ def test_a_capture_off_the_fused_path_is_refused(make):
     opt.step()
 
 
-@needs_cuda
+@rig.needs_cuda
 def test_with_cuda_as_the_default_device():
     torch.set_default_device("cuda")
     try:

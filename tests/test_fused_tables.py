@@ -6,35 +6,16 @@ from collections import defaultdict
 import pytest
 import torch
 
-from fused_device import (
-    CASES,
-    CUDA,
-    LEARNERS,
-    advance,
-    agree,
-    algorithm_2,
-    begin,
-    cases,
-    facts,
-    ieee,
-    is_fused,
-    needs_cuda,
-    set_noise,
-    sgdm,
-    some,
-)
-
-pytestmark = ieee
-
+import fused_device as rig
 
 # ---- the tables ----
 
 
 def test_new_values_need_nothing_new(device, counted):
     """Gradients written in place: the tables stay, and nothing is uploaded."""
-    params = begin(device)
-    opt = CASES["momentum"](params)
-    set_noise(params, 1)
+    params = rig.begin(device)
+    opt = rig.CASES["momentum"](params)
+    rig.set_noise(params, 1)
     for _ in range(4):
         for p in params:
             p.grad.mul_(0.5)
@@ -42,14 +23,14 @@ def test_new_values_need_nothing_new(device, counted):
     assert counted == {"layouts": 1, "uploads": 1}
 
 
-@some("momentum", "no momentum", "coin")
+@rig.some("momentum", "no momentum", "coin")
 def test_new_addresses_and_rates_are_uploaded(device, counted, make):
     """Gradients elsewhere, another lr, a parameter without a gradient: the tables stay."""
-    params = begin(device)
+    params = rig.begin(device)
     opt = make(params)
     kept = []
     for t in (1, 2, 3):
-        set_noise(params, t)
+        rig.set_noise(params, t)
         kept += [p.grad for p in params]
         opt.step()
     assert counted == {"layouts": 1, "uploads": 3}
@@ -81,7 +62,7 @@ def reorder_data(opt, params):
 
 
 def add_group(opt, params):
-    params.append(begin(params[0].device, shapes=[(7,)])[0])
+    params.append(rig.begin(params[0].device, shapes=[(7,)])[0])
     opt.add_param_group({"params": [params[-1]], "lr": 0.2})
 
 
@@ -144,41 +125,41 @@ def test_surgery_between_steps(device, counted, surgery):
     """Whatever is done to parameters, groups and state by hand: laid out again, with the result of foreach."""
     runs = []
     for fused in (True, False):
-        params = begin(device)
-        opt = advance(sgdm(params, fused, momentum=0.9, average=0.99), params, (1, 2))
+        params = rig.begin(device)
+        opt = rig.advance(rig.sgdm(params, fused, momentum=0.9, average=0.99), params, (1, 2))
         assert counted["layouts"] == 1
         surgery(opt, params)
-        advance(opt, params, (3, 4))
+        rig.advance(opt, params, (3, 4))
         if fused:
-            assert is_fused(opt)
+            assert rig.is_fused(opt)
             assert counted["layouts"] == 2
-        runs.append(facts(opt))
+        runs.append(rig.facts(opt))
         counted["layouts"] = 1
-    agree(*runs, tolerance=1e-5 if surgery is narrow else 1e-12)
+    rig.agree(*runs, tolerance=1e-5 if surgery is narrow else 1e-12)
 
 
 @pytest.mark.parametrize("key", ["delta", "momentum", "sum_squares", "output"])
 def test_surgery_on_a_learners_state(device, counted, key):
     runs = []
     for fused in (True, False):
-        params = begin(device)
-        opt = advance(CASES["adam"](params, fused), params, (1, 2))
+        params = rig.begin(device)
+        opt = rig.advance(rig.CASES["adam"](params, fused), params, (1, 2))
         for p in params:
             opt.state[p][key] = torch.full_like(opt.state[p][key], 0.25)
-        runs.append(facts(advance(opt, params, (3, 4))))
-    agree(*runs)
+        runs.append(rig.facts(rig.advance(opt, params, (3, 4))))
+    rig.agree(*runs)
 
 
 def test_surgery_where_only_some_have_a_buffer(device):
     """A momentum buffer reset by hand is seen also where the first parameter has none."""
     runs = []
     for fused in (True, False):
-        params = begin(device, torch.float32, shapes=[(3,)]) + begin(device, shapes=[(4,)])
+        params = rig.begin(device, torch.float32, shapes=[(3,)]) + rig.begin(device, shapes=[(4,)])
         groups = [{"params": params[:1], "momentum": 0}, {"params": params[1:], "momentum": 0.9}]
-        opt = advance(sgdm(groups, fused, average=0.99), params, (1, 2))
+        opt = rig.advance(rig.sgdm(groups, fused, average=0.99), params, (1, 2))
         reset_buffers(opt, params[1:])
-        runs.append(facts(advance(opt, params, (3, 4))))
-    agree(*runs, tolerance=1e-6)
+        runs.append(rig.facts(rig.advance(opt, params, (3, 4))))
+    rig.agree(*runs, tolerance=1e-6)
 
 
 def truncate(opt, params):
@@ -192,30 +173,30 @@ def transpose(opt, params):
 @pytest.mark.parametrize("surgery", [truncate, transpose])
 def test_another_parameter_at_the_same_address(device, surgery):
     """The same memory in another shape or order is laid out again; state that does not fit it is refused."""
-    params = begin(device, shapes=[(6, 6), (), (1025,)])
-    opt = advance(sgdm(params, momentum=0.9, average=0.99), params, (1, 2))
+    params = rig.begin(device, shapes=[(6, 6), (), (1025,)])
+    opt = rig.advance(rig.sgdm(params, momentum=0.9, average=0.99), params, (1, 2))
     whole = params[2].data
     surgery(opt, params)
     before = whole.clone()
     if surgery is truncate:
-        set_noise(params, 3)
+        rig.set_noise(params, 3)
         with pytest.raises(ValueError, match=r"'momentum_buffer' has shape \(1025,\), its parameter has \(1000,\)"):
             opt.step()
         assert torch.equal(whole, before)
         return
-    others = begin(device, shapes=[(6, 6), (), (1025,)])
-    plain = advance(sgdm(others, False, momentum=0.9, average=0.99), others, (1, 2))
+    others = rig.begin(device, shapes=[(6, 6), (), (1025,)])
+    plain = rig.advance(rig.sgdm(others, False, momentum=0.9, average=0.99), others, (1, 2))
     surgery(plain, others)
-    agree(facts(advance(opt, params, (3, 4))), facts(advance(plain, others, (3, 4))))
+    rig.agree(rig.facts(rig.advance(opt, params, (3, 4))), rig.facts(rig.advance(plain, others, (3, 4))))
 
 
 def test_a_checkpoint_in_another_order(device):
-    params = begin(device, shapes=[(8,), (4000,)])
-    saved_state = advance(sgdm(params, momentum=0.9), params, (1, 2)).state_dict()
+    params = rig.begin(device, shapes=[(8,), (4000,)])
+    saved_state = rig.advance(rig.sgdm(params, momentum=0.9), params, (1, 2)).state_dict()
     params.reverse()
-    opt = sgdm(params, momentum=0.9)
+    opt = rig.sgdm(params, momentum=0.9)
     opt.load_state_dict(saved_state)
-    set_noise(params, 3)
+    rig.set_noise(params, 3)
     with pytest.raises(ValueError, match="are they in another order"):
         opt.step()
 
@@ -224,23 +205,23 @@ def test_a_checkpoint_in_another_order(device):
 def test_counters_set_by_hand(device, key):
     runs = []
     for fused in (True, False):
-        params = begin(device)
-        opt = advance(CASES["momentum"](params, fused), params, (1, 2))
+        params = rig.begin(device)
+        opt = rig.advance(rig.CASES["momentum"](params, fused), params, (1, 2))
         for group in opt.param_groups:
             group[key] = 0 if key == "step" else 0.5
-        runs.append(facts(advance(opt, params, (3, 4))))
-    agree(*runs)
+        runs.append(rig.facts(rig.advance(opt, params, (3, 4))))
+    rig.agree(*runs)
 
 
-@pytest.mark.parametrize("learner", LEARNERS, ids=str)
+@pytest.mark.parametrize("learner", rig.LEARNERS, ids=str)
 def test_a_nan_is_not_hidden(device, learner):
     """A joint norm that is not a number spoils every tensor, as it does by foreach."""
     runs = []
     for fused in (True, False):
-        params = begin(device, shapes=[(3,), (4,)])
-        opt = algorithm_2(params, learner, fused, average=False)
+        params = rig.begin(device, shapes=[(3,), (4,)])
+        opt = rig.algorithm_2(params, learner, fused, average=False)
         for t in (1, 2, 3):
-            set_noise(params, t)
+            rig.set_noise(params, t)
             if t == 2:
                 params[1].grad.fill_(float("nan"))
             opt.step()
@@ -251,12 +232,12 @@ def test_a_nan_is_not_hidden(device, learner):
 # ---- gradients and learning rates ----
 
 
-@cases
+@rig.cases
 def test_gradients_are_read_only(device, make):
-    params = begin(device)
+    params = rig.begin(device)
     opt = make(params)
     for t in (1, 2, 3):
-        set_noise(params, t)
+        rig.set_noise(params, t)
         given = [(p.grad, p.grad.clone(), p.grad._version) for p in params]
         opt.step()
         for p, (g, value, version) in zip(params, given, strict=True):
@@ -266,11 +247,11 @@ def test_gradients_are_read_only(device, make):
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
-@pytest.mark.parametrize("on", ["cpu", *(["cuda"] if CUDA else [])])
-@some("shared buffer", "no momentum", "adam")
+@pytest.mark.parametrize("on", ["cpu", *(["cuda"] if rig.CUDA else [])])
+@rig.some("shared buffer", "no momentum", "adam")
 def test_lr_as_a_tensor(device, make, on, shape):
     """It is read at every step."""
-    params, others = begin(device), begin(device)
+    params, others = rig.begin(device), rig.begin(device)
     opt, plain = make(params), make(others)
     lr = torch.zeros(shape, dtype=torch.float64, device=on)
     opt.param_groups[0]["lr"] = lr
@@ -278,16 +259,16 @@ def test_lr_as_a_tensor(device, make, on, shape):
         lr.fill_(rate)
         plain.param_groups[0]["lr"] = rate
         for run, ps in ((opt, params), (plain, others)):
-            set_noise(ps, t)
+            rig.set_noise(ps, t)
             run.step()
-    assert is_fused(opt)
-    agree(facts(opt), facts(plain), tolerance=0)
+    assert rig.is_fused(opt)
+    rig.agree(rig.facts(opt), rig.facts(plain), tolerance=0)
 
 
 def test_a_tensor_rate_replaced_by_zero(device):
     """Zero is a number like any other: what the tensor held before is not left in its place."""
-    (p,) = begin(device, shapes=[(5,)])
-    opt = sgdm([p], lr=torch.tensor(0.1, device=device), momentum=0.9)
+    (p,) = rig.begin(device, shapes=[(5,)])
+    opt = rig.sgdm([p], lr=torch.tensor(0.1, device=device), momentum=0.9)
     p.grad = torch.ones_like(p)
     opt.step()
     opt.param_groups[0]["lr"] = 0.0
@@ -296,26 +277,26 @@ def test_a_tensor_rate_replaced_by_zero(device):
     assert torch.equal(p, before)
 
 
-@cases
+@rig.cases
 def test_a_run_repeats_to_the_bit(device, make):
     runs = []
     for _ in range(2):
-        params = begin(device, torch.float32, shapes=[(2049,), (3,)])
-        runs.append(facts(advance(make(params), params, (1, 2, 3))))
-    agree(*runs, tolerance=0)
+        params = rig.begin(device, torch.float32, shapes=[(2049,), (3,)])
+        runs.append(rig.facts(rig.advance(make(params), params, (1, 2, 3))))
+    rig.agree(*runs, tolerance=0)
 
 
 @pytest.mark.parametrize(
-    "count", [129, pytest.param(5_000, marks=needs_cuda), pytest.param(20_000, marks=needs_cuda)]
+    "count", [129, pytest.param(5_000, marks=rig.needs_cuda), pytest.param(20_000, marks=rig.needs_cuda)]
 )
-@some("shared buffer", "coin")
+@rig.some("shared buffer", "coin")
 def test_many_tensors(device, count, make):
     """More than are settled at a time."""
     runs = []
     for fused in (True, False):
         params = [torch.nn.Parameter(v.clone()) for v in torch.ones(count, 3, dtype=torch.float64, device=device)]
         opt = make(params, fused)
-        for t in (1, 2) if CUDA else (1,):
+        for t in (1, 2) if rig.CUDA else (1,):
             noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(t), dtype=torch.float64).to(device)
             for p, g in zip(params, noise, strict=True):
                 p.grad = g.clone()
@@ -324,4 +305,4 @@ def test_many_tensors(device, count, make):
         found = {"x": torch.stack([p.detach() for p in params]), "progress": torch.tensor(opt.progress)}
         found |= {k: torch.tensor(getattr(certificate, k)) for k in ("gradient", "spread", "ess")}
         runs.append(found)
-    agree(*runs)
+    rig.agree(*runs)

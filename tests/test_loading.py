@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import o2nc
-from fused_device import begin, device, ieee, is_fused, set_noise  # noqa: F401
+from fused_device import begin, is_fused, set_noise
 from o2nc import learners
 from problem import parameters, set_gradients
 
@@ -129,10 +129,9 @@ def test_a_number_that_would_be_ignored_is_refused(name, key):
     advance(opt, 6, 6)
 
 
-@ieee
 @pytest.mark.parametrize("saved_fused", [True, False])
 @pytest.mark.parametrize("fused", [True, False])
-def test_fused_is_the_constructors(device, fused, saved_fused):  # noqa: F811
+def test_fused_is_the_constructors(device, fused, saved_fused):
     """A GradScaler asks the constructor whether the step unscales: so it is the constructor's word that holds."""
     runs = []
     for scale in (1.0, 1024.0):
@@ -182,9 +181,8 @@ def test_scaled_gradients_and_overflows_off_the_fused_path(make):
     assert opt.param_groups[0]["step"] == plain.param_groups[0]["step"] == 7
 
 
-@ieee
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_old_state_is_let_go(device, fused):  # noqa: F811
+def test_the_old_state_is_let_go(device, fused):
     params = begin(device)
     opt = o2nc.ScaledSGDM(params, **SGDM, average=0.99, **({"fused": True} if fused else {"foreach": True}))
     for t in (1, 2):

@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from o2nc_experiments import record
-from o2nc_experiments.cifar10.arms import TABLE, parse
+from o2nc_experiments.cifar10.batches import Images, to_device
 from o2nc_experiments.cifar10.data import Data
-from o2nc_experiments.cifar10.feed import Images, to_device
-from o2nc_experiments.cifar10.settings import Settings
-from o2nc_experiments.cifar10.trial import Trial
+from o2nc_experiments.cifar10.options import TABLE, Settings, parse
+from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.classification.resnet import ResNet18, layout
 from o2nc_experiments.record import describe, find_device
-from o2nc_experiments.resnet import ResNet18, layout
 
 SIZES = {"cpu": (8, 2000, 4), "cuda": (64, 50_000, 60)}  # width, images, steps per round
 WARM_UP = 8
@@ -36,7 +35,7 @@ TOGETHER = (1, 3, 4, 6)  # trials at once
 class Full(Trial):
     """A trial in float32 throughout (as torch has it: convolutions on a GPU may use tf32)."""
 
-    def half(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
         """Return a context that changes nothing."""
         return nullcontext()
 

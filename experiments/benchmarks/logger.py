@@ -21,8 +21,8 @@ import o2nc
 from o2nc.logger import CertificateLogger
 from o2nc_experiments import record
 from o2nc_experiments.bench.timing import take_turns
+from o2nc_experiments.classification.resnet import ResNet18
 from o2nc_experiments.record import describe, find_device
-from o2nc_experiments.resnet import ResNet18
 
 TIMED = 20  # rows on their own
 

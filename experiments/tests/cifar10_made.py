@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from o2nc_experiments import cli
-from o2nc_experiments.cifar10.arms import parse
+from o2nc_experiments.cifar10.batches import to_device
+from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.data import BINARY, Data, DataError, load
-from o2nc_experiments.cifar10.feed import to_device
-from o2nc_experiments.cifar10.settings import Settings
-from o2nc_experiments.cifar10.store import Store
-from o2nc_experiments.cifar10.table import Table
-from o2nc_experiments.cifar10.team import Team
+from o2nc_experiments.cifar10.experiment import Experiment
+from o2nc_experiments.cifar10.options import Settings, parse
+from o2nc_experiments.cifar10.processes import World
 
 CPU = torch.device("cpu")
 SMALL = Settings(epochs=3, batch=32, average=0.9, width=2)
@@ -110,13 +109,15 @@ ARMS = ("sgdm+exponential", "scale-free+exponential", "adamw+uniform")
 
 
 def make_table(folder, arms=ARMS, seeds=(0,), settings=SMALL, digest="made", **more):
-    return Table([parse(arm) for arm in arms], seeds, settings, Store(folder), digest, **{"save_every": 0, **more})
+    return Experiment(
+        [parse(arm) for arm in arms], seeds, settings, Store(folder), digest, **{"save_every": 0, **more}
+    )
 
 
 def run_table(table, tell=lambda news: None, own=None):
     """Train a table in this process; return what is known of its trials."""
-    with table.opened(Team()) as entries:
-        table.train(entries, images() if own is None else own, Team(), tell)
+    with table.opened(World()) as entries:
+        table.train(entries, images() if own is None else own, World(), tell)
     return entries
 
 

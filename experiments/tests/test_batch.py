@@ -7,7 +7,7 @@ import torch
 
 import o2nc
 from o2nc import problems, theory
-from o2nc_experiments.batch import BlockTrial, Trial, exponentiated, original
+from o2nc_experiments.batch import Algorithm1, Algorithm2, run_algorithm_1, run_algorithm_2
 
 WELL = problems.DoubleWell(dimension=3)
 EXACT = problems.Additive(WELL, noise=0.0)
@@ -42,31 +42,34 @@ def assert_same(outcome, expected):
 
 
 def test_rows_are_runs_of_algorithm_2():
-    trials = [
-        Trial.of(p, seed, law) for p in plans(1100, 64, 200) for seed in (0, 5) for law in (o2nc.Exponential(), None)
+    runs = [
+        Algorithm2.of(p, seed, law)
+        for p in plans(1100, 64, 200)
+        for seed in (0, 5)
+        for law in (o2nc.Exponential(), None)
     ]
-    outcomes = exponentiated(EXACT, trials)
-    for trial, outcome in zip(trials, outcomes, strict=True):
+    outcomes = run_algorithm_2(EXACT, runs)
+    for run, outcome in zip(runs, outcomes, strict=True):
         x = WELL.start()
-        learner = o2nc.learners.OGD(lr=trial.lr, decay=trial.decay)
-        optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=trial.beta, scaling=trial.scaling, seed=trial.seed)
-        assert_same(outcome, alone(optimizer, x, trial.steps, trial.c))
+        learner = o2nc.learners.OGD(lr=run.lr, decay=run.decay)
+        optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=run.beta, scaling=run.scaling, seed=run.seed)
+        assert_same(outcome, alone(optimizer, x, run.steps, run.c))
 
 
 def test_rows_are_runs_of_algorithm_1():
-    trials = [BlockTrial(n, t, 0.05, 0.03, 2.0, seed) for n, t in ((1200, 30), (60, 20), (60, 60)) for seed in (0, 3)]
-    outcomes = original(EXACT, trials)
-    for trial, outcome in zip(trials, outcomes, strict=True):
+    runs = [Algorithm1(n, t, 0.05, 0.03, 2.0, seed) for n, t in ((1200, 30), (60, 20), (60, 60)) for seed in (0, 3)]
+    outcomes = run_algorithm_1(EXACT, runs)
+    for run, outcome in zip(runs, outcomes, strict=True):
         x = WELL.start()
-        learner = o2nc.learners.BallOGD(lr=trial.lr, radius=trial.radius)
-        optimizer = o2nc.OriginalO2NC([x], learner, period=trial.period, seed=trial.seed, restart=True)
-        assert_same(outcome, alone(optimizer, x, trial.steps, trial.c, every=trial.period))
+        learner = o2nc.learners.BallOGD(lr=run.lr, radius=run.radius)
+        optimizer = o2nc.OriginalO2NC([x], learner, period=run.period, seed=run.seed, restart=True)
+        assert_same(outcome, alone(optimizer, x, run.steps, run.c, every=run.period))
 
 
 def test_first_good_average():
-    (trial,) = [Trial(200, 0.05, 0.0, 0.9, 1.0, 0, None)]
+    (run,) = [Algorithm2(200, 0.05, 0.0, 0.9, 1.0, 0, None)]
     goal = WELL.value(WELL.start()).item() / 2
-    (outcome,) = exponentiated(EXACT, [trial], good=lambda x: WELL.value(x) < goal)
+    (outcome,) = run_algorithm_2(EXACT, [run], good=lambda x: WELL.value(x) < goal)
     x = WELL.start()
     optimizer = o2nc.ExponentiatedO2NC([x], o2nc.learners.OGD(lr=0.05), beta=0.9, scaling=None)
     reached = []
@@ -76,19 +79,19 @@ def test_first_good_average():
         with optimizer.averaged():
             reached.append(WELL.value(x).item() < goal)
     assert outcome.first == 1 + reached.index(True)
-    assert exponentiated(EXACT, [trial], good=lambda x: WELL.value(x) < -1)[0].first == math.inf
+    assert run_algorithm_2(EXACT, [run], good=lambda x: WELL.value(x) < -1)[0].first == math.inf
 
 
 def test_noise_reaches_the_learner_and_not_the_measure():
     """The certificate is of full gradients: at a point that does not move it has no noise in it."""
     (p,) = [theory.plan(50, 1.0, gap=1e-12, lipschitz=WELL.lipschitz, noise=100.0)]
-    (outcome,) = exponentiated(problems.Additive(WELL, noise=100.0), [Trial.of(p, 0)])
+    (outcome,) = run_algorithm_2(problems.Additive(WELL, noise=100.0), [Algorithm2.of(p, 0)])
     assert outcome.certificate == pytest.approx(WELL.gradient(WELL.start()).norm().item(), rel=1e-3)
-    quiet = exponentiated(EXACT, [Trial.of(p, 0)])[0]
+    quiet = run_algorithm_2(EXACT, [Algorithm2.of(p, 0)])[0]
     assert quiet.value != outcome.value
 
 
 def test_progress_adds_up():
     seen = []
-    exponentiated(EXACT, [Trial.of(p, 0) for p in plans(2500, 10)], progress=seen.append)
+    run_algorithm_2(EXACT, [Algorithm2.of(p, 0) for p in plans(2500, 10)], progress=seen.append)
     assert sum(seen) == 2500

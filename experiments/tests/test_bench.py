@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from o2nc_experiments import bench, cli, record
-from o2nc_experiments.bench import contenders, report, steps, timing, training
-from o2nc_experiments.resnet import ResNet18
+from o2nc_experiments.bench import contenders, measure, timing
+from o2nc_experiments.classification.resnet import ResNet18
 
 NAMES = [c.name for c in bench.line_up("cpu")]
 
@@ -22,9 +22,9 @@ def tiny(monkeypatch, one_thread):
     shapes = {"tiny": lambda: [(4, 3), (5,)], "wee": lambda: [(2,)] * 3, "huge": lambda: [(10**9, 10**6)]}
     for name, value in shapes.items():
         monkeypatch.setitem(contenders.MODELS, name, value)
-    monkeypatch.setattr(report, "SMALL", ("tiny", "wee"))
+    monkeypatch.setattr(bench, "SMALL", ("tiny", "wee"))
     monkeypatch.setitem(timing.COPIED, "cpu", 2**16)
-    for knob, value in ((training.WIDTH, 2), (training.BATCH, 2), (training.BURST, 1)):
+    for knob, value in ((measure.WIDTH, 2), (measure.BATCH, 2), (measure.BURST, 1)):
         monkeypatch.setitem(knob, "cpu", value)
 
 
@@ -46,7 +46,7 @@ def broken(monkeypatch):
         bench.Contender("cannot", 20, 4, cannot),
         bench.Contender("exhausted", 20, 4, partial(Exhausted, lr=0.1)),
     ]
-    for module in (steps, report):
+    for module in (measure, bench):
         monkeypatch.setattr(module, "line_up", lambda kind: three)
 
 
@@ -71,7 +71,7 @@ def call(monkeypatch, capsys, *arguments):
 def test_the_sets_of_parameters_are_those_of_the_models(model, tensors, numbers):
     shapes = bench.MODELS[model]()
     assert len(shapes) == tensors
-    assert sum(map(math.prod, shapes)) == steps.count(model) == numbers
+    assert sum(map(math.prod, shapes)) == measure.count(model) == numbers
 
 
 def test_resnet18():
@@ -107,11 +107,11 @@ def test_traffic_and_order():
         names = [c.name for c in bench.line_up(kind)]
         assert names[0] == "SGD fused"  # a ratio needs the base, and the peer, first
         assert all(names.index(c.peer) <= names.index(c.name) for c in bench.line_up(kind))
-        assert set(training.TRAINED) <= set(names)
+        assert set(measure.TRAINED) <= set(names)
 
 
 def test_a_contender_holds_no_more_than_its_estimate():
-    params = steps.parameters("tiny", torch.device("cpu"), 0)
+    params = measure.parameters("tiny", torch.device("cpu"), 0)
     numbers = sum(p.numel() for p in params)
     for c in bench.line_up("cpu"):
         optimizer = c.make(params)
@@ -143,21 +143,23 @@ def test_take_turns_gives_the_time_of_every_round(monkeypatch):
     assert found["b"].times == [3.0, 2.0, 8.0]
     assert [sorted(order[i : i + 2]) for i in range(0, 8, 2)] == [["a", "b"]] * 4
     assert made == [1, 1, 1]
-    assert steps.ratio_of(found["b"], found["a"], paired=True) == 2.0  # of 3, 1, 2
-    assert steps.ratio_of(found["b"], found["a"], paired=False) == 1.5  # 3 over 2
-    assert steps.ratio_of(found["b"], bench.Timing(error="none"), paired=True) is None
-    assert steps.ratio_of(found["b"], None, paired=False) is None
+    assert measure.ratio_of(found["b"], found["a"], paired=True) == 2.0  # of 3, 1, 2
+    assert measure.ratio_of(found["b"], found["a"], paired=False) == 1.5  # 3 over 2
+    assert measure.ratio_of(found["b"], bench.Timing(error="none"), paired=True) is None
+    assert measure.ratio_of(found["b"], None, paired=False) is None
 
 
 def test_a_row_has_median_rate_and_ratios():
     c = bench.Contender("ours", 30, 4, lambda ps: None, "Adam fused")
     params = [torch.zeros(10), torch.zeros(2, 5)]
     times = {"ours": [2.0, 3.0, 4.0], "SGD fused": [1.0, 1.0, 2.0], "Adam fused": [4.0, 6.0, 8.0]}
-    row = steps.row("m", params, c, {k: bench.Timing(v) for k, v in times.items()}, copy=400.0, paired=True)
+    row = measure.step_time("m", params, c, {k: bench.Timing(v) for k, v in times.items()}, copy=400.0, paired=True)
     assert (row.tensors, row.numbers, row.step, row.quartiles) == (2, 20, 3.0, (2.5, 3.5))
     assert (row.rate, row.share, row.ratio, row.peer_ratio) == (200.0, 0.5, 2.0, 0.5)
-    title, head, (cells,) = next(bench.view.step_tables([row]))
-    assert title == "m: 2 tensors, 20 numbers; a copy moves 0 GB/s"
+    (table,) = bench.tables([row], [])
+    head = [column.name for column in table.columns]
+    cells = [cell.text for line in table.lines for cell in line.cells]
+    assert table.title == "m: 2 tensors, 20 numbers; a copy moves 0 GB/s"
     assert dict(zip(head, cells, strict=True)) == {
         "contender": "ours",
         "B": "30",
@@ -170,13 +172,13 @@ def test_a_row_has_median_rate_and_ratios():
 
 
 def test_contenders_that_do_not_fit_together_come_one_by_one(monkeypatch):
-    monkeypatch.setattr(steps, "available", lambda device: 0)
+    monkeypatch.setattr(measure, "available", lambda device: 0)
     groups = []
     take_turns = bench.take_turns
     monkeypatch.setattr(
-        steps, "take_turns", lambda group, *rest: groups.append(list(group)) or take_turns(group, *rest)
+        measure, "take_turns", lambda group, *rest: groups.append(list(group)) or take_turns(group, *rest)
     )
-    rows = list(bench.measure("tiny", torch.device("cpu"), 1, 0))
+    rows = list(bench.measure_steps("tiny", torch.device("cpu"), 1, 0))
     assert groups == [[name, "copy"] for name in NAMES]
     assert all(r.ratio and r.peer_ratio for r in rows)
 
@@ -203,7 +205,7 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch, capsys):
         assert r["ratio"] > 0
         assert r["error"] is r["host"] is r["graph"] is None
     assert found["steps"][0]["ratio"] == 1
-    assert [(r["contender"], r["mode"]) for r in found["training"]] == [(n, "eager") for n in training.TRAINED]
+    assert [(r["contender"], r["mode"]) for r in found["training"]] == [(n, "eager") for n in measure.TRAINED]
     assert all(r["step"] > 0 and r["ratio"] > 0 for r in found["training"])
     assert str(tmp_path) not in text
 
@@ -212,7 +214,7 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch, capsys):
     assert lines[2].startswith("**tiny: 2 tensors, 17 numbers; a copy moves ")
     assert lines[4] == "| contender | B | step ms | GB/s | of copy | × SGD fused | × peer |"
     for name in NAMES:
-        assert sum(line.startswith(f"| {name} |") for line in lines) == 2 + (name in training.TRAINED)
+        assert sum(line.startswith(f"| {name} |") for line in lines) == 2 + (name in measure.TRAINED)
     assert all(line.count("|") == 8 for line in lines[4:18])
 
 
@@ -237,15 +239,15 @@ def test_a_contender_that_fails_gets_a_row_with_the_reason(broken, tmp_path, mon
 
 @pytest.mark.parametrize("finished", [0, 1])
 def test_ctrl_c_keeps_what_was_finished(finished, tmp_path, monkeypatch, capsys):
-    measure, calls = bench.measure, []
+    measure_steps, calls = bench.measure_steps, []
 
     def interrupted(*arguments):
         if len(calls) == finished:
             raise KeyboardInterrupt
         calls.append(arguments)
-        return measure(*arguments)
+        return measure_steps(*arguments)
 
-    monkeypatch.setattr(report, "measure", interrupted)
+    monkeypatch.setattr(bench, "measure_steps", interrupted)
     code, out, err = call(monkeypatch, capsys, "--rounds", 1, "--device", "cpu", "--out", tmp_path)
     assert (code, err) == (130, "o2nc: interrupted\n")
     assert f"{finished * len(NAMES)} of {2 * len(NAMES)} rows made" in out
@@ -272,7 +274,7 @@ def test_ctrl_c_keeps_what_was_finished(finished, tmp_path, monkeypatch, capsys)
 )
 def test_refusals_get_one_line_and_code_2(arguments, said, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(report, "available", lambda device: 10**9)
+    monkeypatch.setattr(bench, "available", lambda device: 10**9)
     code, out, err = call(monkeypatch, capsys, *arguments, "--out", tmp_path / "new")
     assert (code, out) == (2, "")
     assert err.startswith("o2nc: ")
@@ -282,16 +284,16 @@ def test_refusals_get_one_line_and_code_2(arguments, said, tmp_path, monkeypatch
 
 
 def test_what_does_not_fit_is_left_out_unless_asked_for(monkeypatch, capsys):
-    monkeypatch.setattr(report, "SMALL", ("wee", "huge"))
-    monkeypatch.setattr(report, "available", lambda device: 10**9)
+    monkeypatch.setattr(bench, "SMALL", ("wee", "huge"))
+    monkeypatch.setattr(bench, "available", lambda device: 10**9)
     assert bench.plan(rounds=1, device="cpu").models == ["wee"]
     code, out, _ = call(monkeypatch, capsys, "--rounds", 1, "--device", "cpu")
     assert code == 0
     assert out.startswith("left out: huge needs 36000000.0 GB of memory, 1.0 GB are free on cpu\n")
-    monkeypatch.setattr(report, "available", lambda device: 0)
+    monkeypatch.setattr(bench, "available", lambda device: 0)
     with pytest.raises(ValueError, match="wee needs"):
         bench.plan(rounds=1, device="cpu")
-    monkeypatch.setattr(report, "available", lambda device: None)  # nothing is known, so nothing is refused
+    monkeypatch.setattr(bench, "available", lambda device: None)  # nothing is known, so nothing is refused
     assert bench.plan(rounds=1, device="cpu").models == ["wee", "huge"]
 
 
@@ -331,7 +333,7 @@ def test_it_runs_without_the_extras(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu(monkeypatch):
     monkeypatch.setitem(timing.COPIED, "cuda", 2**20)
-    for knob, value in ((training.WIDTH, 4), (training.BATCH, 4), (training.BURST, 2)):
+    for knob, value in ((measure.WIDTH, 4), (measure.BATCH, 4), (measure.BURST, 2)):
         monkeypatch.setitem(knob, "cuda", value)
     found = bench.plan(["tiny"], rounds=3, device="cuda", training=True)
     bench.run(found)

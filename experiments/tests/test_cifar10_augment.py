@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from o2nc.scaling import uniform
-from o2nc_experiments.cifar10.augment import (
+from o2nc_experiments.cifar10.batches import (
     CASES,
     CROP_STREAM,
     MEAN,

@@ -14,11 +14,11 @@ import torch
 from rich.console import Console
 
 from cifar10_made import arguments, call, finish, recorded, start, write_files
-from o2nc_experiments import cli
-from o2nc_experiments.cifar10 import arms, command, pictures
-from o2nc_experiments.cifar10.rows import untidy
-from o2nc_experiments.cifar10.settings import Settings
-from o2nc_experiments.cifar10.trial import Trial
+from o2nc_experiments import cli, figures
+from o2nc_experiments.cifar10 import command, options
+from o2nc_experiments.cifar10.options import Settings
+from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.classification import curves, from_columns
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,7 +33,7 @@ def files(tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Without the pictures, which take most of the time."""
-    monkeypatch.setattr(pictures, "save", lambda picture, folder, name: [folder / f"{name}.png"])
+    monkeypatch.setattr(figures, "save", lambda picture, folder, name: [folder / f"{name}.png"])
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def test_help_names_every_option_and_gives_examples(ask, monkeypatch):
         assert f"--{option} " in out
     assert "o2nc cifar10 --data DIR --seeds 3 --epochs 200" in out
     assert "goes on where it was" in out
-    assert (tuple(arms.DEFAULTS), tuple(arms.LAWS)) == (cli.OPTIMIZERS, cli.LAWS)
-    for name in (*arms.DEFAULTS, *arms.LAWS):
+    assert (tuple(options.DEFAULTS), tuple(options.LAWS)) == (cli.OPTIMIZERS, cli.LAWS)
+    for name in (*options.DEFAULTS, *options.LAWS):
         assert name in out
 
 
@@ -86,7 +86,7 @@ def test_a_run_prints_a_line_per_trial_the_table_and_its_files(ask, files, tmp_p
 
     found = json.loads((folder / "cifar10.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert found["complete"] is True
-    assert [(row.arm, row.seed, row.epoch) for row in untidy(found)] == [
+    assert [(row.arm, row.seed, row.epoch) for row in from_columns(found)] == [
         (arm, seed, epoch) for arm in ("sgdm", "sgdm+exponential") for seed in (0, 1) for epoch in (1, 2, 3)
     ]
     about = found["circumstances"]
@@ -213,8 +213,8 @@ def test_a_diverged_arm_has_one_sign_everywhere(ask, files, tmp_path, undrawn):
 
 
 def test_the_setting_is_in_titles_and_notes(ask, files, tmp_path, undrawn, monkeypatch):
-    titles, figure = [], pictures.figure
-    monkeypatch.setattr(pictures, "figure", lambda rows, title: titles.append(title) or figure(rows, title))
+    titles, figure = [], curves.figure
+    monkeypatch.setattr(curves, "figure", lambda rows, title: titles.append(title) or figure(rows, title))
     _, out, _ = ask(*arguments(files, tmp_path, *SHORT, "--limit", 40))
     assert titles == ["CIFAR-10, ResNet-18, batch 32, width 2, limit 40"]
     assert "not in this setting (epochs 2, batch 32, width 2, limit 40)" in " ".join(out.split())
@@ -294,7 +294,7 @@ def test_defaults_are_table_1(ask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ask("--data", tmp_path)
     asked = seen[0]
-    assert (asked.arms, asked.seeds, asked.settings) == (arms.TABLE, range(3), Settings())
+    assert (asked.arms, asked.seeds, asked.settings) == (options.TABLE, range(3), Settings())
     assert (asked.out, asked.quiet, asked.fetch, asked.c) == (Path("o2nc-cifar10"), False, False, 1.0)
 
 

@@ -13,12 +13,11 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from cifar10_made import as_binary, images_and_labels, refused
-from o2nc_experiments.cifar10.data import BINARY, load
-from o2nc_experiments.cifar10.download import download
+from o2nc_experiments.cifar10.data import BINARY, download, load
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-URLOPEN = "o2nc_experiments.cifar10.download.urlopen"
+URLOPEN = "o2nc_experiments.cifar10.data.urlopen"
 FILES = sorted(str(Path(BINARY.folder, file.name)) for file in BINARY.files)
 MEMBERS = [
     (f"{BINARY.folder}/{file.name}", as_binary(*images_and_labels(3, seed))) for seed, file in enumerate(BINARY.files)

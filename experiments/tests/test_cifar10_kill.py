@@ -34,11 +34,11 @@ from cifar10_made import (
     write_files,
 )
 from o2nc_experiments import record
+from o2nc_experiments.cifar10.batches import to_device
+from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.data import load
-from o2nc_experiments.cifar10.feed import to_device
-from o2nc_experiments.cifar10.rows import untidy
-from o2nc_experiments.cifar10.store import Store
-from o2nc_experiments.cifar10.trial import Trial
+from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.classification import from_columns
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -247,7 +247,7 @@ def test_killed_three_times_it_ends_with_the_same_numbers(files, tmp_path):
     code, _, err = finish(start(*arguments(files, out, *KILLED, "--epochs", 5)))
     assert (code, err) == (0, "")
     found = json.loads((out / "cifar10.json").read_text(encoding="utf-8"))
-    assert timeless(untidy(found)) == [row for rows in expected[0].values() for row in rows]
+    assert timeless(from_columns(found)) == [row for rows in expected[0].values() for row in rows]
     assert (found["complete"], len(found["rows"])) == (True, 10)
     assert 0 < found["seconds"] < 100
     states = {name: Store(out).load(name) for name in expected[1]}

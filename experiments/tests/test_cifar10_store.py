@@ -34,10 +34,10 @@ from cifar10_made import (
     wait_for,
     write_files,
 )
-from o2nc_experiments.cifar10 import store as store_module
-from o2nc_experiments.cifar10.arms import parse
-from o2nc_experiments.cifar10.store import Store
-from o2nc_experiments.cifar10.trial import Trial
+from o2nc_experiments.cifar10 import checkpoints as store_module
+from o2nc_experiments.cifar10.checkpoints import Store
+from o2nc_experiments.cifar10.options import parse
+from o2nc_experiments.cifar10.training import Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

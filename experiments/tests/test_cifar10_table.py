@@ -23,14 +23,13 @@ from cifar10_made import (
     train_by_hand,
     undisturbed,
 )
-from o2nc_experiments.cifar10 import table as table_module
-from o2nc_experiments.cifar10.arms import parse
-from o2nc_experiments.cifar10.entry import differences
-from o2nc_experiments.cifar10.rows import Row, tidy, untidy
-from o2nc_experiments.cifar10.store import Store
-from o2nc_experiments.cifar10.table import union
-from o2nc_experiments.cifar10.team import Team
-from o2nc_experiments.cifar10.trial import Trial
+from o2nc_experiments.cifar10 import experiment as table_module
+from o2nc_experiments.cifar10.checkpoints import Store, differences
+from o2nc_experiments.cifar10.experiment import union
+from o2nc_experiments.cifar10.options import parse
+from o2nc_experiments.cifar10.processes import World
+from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.classification import Epoch, from_columns, to_columns
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -85,7 +84,9 @@ def test_only_what_is_new_is_trained(whole, tmp_path, monkeypatch):
     table = make_table(tmp_path)
     entries = run_table(table)
     assert begun[4:] == [(ARMS[2], 0)]
-    assert [(entry.name, entry.asked) for entry in entries[3:]] == [(f"{arm} seed 1", False) for arm in ARMS[1::-1]]
+    assert [(entry.name, entry.requested) for entry in entries[3:]] == [
+        (f"{arm} seed 1", False) for arm in ARMS[1::-1]
+    ]
     assert outcome(table, entries[:3]) == whole
 
 
@@ -97,7 +98,7 @@ def test_results_have_all_trials_of_the_folder_those_asked_for_first(tmp_path):
     names = [("adamw", 0), ("sgdm(lr=0.1)", 0), ("sgdm(lr=0.1)", 3)]
     assert [(trial["arm"], trial["seed"]) for trial in found["trials"]] == names
     assert found["complete"] is True
-    assert untidy(found)[3:] == [row for entry in first for row in entry.rows]
+    assert from_columns(found)[3:] == [row for entry in first for row in entry.rows]
     with pytest.raises(KeyboardInterrupt):
         run_table(make_table(tmp_path, ["ogd"]), stop_after(1))
     entries = run_table(table)
@@ -126,8 +127,8 @@ def test_places_are_noted_with_every_trial(tmp_path):
 
 def test_seconds_grow_with_every_epoch(tmp_path):
     table, seen = make_table(tmp_path, ARMS[:1], save_every=math.inf), []
-    with table.opened(Team()) as entries:
-        table.train(entries, images(), Team(), lambda news: seen.append(table.results(entries, {})["seconds"]))
+    with table.opened(World()) as entries:
+        table.train(entries, images(), World(), lambda news: seen.append(table.results(entries, {})["seconds"]))
     assert 0 < seen[0] < seen[1] < seen[2]
 
 
@@ -164,31 +165,33 @@ def test_what_is_kept_is_a_copy(tmp_path, monkeypatch):
 
 
 def rows_with(*values):
-    row = Row("sgdm", 0, 1, 0.01, 0.5, 0.8, 0.6, 0.7, 1.5, 0.25, -0.125, 0.5, 0.75, 2.0)
+    row = Epoch("sgdm", 0, 1, 0.01, 0.5, 0.8, 0.6, 0.7, 1.5, 0.25, -0.125, 0.5, 0.75, 2.0)
     return [row._replace(epoch=e, train_loss=v, test_loss=v, gradient=v) for e, v in enumerate(values, 1)]
 
 
 def test_rows_survive_json():
     rows = rows_with(0.1, 1e-300, 5e-324, 1.7976931348623157e308, 1 / 3, None)
-    assert untidy(tidy(rows)) == rows
-    assert untidy(json.loads(json.dumps(tidy(rows), allow_nan=False))) == rows
-    assert untidy(tidy([])) == []
+    assert from_columns(to_columns(rows)) == rows
+    assert from_columns(json.loads(json.dumps(to_columns(rows), allow_nan=False))) == rows
+    assert from_columns(to_columns([])) == []
 
 
 def test_what_is_no_number_is_none_in_json():
-    found = untidy(json.loads(json.dumps(tidy(rows_with(math.nan, math.inf, -math.inf)), allow_nan=False)))
+    found = from_columns(
+        json.loads(json.dumps(to_columns(rows_with(math.nan, math.inf, -math.inf)), allow_nan=False))
+    )
     assert [row.train_loss for row in found] == [None] * 3
     assert found == rows_with(None, None, None)
-    assert untidy(tidy(found)) == found
+    assert from_columns(to_columns(found)) == found
 
 
 def test_columns_are_found_by_name():
-    record = tidy(rows_with(0.5))
-    order = list(range(len(Row._fields)))[::-1]
+    record = to_columns(rows_with(0.5))
+    order = list(range(len(Epoch._fields)))[::-1]
     turned = {"columns": [record["columns"][i] for i in order], "rows": [[record["rows"][0][i] for i in order]]}
-    assert untidy(turned) == rows_with(0.5)
+    assert from_columns(turned) == rows_with(0.5)
     with pytest.raises(ValueError):
-        untidy({"columns": record["columns"], "rows": [record["rows"][0][:-1]]})
+        from_columns({"columns": record["columns"], "rows": [record["rows"][0][:-1]]})
 
 
 # --- results and news
@@ -207,7 +210,7 @@ def test_results_of_a_diverged_run_are_strict_json(tmp_path):
     assert [(t["arm"], t["seed"], t["epochs"], t["complete"]) for t in found["trials"]] == [
         (arm, seed, 3, True) for arm in ("sgdm(lr=1e20)", "adamw") for seed in (0, 1)
     ]
-    rows = untidy(found)
+    rows = from_columns(found)
     assert [(row.arm, row.seed, row.epoch) for row in rows] == [
         (arm, seed, epoch) for arm in ("sgdm(lr=1e20)", "adamw") for seed in (0, 1) for epoch in (1, 2, 3)
     ]
@@ -219,8 +222,8 @@ def test_results_of_a_diverged_run_are_strict_json(tmp_path):
 
 def test_results_of_an_unfinished_run(tmp_path):
     table = make_table(tmp_path)
-    with pytest.raises(KeyboardInterrupt), table.opened(Team()) as entries:
-        table.train(entries, images(), Team(), stop_after(5))
+    with pytest.raises(KeyboardInterrupt), table.opened(World()) as entries:
+        table.train(entries, images(), World(), stop_after(5))
     found = table.results(entries, {})
     assert found["complete"] is False
     assert [(t["epochs"], t["complete"]) for t in found["trials"]] == [(3, True), (2, False), (0, False)]

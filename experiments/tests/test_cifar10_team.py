@@ -27,15 +27,15 @@ from cifar10_made import (
     train_by_hand,
     write_files,
 )
-from o2nc_experiments.cifar10.arms import parse
+from o2nc_experiments.cifar10.batches import to_device
+from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.data import load
-from o2nc_experiments.cifar10.feed import to_device
-from o2nc_experiments.cifar10.rows import tidy
-from o2nc_experiments.cifar10.store import Store
-from o2nc_experiments.cifar10.table import Table
-from o2nc_experiments.cifar10.team import JointBatchNorm2d, Team, join
-from o2nc_experiments.cifar10.trial import Trial, judge
-from o2nc_experiments.resnet import ResNet18
+from o2nc_experiments.cifar10.experiment import Experiment
+from o2nc_experiments.cifar10.options import parse
+from o2nc_experiments.cifar10.processes import JointBatchNorm2d, World, process_group
+from o2nc_experiments.cifar10.training import Trial, judge
+from o2nc_experiments.classification import to_columns
+from o2nc_experiments.classification.resnet import ResNet18
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -94,7 +94,7 @@ def trained(team):
 
 def table_of(folder, made, **more):
     arms = [parse(name) for name in COMMAND[1:4:2]]
-    return Table(arms, (0,), SETTINGS, Store(folder), made.digest, **{"save_every": 0.0, **more})
+    return Experiment(arms, (0,), SETTINGS, Store(folder), made.digest, **{"save_every": 0.0, **more})
 
 
 def tabled(team, folder, files):
@@ -104,7 +104,7 @@ def tabled(team, folder, files):
     table = table_of(folder / "table", made)
     with table.opened(team) as entries:
         table.train(entries, images, team, lambda news: None)
-    found["whole"] = tidy([row for entry in entries for row in timeless(entry.rows)])
+    found["whole"] = to_columns([row for entry in entries for row in timeless(entry.rows)])
     for count in (2, 2, 9):
         told, table = [], table_of(folder / "interrupted", made)
 
@@ -118,7 +118,7 @@ def tabled(team, folder, files):
                 table.train(entries, images, team, tell)
         except KeyboardInterrupt:
             found.setdefault("stops", []).append(count)
-    found["interrupted"] = tidy([row for entry in entries for row in timeless(entry.rows)])
+    found["interrupted"] = to_columns([row for entry in entries for row in timeless(entry.rows)])
     return found
 
 
@@ -130,24 +130,24 @@ def refused(team):
         raise OSError("it cannot be done")
 
     try:
-        team.first(work)
+        team.on_first(work)
     except (OSError, SystemExit) as error:
         return repr(error)
 
 
 def script(folder, files):
     torch.set_num_threads(1)
-    with join(CPU) as team:
+    with process_group(CPU) as team:
         rank = distributed.get_rank()
-        assert team == Team(rank, 2)
+        assert team == World(rank, 2)
         norms = {
             momentum: normed(JointBatchNorm2d(3, momentum=momentum), lambda x: x[4 * rank : 4 * rank + 4])
             for momentum in (0.1, None)
         }
         half = JointBatchNorm2d(3)(norm_batches()[0][0][4 * rank : 4 * rank + 4].bfloat16())
         found = {"norms": norms, "half": half.detach(), "trials": trained(team)}
-        found |= {"table": tabled(team, folder, files), "heard": team.hear("news" if rank == 0 else None)}
-        found |= {"first": team.first(lambda: rank), "refused": refused(team)}
+        found |= {"table": tabled(team, folder, files), "heard": team.broadcast("news" if rank == 0 else None)}
+        found |= {"first": team.on_first(lambda: rank), "refused": refused(team)}
         found["sum"] = team.sum_(torch.tensor([1.0, rank])).tolist()
         torch.save(found, folder / f"{rank}.pt")
     assert not distributed.is_initialized()
@@ -200,7 +200,7 @@ def test_two_processes_train_as_one(both, arm):
     """The same global batch, so the same gradients; the same seed, so the same s: nobody talks about it."""
     zero, one = (found["trials"][arm] for found in both)
     assert bits(zero) == bits(one)
-    alone = trained(Team())[arm]
+    alone = trained(World())[arm]
     for name in ("model", "average"):
         torch.testing.assert_close(zero[name], alone[name], rtol=0, atol=1e-10)
     assert zero["certificate"] == pytest.approx(alone["certificate"], rel=1e-9)
@@ -287,21 +287,21 @@ def test_the_command_by_torchrun_killed_at_any_moment(files, tmp_path, capsys):
 
 def test_a_team_of_one_is_nobody_to_talk_to(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with join(CPU) as team:
-        assert team == Team() == Team(0, 1)
+    with process_group(CPU) as team:
+        assert team == World() == World(0, 1)
     assert not distributed.is_initialized()
     model = nn.Linear(2, 2)
     assert team.wrap(model) is model
-    assert team.norm is nn.BatchNorm2d
-    assert team.hear([1]) == [1]
+    assert team.batch_norm is nn.BatchNorm2d
+    assert team.broadcast([1]) == [1]
     assert team.sum_(torch.ones(2)).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_shares_make_the_whole(size):
-    parts = [Team(rank, size).share(32) for rank in range(size)]
+    parts = [World(rank, size).share(32) for rank in range(size)]
     assert [i for first, count in parts for i in range(first, first + count)] == list(range(32))
-    tests = [to_device(data(8, 11), CPU, Team(rank, size)) for rank in range(size)]
+    tests = [to_device(data(8, 11), CPU, World(rank, size)) for rank in range(size)]
     labels = sorted(int(label) for images in tests for _, truth in images.tests for label in truth)
     assert labels == sorted(data(8, 11).test_labels.tolist())
     assert all(images.test_size == 11 for images in tests)
@@ -309,7 +309,7 @@ def test_shares_make_the_whole(size):
 
 def test_a_process_without_test_images_adds_nothing():
     """More processes than images to test on: a short try on many GPUs."""
-    images, tally = to_device(data(8, 1), CPU, Team(1, 2)), torch.zeros(2, dtype=torch.float64)
+    images, tally = to_device(data(8, 1), CPU, World(1, 2)), torch.zeros(2, dtype=torch.float64)
     model = ResNet18(width=1).eval()
     with torch.no_grad():
         for part in images.tests:

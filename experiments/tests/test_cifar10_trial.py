@@ -10,18 +10,15 @@ import torch
 from torch import nn
 
 from cifar10_made import CPU, SMALL, bits, data, images, timeless, train_by_hand
-from o2nc import Exponential, Uniform
-from o2nc.torch_support.batchnorm import recalibrated
-from o2nc_experiments.cifar10 import feed
-from o2nc_experiments.cifar10 import trial as trial_module
-from o2nc_experiments.cifar10.arms import DEFAULTS, parse
-from o2nc_experiments.cifar10.augment import MEAN, STD, crops, normalise, shuffle, statistics
-from o2nc_experiments.cifar10.augment import augment as augmented
-from o2nc_experiments.cifar10.feed import to_device
-from o2nc_experiments.cifar10.rows import Row
-from o2nc_experiments.cifar10.settings import Settings
-from o2nc_experiments.cifar10.trial import Trial
-from o2nc_experiments.resnet import ResNet18
+from o2nc import Exponential, Uniform, recalibrated
+from o2nc_experiments.cifar10 import batches
+from o2nc_experiments.cifar10 import training as trial_module
+from o2nc_experiments.cifar10.batches import MEAN, STD, crops, normalise, shuffle, statistics, to_device
+from o2nc_experiments.cifar10.batches import augment as augmented
+from o2nc_experiments.cifar10.options import DEFAULTS, Settings, parse
+from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.classification import Epoch
+from o2nc_experiments.classification.resnet import ResNet18
 from problem import flat
 from twin import averages
 
@@ -34,7 +31,7 @@ def make(arm="sgdm+exponential", seed=0, settings=SMALL, **more):
 
 def at_a_time(monkeypatch, images):
     """Evaluate so many images at once, where it is usually a thousand."""
-    for module in (feed, trial_module):
+    for module in (batches, trial_module):
         monkeypatch.setattr(module, "EVALUATED", images)
 
 
@@ -258,12 +255,12 @@ def test_evaluation_changes_nothing(arm):
             trial.step()
         assert all(module.training for module in trial.model.modules())
         before = whole(trial)
-        place = bits(list(trial.feed))
+        place = bits(list(trial.batches))
         trial.launch_evaluation()
         assert whole(trial) == before
         trial.end_epoch()
         assert whole(trial) == before
-        assert bits(list(trial.feed)) == place
+        assert bits(list(trial.batches)) == place
         assert all(module.momentum == 0.1 for module in trial.model.modules() if isinstance(module, nn.BatchNorm2d))
 
 
@@ -293,7 +290,7 @@ def test_arms_of_one_seed_begin_alike():
         losses.append(trial.trained.tolist())
     assert all(loss == losses[0] for loss in losses)  # the same first batch, cropped alike
     for trial in trials[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(trial.feed, trials[0].feed, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(trial.batches, trials[0].batches, strict=True))
         assert bits(trial.model.state_dict()) != bits(trials[0].model.state_dict())
 
 
@@ -303,8 +300,8 @@ def test_seeds_differ_in_weights_order_crops_and_scalars():
     assert not any(torch.equal(a, b) for a, b in zip(*weights, strict=True))
     for trial in (one, two):
         trial.begin_epoch()
-    assert not torch.equal(one.feed.order, two.feed.order)
-    assert not torch.equal(one.feed.cases, two.feed.cases)
+    assert not torch.equal(one.batches.order, two.batches.order)
+    assert not torch.equal(one.batches.cases, two.batches.cases)
     groups = [trial.optimizer.param_groups[0] for trial in (one, two)]
     assert [group["seed"] for group in groups] == [0, 1]
 
@@ -326,5 +323,5 @@ def test_a_seed_is_all_that_matters():
 
 def test_a_row_has_a_value_per_column():
     (row,) = train_by_hand(make("adamw"), 1)
-    assert len(row) == len(Row._fields)
+    assert len(row) == len(Epoch._fields)
     assert [type(value) for value in row] == [str, int, int, *[float] * 5, *[type(None)] * 5, float]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import o2nc
 from o2nc_experiments import cli
-from o2nc_experiments.demo import climber, climber_pictures, command, digits
+from o2nc_experiments.demo import climber, command, digits
 
 SHORT = ("--steps", 100, "--epochs", 2)  # as short as may be
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -282,14 +282,14 @@ def test_what_is_no_complete_demo_is_replaced(text, tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has other signals")
 def test_signals_wait_until_all_is_written(tmp_path, monkeypatch, capsys):
-    plot = climber_pictures.plot
+    plot = climber.plot
 
     def disturbed(*arguments):
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(os.getpid(), number)
-        plot(*arguments)
+        return plot(*arguments)
 
-    monkeypatch.setattr(climber_pictures, "plot", disturbed)
+    monkeypatch.setattr(climber, "plot", disturbed)
     before = signal.getsignal(signal.SIGINT)
     code, _, err = call(monkeypatch, capsys, "demo", *SHORT, "--out", tmp_path)
     assert (code, err) == (0, "")

@@ -10,9 +10,9 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 import o2nc
-from o2nc_experiments.cifar10.rows import Row, tidy
+from o2nc_experiments.classification import Epoch, to_columns
 from o2nc_experiments.console import one_thread
-from o2nc_experiments.demo import climber, command, digits, story
+from o2nc_experiments.demo import article, climber, command, digits
 from o2nc_experiments.page import page
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,7 +32,9 @@ def as_they_are(row):
 def made(arm, seed, accuracies, averages=None):
     """Rows with these test accuracies, and certificates 1, 1/2, 1/3, …"""
     return [
-        Row(arm, seed, i, 0.01, 1 / i, 0.9, 2 / i, a, 0.9 / i, 1 / i, -1.0, 0.5, (averages or accuracies)[i - 1], 0.1)
+        Epoch(
+            arm, seed, i, 0.01, 1 / i, 0.9, 2 / i, a, 0.9 / i, 1 / i, -1.0, 0.5, (averages or accuracies)[i - 1], 0.1
+        )
         for i, a in enumerate(accuracies, 1)
     ]
 
@@ -195,7 +197,7 @@ def test_differences_are_taken_seed_by_seed():
 
 def record(rows, runs, complete=True):
     about = command.circumstances(range(3), 5, 2, digits.load())
-    whole = {"circumstances": about, "complete": complete, "seconds": 1.0, "digits": tidy(rows)}
+    whole = {"circumstances": about, "complete": complete, "seconds": 1.0, "digits": to_columns(rows)}
     whole["climber"] = {"runs": [vars(run) | {"certificates": run.certificates} for run in runs]}
     return json.loads(json.dumps(whole))
 
@@ -219,7 +221,7 @@ def test_the_story_is_told_from_the_record_alone(tmp_path, monkeypatch):
     rows = made("sgdm", 0, [0.8, 0.9]) + made(RANDOM, 0, [0.7, 0.93], [0.6, 0.94])
     found = record(rows, climber.run([0], 20))
     monkeypatch.setattr(digits, "load", lambda: pytest.fail("the data are not needed"))
-    told = story.tell(found)
+    told = article.article(found)
     assert [len(section.tables) for section in told.sections] == [1, 0, 1, 0, 0]
     assert [section.title for section in told.sections] == [
         "Momentum can walk uphill",
@@ -254,7 +256,7 @@ def test_what_is_there_is_told_of_an_interrupted_demo(runs, trials, tmp_path):
 
 def test_scaled_is_blue_and_unscaled_red_in_all_pictures():
     rows = made("sgdm", 0, [0.8]) + made(RANDOM, 0, [0.7])
-    sections = story.tell(record(rows, climber.run([0], 5))).sections
+    sections = article.article(record(rows, climber.run([0], 5))).sections
     colours = {line.get_label(): line.get_color() for section in sections for line in section.legend}
     assert colours["with scaling, seed 0"] == colours["scaled SGDM"]
     assert colours["without scaling, any seed"] == colours["SGDM"]

@@ -9,13 +9,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cifar10_made import CPU, images, train_by_hand
-from o2nc_experiments.bench import training
+from o2nc_experiments.bench import measure
 from o2nc_experiments.bench.contenders import line_up
-from o2nc_experiments.cifar10.arms import parse
-from o2nc_experiments.cifar10.settings import Settings
-from o2nc_experiments.cifar10.trial import Trial
+from o2nc_experiments.cifar10.options import Settings, parse
+from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.classification.resnet import layout
 from o2nc_experiments.demo import digits
-from o2nc_experiments.resnet import layout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,9 +52,9 @@ def train_cifar10(width):
 
 
 def time_training(width, monkeypatch):
-    for knob, value in ((training.WIDTH, width), (training.BATCH, 2), (training.BURST, 1)):
+    for knob, value in ((measure.WIDTH, width), (measure.BATCH, 2), (measure.BURST, 1)):
         monkeypatch.setitem(knob, "cpu", value)
-    training.Trainer(line_up("cpu")[0], CPU, "eager", 0).burst()
+    measure.Trainer(line_up("cpu")[0], CPU, "eager", 0).burst()
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 8])

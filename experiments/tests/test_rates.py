@@ -14,8 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from o2nc import problems, theory
-from o2nc_experiments import cli, extremes, pool, rates, rates_view
-from o2nc_experiments.rates import Curve, block_plan, least_error
+from o2nc_experiments import cli, figures, pool
+from o2nc_experiments.rates import hard_chain, pictures, studies, tables, traps
+from o2nc_experiments.rates.curves import Curve
+from o2nc_experiments.rates.studies import ARMS, ORIGINAL, STUDIES, block_plan, least_error
 
 STEPS = [2**k for k in range(10, 18)]
 
@@ -91,7 +93,7 @@ def test_least_error_is_the_chains_own(eps):
     assert least_error(oracle.steps(0.5), c, gap=gap, lipschitz=lipschitz) == pytest.approx(eps, rel=0.02)
 
 
-@pytest.mark.parametrize("study", rates.studies(), ids=lambda s: s.title)
+@pytest.mark.parametrize("study", STUDIES, ids=lambda s: s.title)
 def test_every_study_has_the_constants_it_needs(study):
     for constants in theory.CONSTANTS:
         p = study.plan(4096, constants)
@@ -103,12 +105,12 @@ def test_every_study_can_be_drawn(tmp_path):
     """All of them: c is a number in some and left to the regime in others."""
     curves = [
         Curve(study.title, arm, STEPS, [1.0] * 8, [[1.0, 2.0]] * 8, [[1.0, 2.0]] * 8, [3.0] * 8, study.exponent)
-        for study in rates.studies()
-        for arm in (*rates.ARMS, rates.ORIGINAL)
+        for study in STUDIES
+        for arm in (*ARMS, ORIGINAL)
     ]
-    paths = rates_view.save(rates_view.figure(curves), tmp_path)
+    paths = figures.save(pictures.figure(curves), tmp_path, "rates")
     assert all(path.stat().st_size > 10_000 for path in paths)
-    assert rates_view.rates_table(curves).row_count == len(curves) + len(rates.studies())
+    assert len(tables.rates_table(curves).lines) == len(curves) + len(STUDIES)
 
 
 # ---- jobs side by side
@@ -184,16 +186,15 @@ def is_alive(pid):
 @pytest.fixture
 def short(monkeypatch):
     """Make everything short, and only one study."""
-    monkeypatch.setattr(extremes, "STEPS", 400)
-    monkeypatch.setattr(extremes, "EPSILONS", (0.05,))
-    everything = rates.studies()
-    monkeypatch.setattr(rates, "studies", lambda: everything[:2])
+    monkeypatch.setattr(traps, "STEPS", 400)
+    monkeypatch.setattr(hard_chain, "EPSILONS", (0.05,))
+    monkeypatch.setattr(studies, "STUDIES", STUDIES[:2])
 
 
-@pytest.mark.parametrize("name", extremes.traps())
+@pytest.mark.parametrize("name", traps.TRAPS)
 def test_traps_hold_momentum_and_scaling_frees_it(name, short):
-    plain, *scaled = extremes.escapes(name, [0, 1])
-    problem, _ = extremes.traps()[name]
+    plain, *scaled = traps.escapes(name, [0, 1])
+    problem, _ = traps.TRAPS[name]
     slope = problem.trap.slope - (problem.valley if isinstance(problem, problems.Climber) else 0)
     assert plain.gradient == pytest.approx(slope, rel=1e-5)
     assert [e.seed for e in scaled] == [0, 1]
@@ -202,7 +203,7 @@ def test_traps_hold_momentum_and_scaling_frees_it(name, short):
 
 
 def test_chain_takes_the_steps_that_are_needed():
-    (found,) = extremes.search(0.05, range(24))
+    (found,) = hard_chain.search(0.05, range(24))
     assert found.agrees
     assert found.needed <= found.taken < 10 * found.needed
     assert found.early < 12
@@ -210,10 +211,10 @@ def test_chain_takes_the_steps_that_are_needed():
 
 def test_chain_notices_a_lower_bound_that_is_too_high(monkeypatch):
     monkeypatch.setattr(problems.ZeroChainOracle, "steps", lambda self, delta: 200)
-    (found,) = extremes.search(0.05, range(24))
+    (found,) = hard_chain.search(0.05, range(24))
     assert not found.agrees
-    assert not extremes.Search(0.1, 2, 0.1, 10, 1.0, 5.0, 24, 15, 24).agrees
-    assert extremes.Search(0.1, 2, 0.1, 10, 1.0, 5.0, 1, 15, 1).agrees  # one run proves nothing
+    assert not hard_chain.ChainSearch(0.1, 2, 0.1, 10, 1.0, 5.0, 24, 15, 24).agrees
+    assert hard_chain.ChainSearch(0.1, 2, 0.1, 10, 1.0, 5.0, 1, 15, 1).agrees  # one run proves nothing
 
 
 # ---- the command
@@ -232,7 +233,7 @@ def test_command(tmp_path, short):
     assert record["complete"]
     assert len(record["curves"]) == 2 * 5
     assert result.exit_code == (0 if all(c["agrees"] for c in record["curves"]) else 1)
-    assert len(record["traps"]) == 3 * len(extremes.traps())
+    assert len(record["traps"]) == 3 * len(traps.TRAPS)
     assert record["circumstances"]["steps"] == [1024, 2048, 4096]
     for name in ("rates.png", "rates.svg"):
         assert (tmp_path / "r" / name).stat().st_size > 10_000

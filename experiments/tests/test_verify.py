@@ -12,14 +12,15 @@ from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
-from o2nc import optimizer, original, scaling, theory
+from o2nc import scaling, theory
 from o2nc.certificates import certificate
 from o2nc.learners import ogd
 from o2nc.problems import hard, separable
-from o2nc.theory import lemmas, plans
+from o2nc.theory import complexity, lemmas, plans
 from o2nc_experiments import cli, verify
 from o2nc_experiments import pool as cli_pool
-from o2nc_experiments.verify.rows import Check, Finding
+from o2nc_experiments.verify import view
+from o2nc_experiments.verify.check import Check, Finding
 
 SCALE = 0.25  # of the samples, runs and searches
 KEYS = [check.key for check in verify.checks()]
@@ -104,11 +105,11 @@ BREAKS = {
     "theorem-sgdm": without("_sharp_terms", "regret"),
     "sgdm-map": property_of_plan("momentum", lambda self: self.beta),
     "rate-nonsmooth": property_of_plan("lr", lambda self: self.radius * self.alpha),
-    "rate-smooth": (theory, "plan", plan_with_fixed_c),
-    "rate-second-order": (theory, "plan", plan_with_growing_c),
+    "rate-smooth": (complexity, "plan", plan_with_fixed_c),
+    "rate-second-order": (complexity, "plan", plan_with_growing_c),
     "steps-for": times(lemmas, "spread_constant", 1.1),
     "lower-bound": (hard.ZeroChainOracle, "sample", lambda self, x, generator=None: self.problem.gradient(x)),
-    "erratum-a": (optimizer, "progress_weight", lambda law, seed, step: law.sample(seed, step)),
+    "erratum-a": (scaling, "progress_weight", lambda law, seed, step: law.sample(seed, step)),
     "erratum-b": growth_times(0.5),
     "erratum-c": property_of_plan("decay", lambda self: 24 * self.c * self.radius**2 / self.alpha**2),
     "erratum-d": (scaling.Exponential, "sample", lambda self, seed, step: 0.7),
@@ -116,7 +117,7 @@ BREAKS = {
     "erratum-f": times(theory, "variance_weights", 1.01),
     "erratum-g": (plans, "_paper_terms", regret_without_root),
     "erratum-h": growth_times(0.5),
-    "erratum-i": (original, "_LAW", Ones()),
+    "erratum-i": (scaling.Uniform, "sample", Ones.sample),
     "erratum-j": times(separable.MultiKink, "gradient", -1.0),
     "erratum-k": ones,
     "erratum-l": ones,
@@ -135,11 +136,11 @@ BREAKS = {
 @pytest.mark.parametrize("key", KEYS)
 def test_row_is_right_and_notices_a_broken_formula(key, monkeypatch):
     (check,) = (c for c in verify.checks() if c.key == key)
-    row = check.row(seed=0, scale=SCALE)
+    row = check.run(seed=0, scale=SCALE)
     assert row.verdict, row
     assert row.left != row.right or row.relation in ("<=", "<")
     monkeypatch.setattr(*BREAKS[key])
-    broken = check.row(seed=0, scale=SCALE)
+    broken = check.run(seed=0, scale=SCALE)
     assert not broken.verdict, broken
 
 
@@ -219,7 +220,7 @@ def test_table_fits_the_terminal(width):
     out = StringIO()
     rows = verify.run(verify.select(["erratum-c", "erratum-e", "criterion-second"]), scale=0.05)
     rows += [*rows_of_all_kinds(), replace(rows[0], statement=f"[{'x' * (Check.longest - 2)}]", left=-1.2e-105)]
-    Console(file=out, width=width).print(verify.table(rows, width))
+    Console(file=out, width=width).print(view.table(rows, width))
     lines = out.getvalue().splitlines()
     assert max(map(cell_len, lines)) <= width  # x̄ is two characters in one cell
     assert "…" not in out.getvalue().replace("−…", "")
@@ -229,10 +230,10 @@ def test_table_fits_the_terminal(width):
 
 def test_markdown_and_record():
     rows = rows_of_all_kinds()
-    lines = verify.markdown(rows).splitlines()
+    lines = view.markdown(rows).splitlines()
     assert len(lines) == len(rows) + 2
     assert {line.count("|") for line in lines} == {9}
-    told = json.loads(json.dumps(verify.record(rows, seed=5), allow_nan=False))
+    told = json.loads(json.dumps(view.record(rows, seed=5), allow_nan=False))
     assert (told["circumstances"]["seed"], told["right"], told["wrong"]) == (5, 2, [rows[1].key])
     assert [row["key"] for row in told["rows"]] == [row.key for row in rows]
 
@@ -285,7 +286,7 @@ def test_what_is_not_a_number_is_wrong(key, monkeypatch):
     }
     monkeypatch.setattr(*where[key])
     (check,) = verify.select([key])
-    assert not check.row(seed=0, scale=SCALE).verdict
+    assert not check.run(seed=0, scale=SCALE).verdict
 
 
 def test_a_part_is_recorded_as_one(tmp_path, monkeypatch):

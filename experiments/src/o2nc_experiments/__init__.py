@@ -1,10 +1,10 @@
-"""What the command line runs, with its knobs at the top of each file.
+"""What the command ``o2nc`` runs: experiments, each in a folder whose `command` runs it, shows and writes it.
 
-* `demo`, `verify`, `rates`, `extremes` (traps and the hard chain): the experiments. They compute and return data.
-* `bench` times optimizer steps, and training steps of `resnet`.
+* `demo`, `verify`, `rates`, `cifar10`, `bench`; `planning` is ``o2nc plan``. Knobs stand at the top of each file.
+* `classification`: what CIFAR-10 and the demo's digits share.
 * `batch` runs hundreds of small runs as one, `pool` runs jobs side by side.
-* `rates_view`, `planning`: tables and pictures of what was computed; `record`: results with their circumstances.
-* `commands` puts them together: run with a progress bar, show, write.
+* `record`: results with their circumstances; `tables`: one table for terminal, Markdown and HTML; `figures`: what
+  pictures share; `page`: the HTML page of records; `console`: the terminal; `cli`: the options of all commands.
 
 They use the library's public names; nothing in the library imports them.
 """

@@ -1,9 +1,8 @@
 """Many runs at once: every row of a tensor is a run of its own, with its own plan, seed and scalars.
 
 A step of the optimizers costs some 100 µs whatever the dimension, so a study of small problems over plans, seeds and
-numbers of steps would take hours. Here the same step is made for all rows together, out of the optimizers' own parts:
-the learner's coefficients (`o2nc.learners.ogd`), the scalars (`o2nc.scaling`), the averages (`o2nc.averages`), the
-projection (`o2nc.vector`). A test holds the rows to `ExponentiatedO2NC` and `OriginalO2NC`, run by run.
+numbers of steps would take hours. Here the same step is made for all rows together, with the optimizers' arithmetic.
+A test holds the rows to `ExponentiatedO2NC` and `OriginalO2NC`, run by run.
 
 What is measured is what the theorems bound: the mean over n = 1, …, N (over the blocks for Algorithm 1) of
 ‖Σ p_{n,t} ∇F(x_t)‖ + cV_n, with full gradients, while the learner sees stochastic ones.
@@ -17,20 +16,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from o2nc.averages import Coupling, Iterate, move_, widen_
-from o2nc.learners.ogd import coefficients
+from o2nc import Exponential, Law, Uniform
 from o2nc.problems import Oracle
-from o2nc.scaling import Exponential, Law, Uniform
 from o2nc.theory import Plan
-from o2nc.vector import shrinkage
+from o2nc_experiments.pool import Progress
 
-Progress = Callable[[int], object]
-
-_CHUNK = 1024  # scalars s are drawn for so many steps at a time
+_REPORT = 1024  # progress is reported after so many steps
 _LOOK = 8  # ‖∇F(x̄_n)‖ is looked at in every so many steps
 
 
-class Trial(NamedTuple):
+class Algorithm2(NamedTuple):
     """A run of Algorithm 2 with `OGD`.
 
     Attributes:
@@ -52,12 +47,12 @@ class Trial(NamedTuple):
     scaling: Exponential | None = Exponential()
 
     @classmethod
-    def of(cls, plan: Plan, seed: int, scaling: Exponential | None = Exponential()) -> "Trial":
+    def of(cls, plan: Plan, seed: int, scaling: Exponential | None = Exponential()) -> "Algorithm2":
         """Return the run that a plan asks for."""
         return cls(plan.steps, plan.lr, plan.decay, plan.beta, plan.c, seed, scaling)
 
 
-class BlockTrial(NamedTuple):
+class Algorithm1(NamedTuple):
     """A run of Algorithm 1 with `BallOGD`, restarted in every block.
 
     Attributes:
@@ -95,22 +90,22 @@ class Outcome:
     certificate: float
     at_average: float
     value: float
-    first: float = math.inf
+    first: float
 
 
-def exponentiated(
+def run_algorithm_2(
     oracle: Oracle,
-    trials: Sequence[Trial],
+    runs: Sequence[Algorithm2],
     *,
     good: Callable[[Tensor], Tensor] | None = None,
     noise_seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Outcome]:
-    """Run Algorithm 2 with `OGD` for every trial.
+    """Run Algorithm 2 with `OGD`, all runs at once.
 
     Args:
         oracle: the stochastic gradients, and the problem.
-        trials: one per row, with any numbers of steps.
+        runs: one per row, with any numbers of steps.
         good: says of points x̄_n, row by row, whether they are good enough; for ``Outcome.first``.
         noise_seed: of the oracle.
         progress: called now and then with the number of steps made since.
@@ -119,173 +114,158 @@ def exponentiated(
         >>> from o2nc import problems, theory
         >>> well = problems.DoubleWell(dimension=2)
         >>> p = theory.plan(steps=100, c=1.0, gap=well.gap, lipschitz=well.lipschitz)
-        >>> scaled, plain = exponentiated(problems.Additive(well, noise=0.0), [Trial.of(p, 0), Trial.of(p, 0, None)])
+        >>> exact = problems.Additive(well, noise=0.0)
+        >>> scaled, plain = run_algorithm_2(exact, [Algorithm2.of(p, 0), Algorithm2.of(p, 0, None)])
         >>> scaled.certificate < p.bound
         True
     """
-    beta, c = _column([t.beta for t in trials]), _column([t.c for t in trials])
-    lr, decay = _column([t.lr for t in trials]), _column([t.decay for t in trials])
-    keep, gain = coefficients(lr, decay, beta, 1 / beta - 1)
-    x = _starts(oracle, len(trials))
-    run = {
-        "x": x,
-        "delta": torch.zeros_like(x),
-        "average": x.clone(),
-        "gradient": torch.zeros_like(x),
-        "spread": torch.zeros_like(c),
-        "weight": torch.zeros_like(c),
-        "beta": beta,
-        "keep": keep,
-        "gain": gain,
-        "sums": x.new_zeros(len(trials), 2),
-        "looks": torch.zeros_like(c),
-        "first": torch.full_like(c, math.inf),
-    }
-    scalars = _Scalars([(t.scaling, t.seed) for t in trials])
+    state = _start(oracle, runs)
+    lr, decay, beta = (_column([getattr(run, name) for run in runs]) for name in ("lr", "decay", "beta"))
+    shrink = 1 + lr * decay / beta + (1 / beta - 1)  # OGD: Δ ← (Δ − lr·g)/shrink, h_t being constant and κ = 1
+    state |= {"beta": beta, "keep": 1 / shrink, "gain": -lr / shrink, "weight": torch.zeros_like(lr)}
+    scalars = _Scalars([(run.scaling, run.seed) for run in runs])
     generator = torch.Generator().manual_seed(noise_seed)
-    order = _Order([t.steps for t in trials], run)
-    for t, r in order.steps(progress):
+    rows = _Rows([run.steps for run in runs], state)
+    for t, r in rows.steps(progress):
         full = oracle.gradient(r["x"])
         r["weight"].mul_(r["beta"]).add_(1.0)
-        gamma = 1 / r["weight"]
-        square, _ = move_(Iterate(r["x"], full, None, r["average"], r["gradient"]), gamma, Coupling(), _by_row)
-        widen_(r["spread"], square, gamma)
-        r["sums"][:, 0:1] += _norm(r["gradient"])
-        r["sums"][:, 1:2] += r["spread"]
+        _average_(r, full, 1 / r["weight"])
+        r["sums"] += torch.cat([_norm(r["gradient"]), r["spread"]], dim=1)
         if t % _LOOK == 0:
             r["looks"] += _norm(oracle.gradient(r["average"]))
         if good is not None:
             r["first"].masked_fill_(good(r["average"]).unsqueeze(1) & r["first"].isinf(), t)
         g = oracle.sample(r["x"], generator) if oracle.noise else full
         r["delta"].mul_(r["keep"]).addcmul_(g, r["gain"])
-        r["x"].addcmul_(r["delta"], scalars.at(t + 1, order.live))
-    final = order.finished()
-    steps = _column([t.steps for t in trials])
-    means = final["sums"] / steps
-    certificates = means[:, 0:1] + c * means[:, 1:2]
-    looks = final["looks"] / (steps // _LOOK)
-    values = oracle.problem.value(final["x"]).unsqueeze(-1)
-    rows = torch.cat([means, certificates, looks, values, final["first"]], dim=1)
-    return [Outcome(*row) for row in rows.tolist()]
+        r["x"].addcmul_(r["delta"], scalars.at(t + 1, rows.running))
+    steps = _column([run.steps for run in runs])
+    return _outcomes(oracle, runs, rows.finished(), steps, steps // _LOOK)
 
 
-def original(
-    oracle: Oracle, trials: Sequence[BlockTrial], *, noise_seed: int = 0, progress: Progress | None = None
+def run_algorithm_1(
+    oracle: Oracle, runs: Sequence[Algorithm1], *, noise_seed: int = 0, progress: Progress | None = None
 ) -> list[Outcome]:
-    """Run Algorithm 1 with `BallOGD` for every trial; the averages are those of its blocks.
+    """Run Algorithm 1 with `BallOGD`, all runs at once; the averages are those of its blocks.
 
     Args:
         oracle: the stochastic gradients, and the problem.
-        trials: one per row.
+        runs: one per row.
         noise_seed: of the oracle.
         progress: called now and then with the number of steps made since.
     """
-    x = _starts(oracle, len(trials))
-    c = _column([t.c for t in trials])
-    run = {
-        "x": x,  # w_n, where the gradient is taken
+    state = _start(oracle, runs)  # x is w_n, where the gradient is taken
+    state |= {name: _column([getattr(run, name) for run in runs]) for name in ("period", "lr", "radius")}
+    scalars = _Scalars([(Uniform(0, 1), run.seed) for run in runs])
+    state["s"] = scalars.at(1, torch.arange(len(runs)))
+    generator = torch.Generator().manual_seed(noise_seed)
+    rows = _Rows([run.steps for run in runs], state)
+    for t, r in rows.steps(progress):
+        full = oracle.gradient(r["x"])
+        place = (t - 1) % r["period"] + 1  # within the block
+        _average_(r, full, 1 / place)
+        ends = (place == r["period"]).to(full.dtype)
+        r["sums"] += ends * torch.cat([_norm(r["gradient"]), r["spread"]], dim=1)
+        g = oracle.sample(r["x"], generator) if oracle.noise else full
+        r["x"].addcmul_(r["delta"], 1 - r["s"])
+        r["delta"].addcmul_(g, -r["lr"]).mul_(1 - ends)
+        # projected on the ball; 0 stays 0: its factor, 1 at most, is never nan
+        r["delta"].mul_((r["radius"] / _square(r["delta"]).sqrt()).clamp(max=1.0))
+        r["s"] = scalars.at(t + 1, rows.running)
+        r["x"].addcmul_(r["delta"], r["s"])
+    blocks = _column([run.steps // run.period for run in runs])
+    return _outcomes(oracle, runs, rows.finished(), blocks, torch.zeros_like(blocks))
+
+
+def _start(oracle: Oracle, runs: Sequence[Algorithm2 | Algorithm1]) -> dict[str, Tensor]:
+    """Return the state that both algorithms have, one row per run."""
+    x = oracle.problem.start().to(torch.float64).expand(len(runs), -1).clone()
+    return {
+        "x": x,
         "delta": torch.zeros_like(x),
         "average": x.clone(),
         "gradient": torch.zeros_like(x),
-        "spread": torch.zeros_like(c),
-        "period": _column([t.period for t in trials]),
-        "lr": _column([t.lr for t in trials]),
-        "radius": _column([t.radius for t in trials]),
-        "sums": x.new_zeros(len(trials), 2),
+        "spread": x.new_zeros(len(runs), 1),
+        "sums": x.new_zeros(len(runs), 2),  # of ‖Σp∇F‖ and V
+        "looks": x.new_zeros(len(runs), 1),  # the sum of ‖∇F(x̄)‖
+        "first": x.new_full((len(runs), 1), math.inf),
     }
-    scalars = _Scalars([(Uniform(0, 1), t.seed) for t in trials])
-    generator = torch.Generator().manual_seed(noise_seed)
-    order = _Order([t.steps for t in trials], run)
-    for t, r in order.steps(progress):
-        full = oracle.gradient(r["x"])
-        place = (t - 1) % r["period"] + 1  # within the block
-        gamma = 1 / place
-        square, _ = move_(Iterate(r["x"], full, None, r["average"], r["gradient"]), gamma, Coupling(), _by_row)
-        widen_(r["spread"], square, gamma)
-        ends = (place == r["period"]).to(x.dtype)
-        r["sums"][:, 0:1] += ends * _norm(r["gradient"])
-        r["sums"][:, 1:2] += ends * r["spread"]
-        g = oracle.sample(r["x"], generator) if oracle.noise else full
-        r["x"].addcmul_(r["delta"], 1 - scalars.at(t, order.live))
-        r["delta"].addcmul_(g, -r["lr"]).mul_(1 - ends)
-        # 0 stays 0: its factor, 1 at most, is never nan
-        r["delta"].mul_(shrinkage(_by_row(r["delta"], r["delta"]), r["radius"]))
-        r["x"].addcmul_(r["delta"], scalars.at(t + 1, order.live))
-    final = order.finished()
-    means = final["sums"] / _column([t.steps // t.period for t in trials])
-    certificates = means[:, 0:1] + c * means[:, 1:2]
+
+
+def _average_(r: dict[str, Tensor], full: Tensor, gamma: Tensor) -> None:
+    """Move x̄ and Σp∇F by one iterate that weighs γ, and V ← (1 − γ)(V + γ‖x − x̄‖²); in place."""
+    square = _square(r["x"] - r["average"])
+    r["gradient"].lerp_(full, gamma)
+    r["average"].lerp_(r["x"], gamma)
+    r["spread"].add_(square * gamma).mul_(1 - gamma)
+
+
+def _outcomes(
+    oracle: Oracle, runs: Sequence[Algorithm2 | Algorithm1], final: dict[str, Tensor], count: Tensor, looks: Tensor
+) -> list[Outcome]:
+    """Return the means: ``count`` certificates and ``looks`` at x̄ were added up."""
+    means = final["sums"] / count
+    certificates = means[:, 0:1] + _column([run.c for run in runs]) * means[:, 1:2]
     values = oracle.problem.value(final["x"]).unsqueeze(-1)
-    rows = torch.cat([means, certificates, torch.full_like(c, torch.nan), values], dim=1)
+    rows = torch.cat([means, certificates, final["looks"] / looks, values, final["first"]], dim=1)
     return [Outcome(*row) for row in rows.tolist()]
 
 
-class _Order:
-    """Runs of different lengths: the rows that still run are the first, and the others are put aside."""
+class _Rows:
+    """Runs of different lengths: those that still run are the first rows, and the others are put aside."""
 
-    def __init__(self, lengths: Sequence[int], run: dict[str, Tensor]) -> None:
+    def __init__(self, lengths: Sequence[int], state: dict[str, Tensor]) -> None:
         self._lengths = sorted(lengths, reverse=True)
-        self._order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        self._run = {key: value[self._order] for key, value in run.items()}
+        self._order = torch.tensor(sorted(range(len(lengths)), key=lambda i: -lengths[i]))
+        self._state = {key: value[self._order] for key, value in state.items()}
         self._done: list[dict[str, Tensor]] = []
-        self.live = self._order
+
+    @property
+    def running(self) -> Tensor:
+        """The runs that the rows are, as indices."""
+        return self._order[: len(self._lengths)]
 
     def steps(self, progress: Progress | None) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Yield t = 1, 2, … and the state of the rows that make step t."""
         last, reported = self._lengths[0], 0
         for t in range(1, last + 1):
-            yield t, self._run
+            yield t, self._state
             if t == self._lengths[-1]:
                 self._put_aside(t)
-            if progress is not None and (t % _CHUNK == 0 or t == last):
+            if progress is not None and (t % _REPORT == 0 or t == last):
                 progress(t - reported)
                 reported = t
 
     def _put_aside(self, t: int) -> None:
         left = sum(length > t for length in self._lengths)
-        self._done.insert(0, {key: value[left:] for key, value in self._run.items()})
-        self._run = {key: value[:left].clone() for key, value in self._run.items()}
-        self._lengths, self.live = self._lengths[:left], self.live[:left]
+        self._done.insert(0, {key: value[left:] for key, value in self._state.items()})
+        self._state = {key: value[:left].clone() for key, value in self._state.items()}
+        self._lengths = self._lengths[:left]
 
     def finished(self) -> dict[str, Tensor]:
-        """Return the final states in the order of the trials."""
-        back = torch.empty(len(self._order), dtype=torch.long)
-        back[torch.tensor(self._order)] = torch.arange(len(self._order))
-        return {key: torch.cat([part[key] for part in self._done])[back] for key in self._run}
+        """Return the final states in the order of the runs."""
+        back = self._order.argsort()
+        return {key: torch.cat([part[key] for part in self._done])[back] for key in self._state}
 
 
 class _Scalars:
-    """s_t of every row, drawn once for each pair of law and seed."""
+    """s_t of every run, drawn once for each pair of law and seed."""
 
-    def __init__(self, rows: Sequence[tuple[Law | None, int]]) -> None:
-        self._pairs = list(dict.fromkeys(rows))
-        self._column = torch.tensor([self._pairs.index(row) for row in rows])
-        self._live: tuple[Sequence[int], Tensor] = ((), self._column)
-        self._chunks: dict[int, Tensor] = {}
+    def __init__(self, runs: Sequence[tuple[Law | None, int]]) -> None:
+        self._pairs = list(dict.fromkeys(runs))
+        self._pair = torch.tensor([self._pairs.index(run) for run in runs])
 
-    def at(self, t: int, live: Sequence[int]) -> Tensor:
-        """Return s_t of the live rows, as a column."""
-        k, i = divmod(t, _CHUNK)
-        if k not in self._chunks:
-            steps = range(max(k * _CHUNK, 1), (k + 1) * _CHUNK)
-            drawn = [[1.0 if law is None else law.sample(seed, n) for law, seed in self._pairs] for n in steps]
-            chunk = torch.tensor(drawn, dtype=torch.float64)
-            self._chunks = {k - 1: self._chunks.get(k - 1, chunk), k: chunk}
-        if self._live[0] is not live:
-            self._live = (live, self._column[torch.tensor(live)])
-        row = i - 1 if k == 0 else i
-        return self._chunks[k][row].index_select(0, self._live[1]).unsqueeze(1)
-
-
-def _starts(oracle: Oracle, rows: int) -> Tensor:
-    return oracle.problem.start().to(torch.float64).expand(rows, -1).clone()
+    def at(self, t: int, running: Tensor) -> Tensor:
+        """Return s_t of these runs, as a column."""
+        drawn = _column([1.0 if law is None else law.sample(seed, t) for law, seed in self._pairs])
+        return drawn[self._pair[running]]
 
 
 def _column(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).unsqueeze(1)
 
 
-def _by_row(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1, keepdim=True)
+def _square(x: Tensor) -> Tensor:
+    return (x * x).sum(-1, keepdim=True)
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -1,17 +1,15 @@
-"""The command line: ``o2nc``, one subcommand per experiment.
+"""The command line ``o2nc``: one function per command, which takes its options and calls the experiment.
 
-The core needs torch and numpy only, so typer, rich and matplotlib are imported when a command is run.
+typer, rich and matplotlib are imported when a command is run: `main` says in one line which packages are missing.
 """
 
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import o2nc
 
@@ -24,36 +22,36 @@ ROUNDS = 41  # odd, so that the median is one of them
 OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "scale-free", "coin-betting")
 LAWS = ("exponential", "uniform", "weibull", "gamma")
 LARGEST_SEED = 2**32  # torch takes no larger ones than 2^64, people no longer ones
-INTERRUPTED = 130  # the exit code of a process that Ctrl-C ends
-TERMINATED = 143  # and SIGTERM
 WORKERS = min(os.cpu_count() or 1, 8)
 
 
 def main() -> None:
-    """Run the command line, as the script ``o2nc`` does (``o2nc_command.py``)."""
+    """Run the command line, as the script ``o2nc`` does."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its remarks on font caches are not ours to print
     if not all(map(find_spec, EXTRAS)):
         print("The command line needs other packages: pip install o2nc-experiments", file=sys.stderr)
         sys.exit(1)
+    from o2nc_experiments.console import INTERRUPTED, TERMINATED, print_error
+
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a pipe on Windows cannot encode ‖ḡ‖
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that workers are told and files are finished
     try:
         code = build_app()(prog_name="o2nc", standalone_mode=False)
-        if code == INTERRUPTED:  # typer's answer to Ctrl-C where no command has answered (`_interruptible`)
+        if code == INTERRUPTED:  # typer's answer to Ctrl-C where no command has answered (`interruptible`)
             raise KeyboardInterrupt
     except KeyboardInterrupt:
-        print("o2nc: interrupted", file=sys.stderr)
+        print_error("interrupted")
         code = INTERRUPTED
     except OSError as error:
-        print(f"o2nc: {error}", file=sys.stderr)
+        print_error(str(error))
         code = 1
     except Exception as error:
         # typer's refusals of arguments: their class has moved between its versions, this method has not
         if not hasattr(error, "format_message"):
             raise
-        print(f"o2nc: {error.format_message()}", file=sys.stderr)
+        print_error(error.format_message())
         code = 2
     sys.exit(code)
 
@@ -61,6 +59,19 @@ def main() -> None:
 def build_app() -> "typer.Typer":
     """Return the application, made here because its parts need typer."""
     import typer
+
+    from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder
+
+    FirstSeed: TypeAlias = Annotated[
+        int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)
+    ]
+    Seed: TypeAlias = Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)]
+    Workers: TypeAlias = Annotated[int, typer.Option(help="Processes.", min=1)]
+    Device: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")]
+    Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+
+    def folder(text: str) -> Any:
+        return typer.Option(help=text, parser=folder_name, metavar="<dir>")
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -94,7 +105,7 @@ def build_app() -> "typer.Typer":
         seed: Annotated[int, typer.Option(help=f"First of {SEEDS} consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
         steps: Annotated[int, typer.Option(help="Steps of every climber.", min=100)] = 5000,
         epochs: Annotated[int, typer.Option(help="Epochs of every network.", min=2)] = 30,
-        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+        quiet: Quiet = False,
     ) -> None:
         """Watch momentum walk uphill, and train a network on real handwriting with and without random scaling.
 
@@ -104,7 +115,7 @@ def build_app() -> "typer.Typer":
         """
         from o2nc_experiments.demo import command
 
-        with _interruptible(), _folder_if_used(out):
+        with interruptible(), folder_if_used(out):
             command.show(out, range(seed, seed + SEEDS), steps, epochs, quiet)
 
     @app.command()
@@ -125,34 +136,20 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc plan --steps 100000 --c 1 --gap 1 --lipschitz 1 --noise 1
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments import planning
 
-        commands.show_plan(
-            steps,
-            eps,
-            constants,
-            c=c,
-            gap=gap,
-            lipschitz=lipschitz,
-            noise=noise,
-            smoothness=smoothness,
-            second_order=second_order,
-        )
+        known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
+        planning.show(steps, eps, constants, **known, smoothness=smoothness, second_order=second_order)
 
     @app.command()
     def verify(
         only: Annotated[
             list[str] | None, typer.Argument(help="Names of checks, or how they begin; all if none.")
         ] = None,
-        out: Annotated[
-            Path | None,
-            typer.Option(
-                help="Folder for verify.json, verify.md and report.html.", parser=_named_folder, metavar="<dir>"
-            ),
-        ] = None,
-        seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
-        workers: Annotated[int, typer.Option(help="Processes.", min=1)] = WORKERS,
-        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+        out: Annotated[Path | None, folder("Folder for verify.json, verify.md and report.html.")] = None,
+        seed: Seed = 0,
+        workers: Workers = WORKERS,
+        quiet: Quiet = False,
     ) -> None:
         """Check every statement of the paper, and every erratum, by running it (about half a minute).
 
@@ -160,26 +157,21 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc verify --out results
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments.verify import command
 
-        with _interruptible():
-            if not commands.show_verify(only or [], None if out is None else _folder(out), seed, workers, quiet):
+        with interruptible():
+            if not command.show(only or [], None if out is None else make_folder(out), seed, workers, quiet):
                 raise typer.Exit(1)
 
     @app.command()
     def rates(
-        out: Annotated[
-            Path,
-            typer.Option(
-                help="Folder for rates.json, pictures and report.html.", parser=_named_folder, metavar="<dir>"
-            ),
-        ] = Path("o2nc-rates"),
-        seed: Annotated[int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
+        out: Annotated[Path, folder("Folder for rates.json, pictures and report.html.")] = Path("o2nc-rates"),
+        seed: FirstSeed = 0,
         seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 8,
         largest: Annotated[int, typer.Option(help="The longest runs have 2^LARGEST steps.", min=12, max=24)] = 17,
         full: Annotated[bool, typer.Option("--full", help="Go to 2^20 steps, over a million.")] = False,
-        workers: Annotated[int, typer.Option(help="Processes.", min=1)] = WORKERS,
-        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+        workers: Workers = WORKERS,
+        quiet: Quiet = False,
     ) -> None:
         """Measure certificates against steps, with the bounds; then the traps and the hard chain (four minutes).
 
@@ -187,11 +179,11 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc rates --out results --seeds 3
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments.rates import command
 
-        with _interruptible():
+        with interruptible():
             chosen = range(seed, seed + seeds)
-            if not commands.show_rates(_folder(out), chosen, 20 if full else largest, workers, quiet):
+            if not command.show(make_folder(out), chosen, 20 if full else largest, workers, quiet):
                 raise typer.Exit(1)
 
     @app.command()
@@ -203,16 +195,11 @@ def build_app() -> "typer.Typer":
             ),
         ] = None,
         rounds: Annotated[int, typer.Option(help="Timed steps of every contender.", min=1)] = ROUNDS,
-        device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")] = None,
+        device: Device = None,
         training: Annotated[bool, typer.Option("--training", help="Time training steps of ResNet-18, too.")] = False,
-        out: Annotated[
-            Path | None,
-            typer.Option(
-                help="Folder for bench.json, bench.md and report.html.", parser=_named_folder, metavar="<dir>"
-            ),
-        ] = None,
-        seed: Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)] = 0,
-        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+        out: Annotated[Path | None, folder("Folder for bench.json, bench.md and report.html.")] = None,
+        seed: Seed = 0,
+        quiet: Quiet = False,
     ) -> None:
         """Time optimizer steps against torch's own and a plain copy (about half a minute).
 
@@ -220,11 +207,11 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc bench --model resnet18 --device cpu --out results
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments.bench import command
 
-        report = commands.plan_bench(model or [], rounds, device, training, seed)
-        with _interruptible():
-            if not commands.show_bench(report, None if out is None else _folder(out), quiet):
+        planned = command.plan(model or [], rounds, device, training, seed)
+        with interruptible():
+            if not command.show(planned, None if out is None else make_folder(out), quiet):
                 raise typer.Exit(1)
 
     @app.command()
@@ -236,9 +223,7 @@ def build_app() -> "typer.Typer":
             bool,
             typer.Option("--download", help="Fetch them (170 MB) if they are missing, to OUT/data without --data."),
         ] = False,
-        out: Annotated[Path, typer.Option(help="Folder of the run.", parser=_named_folder, metavar="<dir>")] = Path(
-            "o2nc-cifar10"
-        ),
+        out: Annotated[Path, folder("Folder of the run.")] = Path("o2nc-cifar10"),
         arm: Annotated[
             list[str] | None,
             typer.Option(
@@ -246,7 +231,7 @@ def build_app() -> "typer.Typer":
                 metavar="NAME+LAW",
             ),
         ] = None,
-        seed: Annotated[int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
+        seed: FirstSeed = 0,
         seeds: Annotated[int, typer.Option(help="Trials of every arm.", min=1, max=1000)] = SEEDS,
         epochs: Annotated[int, typer.Option(help="How often every image is trained on.", min=1)] = 200,
         batch: Annotated[int, typer.Option(help="Images per step, over all processes.", min=2)] = 128,
@@ -256,11 +241,11 @@ def build_app() -> "typer.Typer":
             int | None,
             typer.Option(help="Only so many training images, and a fifth as many to test on.", min=1, max=50_000),
         ] = None,
-        device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")] = None,
+        device: Device = None,
         at_once: Annotated[int | None, typer.Option(help="Trials that share the GPU.", min=1)] = None,
         save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 120.0,
         c: Annotated[float, typer.Option("--c", help="Price of spread in the certificates shown.", max=1e9)] = 1.0,
-        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+        quiet: Quiet = False,
     ) -> None:
         """Make Table 1 and Figure 1: ResNet-18 on CIFAR-10, scaled and not.
 
@@ -270,46 +255,35 @@ def build_app() -> "typer.Typer":
 
         o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
         """
-        from o2nc import checks
         from o2nc_experiments.cifar10 import command
-        from o2nc_experiments.cifar10.arms import TABLE
-        from o2nc_experiments.cifar10.asked import Asked
-        from o2nc_experiments.cifar10.settings import Settings
+        from o2nc_experiments.cifar10.options import Options, Settings, arm_names
 
-        try:
-            checks.fraction("--average", average)
-            checks.positive("--c", c)
-            checks.non_negative("--save-every", save_every)
-        except (TypeError, ValueError) as error:
-            raise typer.BadParameter(str(error)) from None
-        settings = Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit)
-        asked = Asked(
+        options = Options(
             data,
             download,
             out,
-            tuple(dict.fromkeys("".join(name.split()) for name in arm)) if arm else TABLE,
+            arm_names(arm),
             range(seed, seed + seeds),
-            settings,
+            Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit),
             device,
             at_once,
             save_every,
             c,
             quiet,
         )
-        with _interruptible("; the same command goes on"):
-            command.show(asked)
+        with interruptible("; the same command goes on"):
+            command.show(options)
 
     @app.command()
     def report(
         folders: Annotated[
-            list[Path],
-            typer.Argument(help="Folders of results, or single files of them.", metavar="DIR"),
+            list[Path], typer.Argument(help="Folders of results, or single files of them.", metavar="DIR")
         ],
         out: Annotated[
             Path | None,
             typer.Option(help="The page; without it report.html, in the folder if there is but one.", dir_okay=False),
         ] = None,
-        quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+        quiet: Quiet = False,
     ) -> None:
         """Make a page of results again: those of demo, verify, rates, cifar10 and bench, several side by side.
 
@@ -317,63 +291,11 @@ def build_app() -> "typer.Typer":
 
         o2nc report monday/bench.json friday/bench.json --out compared.html
         """
-        from o2nc_experiments import commands
+        from o2nc_experiments import console, page
 
-        commands.show_report(folders, out, quiet)
+        console.print_plain(console.make_console(quiet), f"Report: {page.write(folders, out)}")
 
     return app
-
-
-@contextmanager
-def _interruptible(advice: str = "") -> Iterator[None]:
-    """Turn Ctrl-C into exit code 130 and one line, which SIGTERM gets too; of several processes the first says it."""
-
-    def say(*words: object) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"o2nc: {' '.join(map(str, words))}{advice}", file=sys.stderr)
-
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        say("interrupted", *stop.args)
-        raise SystemExit(INTERRUPTED) from None
-    except SystemExit as stop:
-        if stop.code == TERMINATED:
-            say("terminated", *stop.args[1:])
-        raise
-
-
-def _named_folder(name: str | Path) -> Path:
-    """Return the folder of this name, which need not be there."""
-    import typer
-
-    if not str(name).strip() or Path(name).is_file():
-        raise typer.BadParameter(f"must name a folder, got {str(name)!r}")
-    return Path(name)
-
-
-@contextmanager
-def _folder_if_used(out: Path) -> Iterator[None]:
-    """Make the folder, or refuse by name; what was made is taken away again if nothing was put into it."""
-    missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
-    try:
-        _folder(out)
-        yield
-    finally:
-        for folder in missing:
-            with suppress(OSError):  # it is in use
-                folder.rmdir()
-
-
-def _folder(out: Path) -> Path:
-    """Make the folder, or refuse by name."""
-    import typer
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f"cannot make the folder '{out}': {error.strerror}", param_hint="'--out'") from None
-    return out
 
 
 if __name__ == "__main__":

@@ -25,15 +25,15 @@ from matplotlib.lines import Line2D
 
 from o2nc_experiments import figures
 from o2nc_experiments.record import write_text
-from o2nc_experiments.tables import Table, from_rich
+from o2nc_experiments.tables import Table
 
 NAME = "report.html"
-ARTICLES = {  # by command: the module and the function that make an article of its record
-    "demo": ("o2nc_experiments.demo.story", "tell"),
-    "verify": ("o2nc_experiments.verify.story", "tell"),
-    "rates": ("o2nc_experiments.rates_story", "tell"),
-    "cifar10": ("o2nc_experiments.cifar10.story", "tell"),
-    "bench": ("o2nc_experiments.bench.story", "tell"),
+ARTICLES = {  # the modules whose function `article` shows a command's record
+    "demo": "o2nc_experiments.demo.article",
+    "verify": "o2nc_experiments.verify.view",
+    "rates": "o2nc_experiments.rates.article",
+    "cifar10": "o2nc_experiments.cifar10.view",
+    "bench": "o2nc_experiments.bench.command",
 }
 # a picture is drawn once: what is black or white in it, and our colours, are the page's to choose
 ROLES = {figures.BLACK: "currentColor", "#ffffff": "var(--card)"} | {
@@ -86,7 +86,7 @@ class Section:
     code: str = ""
     pictures: Sequence[Picture] = ()
     legend: Sequence[Line2D] = ()
-    tables: Sequence[Any] = ()
+    tables: Sequence[Table] = ()
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,7 @@ def article(record: dict[str, Any]) -> Article:
     """Return what is to be shown of a record of ours."""
     kind = kind_of(record)
     assert kind is not None
-    module, function = ARTICLES[kind]
-    return getattr(import_module(module), function)(record)
+    return import_module(ARTICLES[kind]).article(record)
 
 
 def write(places: Sequence[Path], path: Path | None = None) -> Path:
@@ -200,7 +199,7 @@ def page(records: Records) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"svg": svg, "strokes": strokes, "about": about, "table": _table}
+    environment.filters |= {"svg": svg, "strokes": strokes, "about": about}
     groups: dict[str | None, list[Part]] = {}
     several = len(records) > 1
     level = 3 if several else 2  # of the sections' headings
@@ -216,10 +215,6 @@ def page(records: Records) -> str:
         groups.setdefault(kind, []).append(Part(name, place, shown.title, Markup(html)))
     title = f"Results: {', '.join(map(str, groups))}" if several else shown.title
     return environment.get_template("page.html").render(title=title, several=several, groups=list(groups.values()))
-
-
-def _table(table: Any) -> Table:
-    return table if isinstance(table, Table) else from_rich(table)
 
 
 def _places(paths: Iterable[Path]) -> list[str]:

@@ -1,11 +1,13 @@
-"""A plan as people read it: the hyperparameters, what the bound is made of, and the line to paste."""
+"""``o2nc plan``: a plan as people read it, with what its bound is made of, and the line to paste."""
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
+import typer
 
+from o2nc import theory
 from o2nc.theory import Plan
+from o2nc_experiments.console import make_console, print_plain
+from o2nc_experiments.tables import Column, Table
 
 _MEANINGS = {
     "descent": "F*/(DN), to get down",
@@ -16,16 +18,42 @@ _MEANINGS = {
 }
 
 
+def show(steps: int | None, eps: float | None, constants: str, **known: float | None) -> None:
+    """Print the plans for N steps, or for the target ε."""
+    console = make_console(quiet=False)
+    if (steps is None) == (eps is None):
+        raise typer.BadParameter("give one of --steps and --eps")
+    if sum(known[name] is not None for name in ("c", "smoothness", "second_order")) != 1:
+        raise typer.BadParameter("give one of --c, --smoothness and --second-order")
+    if constants not in (*theory.CONSTANTS, "both"):
+        raise typer.BadParameter(f"must be sharp, paper or both, got {constants!r}", param_hint="'--constants'")
+    plans, refusals = [], []
+    for version in theory.CONSTANTS if constants == "both" else (constants,):
+        try:
+            n = steps if eps is None else theory.steps_for(eps, constants=version, **known)  # type: ignore[arg-type]
+            plans.append(theory.plan(n, constants=version, **known))  # type: ignore[arg-type]
+        except ValueError as error:
+            refusals.append(str(error))
+        except (OverflowError, ZeroDivisionError):
+            refusals.append("these constants are too far apart for floating-point numbers")
+    if not plans:
+        raise typer.BadParameter(refusals[0])
+    console.print(table(plans))
+    for p in plans:
+        print_plain(console, f"{p.constants}: {code(p)}")
+    for refusal in refusals:
+        print_plain(console, f"\nnot with the paper's constants: {refusal}")
+
+
 def table(plans: Sequence[Plan]) -> Table:
     """Return one column per plan."""
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
-    grid.add_column("quantity", no_wrap=True)
-    grid.add_column("", no_wrap=True)
-    for p in plans:
-        grid.add_column(p.constants, justify="right", no_wrap=True)
+    heads = [Column("quantity", "left"), Column("", "left"), *(Column(p.constants) for p in plans)]
+    starred = any((p.gradient_bound or p.bound) >= p.lipschitz for p in plans)
+    notes = "* not below G: no more than F's Lipschitz constant says; take more steps" if starred else ""
+    made = Table(heads, notes=notes)
 
     def line(name: str, meaning: str, values: Sequence[str], *, last: bool = False) -> None:
-        grid.add_row(name, meaning, *values, end_section=last)
+        made.add(name, meaning, *values, ruled=last)
 
     line("N", "steps", [f"{p.steps:,}" for p in plans])
     line("c", "price of spread", [f"{p.c:.4g}" for p in plans], last=True)
@@ -41,9 +69,7 @@ def table(plans: Sequence[Plan]) -> Table:
     line("bound", "on E‖∇F(x̄)‖_c, x̄ = output()", [_starred(p, p.bound) for p in plans])
     if plans[0].gradient_bound is not None:
         line("gradient bound", "on E‖∇F(x̄)‖", [_starred(p, p.gradient_bound or 0.0) for p in plans])
-    if any((p.gradient_bound or p.bound) >= p.lipschitz for p in plans):
-        grid.caption = "* not below G: no more than F's Lipschitz constant says; take more steps"
-    return grid
+    return made
 
 
 def _starred(p: Plan, bound: float) -> str:

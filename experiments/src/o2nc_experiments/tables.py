@@ -91,11 +91,7 @@ class Table:
     def markdown(self) -> str:
         """Return title and rows, without the notes."""
         marks = {"left": "---", "center": ":-:", "right": "--:"}
-        rows = [
-            [column.name for column in self.columns],
-            *([cell.text for cell in line.cells] for line in self.lines),
-        ]
-        head, *body = (f"| {' | '.join(map(_markdown, cells))} |" for cells in rows)
+        head, *body = (f"| {' | '.join(map(_markdown, texts))} |" for texts in self._texts())
         rule = f"|{'|'.join(marks[column.align] for column in self.columns)}|"
         return "\n".join([*([f"**{self.title}**", ""] if self.title else []), head, rule, *body])
 
@@ -175,13 +171,8 @@ class Table:
         """Return how many columns of a terminal the folded table needs for its numbers."""
         from rich.cells import cell_len
 
-        rows = [
-            [column.name for column in self.columns],
-            *([cell.text for cell in line.cells] for line in self.lines),
-        ]
-        widths = [
-            max(cell_len(part) for row in rows for part in row[i].split("\n")) for i in range(len(self.columns))
-        ]
+        columns = zip(*self._texts(), strict=True)
+        widths = [max(cell_len(part) for text in column for part in text.split("\n")) for column in columns]
         blocks = zip(widths[1 : self.fold], widths[self.fold :], strict=True)
         return NAME_WIDTH + sum(1 + max(block) for block in blocks)
 
@@ -226,22 +217,3 @@ def duration(seconds: float) -> str:
 def plural(number: int, thing: str) -> str:
     """Return a number of things."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def from_rich(grid: Any) -> Table:
-    """Return a table that was made for rich, for the page: for experiments that do not make a `Table` yet."""
-    from rich.text import Text
-
-    def cell(shown: Any) -> Cell:
-        text = shown if isinstance(shown, Text) else Text.from_markup(str(shown))
-        return Cell(text.plain, f"{text.style} {' '.join(str(span.style) for span in text.spans)}")
-
-    columns = [Column(cell(column.header).text, column.justify) for column in grid.columns]
-    table = Table(columns, str(grid.title or ""), "" if grid.caption is None else cell(grid.caption).text)
-    cells = [list(map(cell, column.cells)) for column in grid.columns]
-    for row, (first, *others) in zip(grid.rows, zip(*cells, strict=True), strict=True):
-        if others and first.text.strip() and not any(other.text for other in others):
-            table.lines.append(Line([first], str(row.style), row.end_section, heading=True))
-        else:
-            table.add(first, *others, style=str(row.style), ruled=row.end_section)
-    return table

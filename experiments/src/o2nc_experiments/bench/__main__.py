@@ -19,33 +19,33 @@ def main() -> None:
     parser.add_argument("--training", action="store_true", help="time training steps as well")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for bench.json and bench.md")
-    asked = parser.parse_args()
-    if asked.rounds < 1 or asked.seed < 0:
+    given = parser.parse_args()
+    if given.rounds < 1 or given.seed < 0:
         parser.error("--rounds must be at least 1 and --seed at least 0")
     try:
-        report = bench.plan(
-            asked.model, rounds=asked.rounds, device=asked.device, training=asked.training, seed=asked.seed
+        benchmark = bench.plan(
+            given.model, rounds=given.rounds, device=given.device, training=given.training, seed=given.seed
         )
     except ValueError as error:
         parser.error(str(error))
-    if asked.out is not None:
+    if given.out is not None:
         try:
-            asked.out.mkdir(parents=True, exist_ok=True)
+            given.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             parser.error(str(error))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     code = 0
     try:
-        bench.run(report)
+        bench.run(benchmark)
     except KeyboardInterrupt:
         code = 130
     finally:  # what was finished is kept
-        print(bench.markdown(report.rows, report.trained, bench.circumstances(report)))
-        if asked.out is not None:
-            bench.save(report, asked.out)
-        for line in [*report.left_out, *report.failed]:
+        print(bench.markdown(benchmark.rows, benchmark.trained, bench.circumstances(benchmark)))
+        if given.out is not None:
+            bench.save(benchmark, given.out)
+        for line in [*benchmark.left_out, *benchmark.failed]:
             print(line, file=sys.stderr)
-    sys.exit(code or bool(report.failed))
+    sys.exit(code or bool(benchmark.failed))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,12 @@
-"""Step times as tables, in Markdown and for a terminal; only the latter needs rich."""
+"""Step times as tables."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from o2nc_experiments.bench.contenders import BASE
-from o2nc_experiments.bench.steps import Row
-from o2nc_experiments.bench.training import TrainingRow
+from o2nc_experiments.bench.measure import StepTime, TrainingTime
+from o2nc_experiments.tables import NONE, Column, Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-Cells = list[str]
-NONE = "–"
 NOTE = (
     "B: bytes per parameter that a step has to move\n"
     "GB/s: these over the time of a step; of copy: compared with the GB/s of a plain copy\n"
@@ -26,45 +21,54 @@ GPU_NOTE = (
 TRAINING_NOTE = "medians of time and ratio over interleaved bursts"
 
 
-def step_tables(rows: Sequence[Row]) -> Iterator[tuple[str, Cells, list[Cells]]]:
-    """Yield title, head and cells of one table per set of parameters."""
-    for model in dict.fromkeys(r.model for r in rows):
-        mine = [r for r in rows if r.model == model]
-        gpu = any(r.host is not None for r in mine)
-        head = ["contender", "B", "step ms", *(["host ms", "graph ms"] if gpu else [])]
-        head += ["GB/s", "of copy", f"× {BASE}", "× peer"]
-        body = []
-        for r in mine:
-            body.append(
-                [
-                    named(r.contender, r.error),
-                    f"{r.traffic}",
-                    milliseconds(r.step),
-                    *([milliseconds(r.host), milliseconds(r.graph)] if gpu else []),
-                    NONE
-                    if r.rate is None
-                    else f"{r.rate / 1e9:.{0 if r.rate > 1e11 else 1 if r.rate > 1e10 else 2}f}",
-                    NONE if r.share is None else f"{r.share:.0%}",
-                    times(r.ratio),
-                    NONE if r.peer == BASE else times(r.peer_ratio),
-                ]
-            )
-        title = f"{model}: {mine[0].tensors:,} tensors, {mine[0].numbers:,} numbers"
-        yield f"{title}; a copy moves {mine[0].copy / 1e9:,.0f} GB/s", head, body
+def tables(steps: Sequence[StepTime], training: Sequence[TrainingTime]) -> list[Table]:
+    """Return one table per set of parameters and one of training steps, the notes below the last of a kind."""
+    found = [steps_table([t for t in steps if t.model == model]) for model in dict.fromkeys(t.model for t in steps)]
+    if found:
+        found[-1].notes += (
+            f"{NOTE}\n{GPU_NOTE}".splitlines() if any(t.host is not None for t in steps) else NOTE.splitlines()
+        )
+    return [*found, *([training_table(training)] if training else [])]
 
 
-def training_table(rows: Sequence[TrainingRow]) -> tuple[str, Cells, list[Cells]]:
-    """Return title, head and cells of the table of training steps."""
-    modes = list(dict.fromkeys(r.mode for r in rows))
-    found = {(r.contender, r.mode): r for r in rows}
-    body = []
-    for name in dict.fromkeys(r.contender for r in rows):
-        mine = [found[name, mode] for mode in modes if (name, mode) in found]
-        cells = [cell for r in mine for cell in (milliseconds(r.step), times(r.ratio, 3))]
-        cells += [NONE] * (2 * len(modes) - len(cells))
-        body.append([named(name, mine[0].error if mine[0].mode == "eager" else None), *cells])
-    head = ["contender", *(cell for mode in modes for cell in (f"{mode} ms", f"× {BASE}"))]
-    return "Training step of ResNet-18, CIFAR-10 shapes", head, body
+def steps_table(steps: Sequence[StepTime]) -> Table:
+    """Return the step times on one set of parameters."""
+    gpu = any(t.host is not None for t in steps)
+    head = ["B", "step ms", *(["host ms", "graph ms"] if gpu else []), "GB/s", "of copy", f"× {BASE}", "× peer"]
+    title = f"{steps[0].model}: {steps[0].tensors:,} tensors, {steps[0].numbers:,} numbers"
+    found = _table(f"{title}; a copy moves {steps[0].copy / 1e9:,.0f} GB/s", head)
+    for t in steps:
+        digits = 0 if (t.rate or 0) > 1e11 else 1 if (t.rate or 0) > 1e10 else 2
+        cells = [milliseconds(t.step), *([milliseconds(t.host), milliseconds(t.graph)] if gpu else [])]
+        cells += [
+            NONE if t.rate is None else f"{t.rate / 1e9:.{digits}f}",
+            NONE if t.share is None else f"{t.share:.0%}",
+        ]
+        cells += [times(t.ratio), NONE if t.peer == BASE else times(t.peer_ratio)]
+        found.add(named(t.contender, t.error), f"{t.traffic}", *cells, style=_style(t.error))
+    return found
+
+
+def training_table(training: Sequence[TrainingTime]) -> Table:
+    """Return the times of training steps, mode beside mode."""
+    modes = list(dict.fromkeys(t.mode for t in training))
+    by_name = {(t.contender, t.mode): t for t in training}
+    head = [cell for mode in modes for cell in (f"{mode} ms", f"× {BASE}")]
+    found = _table("Training step of ResNet-18, CIFAR-10 shapes", head, TRAINING_NOTE)
+    for name in dict.fromkeys(t.contender for t in training):
+        own = [by_name[name, mode] for mode in modes if (name, mode) in by_name]
+        cells = [cell for t in own for cell in (milliseconds(t.step), times(t.ratio, 3))]
+        error = own[0].error if own[0].mode == "eager" else None
+        found.add(named(name, error), *cells, *[NONE] * (len(head) - len(cells)), style=_style(error))
+    return found
+
+
+def _table(title: str, head: Sequence[str], notes: str = "") -> Table:
+    return Table([Column("contender", "left", wrap=True), *map(Column, head)], title, notes)
+
+
+def _style(error: str | None) -> str:
+    return "" if error is None else "bold red"
 
 
 def named(name: str, error: str | None) -> str:
@@ -91,36 +95,7 @@ def heading(about: dict[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def markdown(rows: Sequence[Row], trained: Sequence[TrainingRow], about: dict[str, Any]) -> str:
+def markdown(steps: Sequence[StepTime], training: Sequence[TrainingTime], about: dict[str, Any]) -> str:
     """Return all tables with their circumstances."""
-    lines = [f"{heading(about)} (`{about['command']}`).", ""]
-    tables = [*step_tables(rows), *([training_table(trained)] if trained else [])]
-    for title, head, body in tables:
-        lines += [f"**{title}**", "", f"| {' | '.join(head)} |", f"|---|{'--:|' * (len(head) - 1)}"]
-        lines += [f"| {' | '.join(cell.replace('|', '∣') for cell in cells)} |" for cells in body]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def grids(rows: Sequence[Row], trained: Sequence[TrainingRow]) -> "Iterator[Table]":
-    """Yield all tables for a terminal, the notes below the last of a kind."""
-    steps = list(step_tables(rows))
-    note = f"{NOTE}\n{GPU_NOTE}" if any(r.host is not None for r in rows) else NOTE
-    for i, content in enumerate(steps):
-        yield _grid(*content, caption=note if i + 1 == len(steps) else "")
-    if trained:
-        yield _grid(*training_table(trained), caption=TRAINING_NOTE)
-
-
-def _grid(title: str, head: Cells, body: list[Cells], caption: str) -> "Table":
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", title=title)
-    grid.caption, grid.caption_justify = caption, "left"
-    for name in head:
-        grid.add_column(name, justify="left" if name == head[0] else "right", no_wrap=name != head[0])
-    for cells in body:
-        grid.add_row(*map(Text, cells), style="bold red" if ": failed, " in cells[0] else "")
-    return grid
+    found = [f"{heading(about)} (`{about['command']}`).\n"]
+    return "\n".join([*found, *(f"{table.markdown()}\n" for table in tables(steps, training))])

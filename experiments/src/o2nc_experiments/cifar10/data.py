@@ -1,29 +1,36 @@
-"""The official files of CIFAR-10, read and checked.
+"""The official files of CIFAR-10: read and checked, or fetched.
 
 They come in two layouts with the same contents (https://www.cs.toronto.edu/~kriz/cifar.html). The binary one has
 records of a label and 3 · 32 · 32 bytes, planes in the order red, green, blue; the python one has pickled arrays.
 """
 
 import errno
+import gzip
 import hashlib
 import io
 import os
 import pickle
+import tarfile
+import zlib
+from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from o2nc import checks
-
 PIXELS = 3 * 32 * 32
 CLASSES = 10
+PATIENCE = 30.0  # seconds without an answer of the server
+BLOCK = 1 << 20
 
 Bytes = NDArray[np.uint8]
+Progress = Callable[[int, int | None], object]
 
 
 class DataError(OSError):
@@ -107,8 +114,8 @@ def load(folder: Path, *, verify: bool = True, limit: int | None = None) -> Data
         DataError: files are missing, damaged or cannot be read.
         ValueError: ``limit`` is less than 1.
     """
-    if limit is not None:
-        checks.integer("limit", limit, 1)
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be an integer >= 1, got {limit}")
     layout, folder = _find(Path(folder))
     read = _read_binary if layout.name == "binary" else _read_python
     parts = []
@@ -137,12 +144,39 @@ def load(folder: Path, *, verify: bool = True, limit: int | None = None) -> Data
     )
 
 
-def explain(error: Exception) -> str:
-    """Return why, without the number and the path."""
-    reason = error.reason if isinstance(error, URLError) else error
-    if isinstance(reason, OSError) and reason.errno == errno.ENOSPC:
-        return "the disk is full"
-    return getattr(reason, "strerror", None) or str(reason)
+def download(folder: Path, progress: Progress | None = None, *, layout: Layout = BINARY) -> Path:
+    """Get the data set from its official address, unless it is there already; a download that broke off goes on.
+
+    Args:
+        folder: where the folder of the files will be; made if missing.
+        progress: called with the bytes that are there and those of the whole, None if the server does not say.
+        layout: which form to get.
+
+    Returns:
+        The folder of the files, for `load`.
+
+    Raises:
+        DataError: the server cannot be reached, what it sends is not the data set, or the folder cannot be written.
+    """
+    folder = Path(folder)
+    files = folder / layout.folder
+    if all(_md5(files / file.name) == file.md5 for file in layout.files):
+        return files
+    archive = folder / (layout.url.rpartition("/")[2] + ".part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if _md5(archive) != layout.md5:  # else only the extraction is missing
+            _fetch(layout.url, archive, progress)
+            if _md5(archive) != layout.md5:
+                archive.unlink()
+                raise DataError(f"what {layout.url} sent does not have the checksum of the official file; try again")
+        _extract(archive, layout)
+        archive.unlink()
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written: {_explain(error)}") from error
+    return files
 
 
 def _find(folder: Path) -> tuple[Layout, Path]:
@@ -155,7 +189,7 @@ def _find(folder: Path) -> tuple[Layout, Path]:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise DataError(f"{place} cannot be read: {explain(error)}") from error
+                raise DataError(f"{place} cannot be read: {_explain(error)}") from error
             missing = [file.name for file in layout.files if file.name not in there]
             if not missing:
                 return layout, place
@@ -175,7 +209,7 @@ def _contents(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {explain(error)}") from error
+        raise DataError(f"{path} cannot be read: {_explain(error)}") from error
 
 
 def _verify(path: Path, contents: bytes, file: File) -> None:
@@ -239,3 +273,68 @@ def _byte(name: bytes | str, *_: object) -> np.dtype[np.uint8]:
     if name not in (b"u1", "u1"):
         raise pickle.UnpicklingError(f"it has an array of dtype {name!r} instead of 'u1'")
     return np.dtype(np.uint8)
+
+
+def _md5(path: Path) -> str | None:
+    """Return the checksum of a file, None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError:
+        return None
+
+
+def _fetch(url: str, path: Path, progress: Progress | None) -> None:
+    """Write what is at ``url``, going on after the bytes that are there if the server can."""
+    done = path.stat().st_size if path.exists() else 0
+    try:
+        answer = urlopen(Request(url, headers={"Range": f"bytes={done}-"} if done else {}), timeout=PATIENCE)
+    except HTTPError as error:
+        error.close()
+        if not (done and error.code == 416):
+            raise DataError(f"{url} cannot be fetched: {error}") from error
+        path.unlink()  # it is as long as the whole, or longer, and still wrong: start again
+        return _fetch(url, path, progress)
+    except (OSError, HTTPException) as error:
+        raise DataError(f"{url} cannot be fetched: {_explain(error)}") from error
+    with answer:
+        goes_on = getattr(answer, "status", None) == 206
+        done = done if goes_on else 0
+        length = answer.headers.get("Content-Length")
+        total = done + int(length) if length else None
+        with path.open("ab" if goes_on else "wb") as file:
+            while True:
+                try:
+                    block = answer.read(BLOCK)
+                except (OSError, HTTPException) as error:
+                    raise DataError(f"{url} broke off: {_explain(error)}; the same command goes on") from error
+                if not block:
+                    break
+                file.write(block)
+                done += len(block)
+                if progress is not None:
+                    progress(done, total)
+    if total is not None and done < total:
+        raise DataError(f"{url} broke off after {done} of {total} bytes; the same command goes on")
+
+
+def _extract(archive: Path, layout: Layout) -> None:
+    """Write the files of the layout beside the archive, and nothing else that may be in it."""
+    wanted = {f"{layout.folder}/{file.name}" for file in layout.files}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            members = [member for member in tar if member.name in wanted and member.isreg()]
+            missing = wanted - {member.name for member in members}
+            if missing:
+                raise DataError(f"{archive} lacks {', '.join(sorted(missing))}")
+            tar.extractall(archive.parent, members, filter="data")
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise DataError(f"{archive} cannot be unpacked: {error}") from error
+
+
+def _explain(error: Exception) -> str:
+    """Return why, without the number and the path."""
+    reason = error.reason if isinstance(error, URLError) else error
+    if isinstance(reason, OSError) and reason.errno == errno.ENOSPC:
+        return "the disk is full"
+    return getattr(reason, "strerror", None) or str(reason)

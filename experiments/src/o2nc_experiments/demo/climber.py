@@ -4,15 +4,21 @@ Both are `ScaledSGDM` with the same arguments on the same objective (`o2nc.probl
 the one difference is ``scaling``. Without it nothing is random, so one run stands for all seeds.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
 
-from rich import box
-from rich.table import Table
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 import o2nc
 from o2nc.problems import Climber
-from o2nc_experiments.demo.numbers import signed, span
+from o2nc_experiments.figures import BLUE, GREY, SKY, VERMILION, style_axes
+from o2nc_experiments.tables import Column, Table, signed, span
 
 DIMENSIONS = (1, 10)
 MOMENTUM = 0.9  # and the dampening: the buffer is a mean of gradients
@@ -23,6 +29,13 @@ PATH = 40  # the first steps, of which every place is recorded
 
 Progress = Callable[[int], object]
 UNSCALED, SCALED = "unscaled", "scaled"
+COLOURS = {UNSCALED: VERMILION, SCALED: BLUE}
+WINDOW = 12.5  # how far to the left of the start places are drawn
+LABELS = {
+    UNSCALED: "without scaling: the same place on\nevery tooth, a little higher each time",
+    SCALED: "with scaling: anywhere",
+}
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "handlelength": 1.8, "columnspacing": 1.5}
 
 
 @dataclass(frozen=True)
@@ -124,14 +137,14 @@ def run(
 
 def table(results: Sequence[Run]) -> Table:
     """Return one row per run; the dimension is left out if it is the same in all."""
-    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
-    grid.caption = f"certificate: ‖ḡ‖ + cV with c = {C:g}\nseed any: without scaling nothing is random"
     several = len({r.dimension for r in results}) > 1
-    for name in (*(["d"] if several else []), "method", "seed", "F start", "F end", "‖ḡ‖", "V", "certificate"):
-        grid.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    names = ("method", "seed", "F start", "F end", "‖ḡ‖", "V", "certificate")
+    columns = [Column(name, "left" if name == "method" else "right") for name in (*(["d"] * several), *names)]
+    notes = f"certificate: ‖ḡ‖ + cV with c = {C:g}\nseed any: without scaling nothing is random"
+    found = Table(columns, notes=notes)
     for i, r in enumerate(results):
-        grid.add_row(
-            *([f"{r.dimension}"] if several else []),
+        found.add(
+            *([f"{r.dimension}"] * several),
             r.method,
             "any" if r.seed is None else f"{r.seed}",
             f"{r.values[0]:.2f}",
@@ -140,9 +153,9 @@ def table(results: Sequence[Run]) -> Table:
             f"{r.spreads[-1]:.3g}",
             f"{r.certificates[-1]:.4f}",
             style="red" if r.method == UNSCALED else "",
-            end_section=i + 1 < len(results) and results[i + 1].dimension != r.dimension,
+            ruled=i + 1 < len(results) and results[i + 1].dimension != r.dimension,
         )
-    return grid
+    return found
 
 
 def summary(results: Sequence[Run]) -> str:
@@ -177,3 +190,95 @@ def _by_dimension(results: Sequence[Run], method: str, say: Callable[[list[Run]]
     own = [r for r in results if r.method == method]
     said = {d: say([r for r in own if r.dimension == d]) for d in sorted({r.dimension for r in own})}
     return " and ".join(f"{words} (d = {d})" if len(said) > 1 else words for d, words in said.items())
+
+
+def plot(results: Sequence[Run]) -> Figure:
+    """Draw where the first steps land in one dimension; then F and the certificate, one row per dimension."""
+    dimensions = sorted({r.dimension for r in results})
+    figure = Figure(figsize=(9.0, 4.2 + 2.2 * len(dimensions)), dpi=150, layout="constrained")
+    grid = figure.add_gridspec(1 + len(dimensions), 2, height_ratios=[1.2] + [1.0] * len(dimensions))
+    top = figure.add_subplot(grid[0, :])
+    draw_path(top, [r for r in results if r.dimension == 1])
+    top.set_title("The slope F, and where the first steps land on it  (1 dimension)", fontsize=12)
+    for x, y, method in ((0.02, 0.1, UNSCALED), (0.66, 0.8, SCALED)):
+        if any(r.method == method for r in results):
+            top.text(x, y, LABELS[method], color=COLOURS[method], fontsize=12, transform=top.transAxes)
+    for i, d in enumerate(dimensions, 1):
+        runs = [r for r in results if r.dimension == d]
+        left, right = (figure.add_subplot(grid[i, j]) for j in (0, 1))
+        draw_values(left, runs)
+        draw_certificates(right, runs)
+        left.set_ylabel(f"{d} dimension{'s' if d > 1 else ''}", fontsize=12)
+        if i == 1:
+            left.set_title("The value F  (lower is better)", fontsize=12)
+            right.set_title(f"The certificate ‖ḡ‖ + cV  (c = {C:g}, log scale)", fontsize=12)
+        if i < len(dimensions):
+            left.set_xlabel("")
+            right.set_xlabel("")
+    figure.suptitle("Momentum walks uphill; one random number per step sets it free", fontsize=14, fontweight="bold")
+    figure.legend(handles=legend(results), loc="outside lower center", ncols=4, **LEGEND)
+    return figure
+
+
+def draw_values(axes: Axes, runs: Sequence[Run]) -> None:
+    """Draw F over the steps."""
+    _draw(axes, runs, [r.values for r in runs])
+
+
+def draw_certificates(axes: Axes, runs: Sequence[Run]) -> None:
+    """Draw ‖ḡ‖ + C·V over the steps."""
+    axes.set_yscale("log")
+    _draw(axes, runs, [r.certificates for r in runs])
+
+
+def draw_path(axes: Axes, runs: Sequence[Run]) -> None:
+    """Draw F in one dimension, and where the first steps land: without scaling, and of one seed with it."""
+    problem = Climber(1)
+    shown = [next(r for r in runs if r.method == method) for method in dict.fromkeys(r.method for r in runs)]
+    start = problem.start().item()
+    right = max(1.0, *(x for r in shown for x in r.path)) + 0.2
+    line = torch.arange(start - WINDOW, right, 0.01, dtype=torch.float64)
+    axes.plot(line, problem.value(line[:, None]), color=GREY, linewidth=1.0)
+    for r, style in reversed(list(zip(shown, _styles(shown), strict=True))):  # few points above many
+        x = torch.tensor([x for x in r.path if x > line[0]], dtype=torch.float64)
+        axes.plot(x, problem.value(x[:, None]), "o", color=style["color"], markersize=5.0, alpha=0.75)
+    place: dict[str, Any] = {"xytext": (8, 36), "textcoords": "offset points", "arrowprops": {"arrowstyle": "->"}}
+    axes.annotate("start", (start, problem.value(problem.start()).item()), **place)
+    axes.set_xlabel("x")
+    axes.set_ylabel("F")
+    style_axes(axes)
+    axes.margins(x=0)
+
+
+def legend(runs: Sequence[Run]) -> list[Line2D]:
+    """Return a line for every method and seed."""
+    found: dict[str, Line2D] = {}
+    for r, style in zip(runs, _styles(runs), strict=True):
+        label = "without scaling, any seed" if r.method == UNSCALED else f"with scaling, seed {r.seed}"
+        found.setdefault(label, Line2D([], [], label=label, **style))
+    return list(found.values())
+
+
+def _styles(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return how to draw every run: a colour per method, a shade of it per seed."""
+    shades: Any = cycle(({"color": BLUE}, {"color": SKY}, {"color": BLUE, "linestyle": (0, (3, 1))}))
+    free = {
+        seed: next(shades) | {"linewidth": 1.1} for seed in dict.fromkeys(r.seed for r in runs if r.seed is not None)
+    }
+    return [{"color": VERMILION, "linewidth": 2.6} if r.seed is None else free[r.seed] for r in runs]
+
+
+def _draw(axes: Axes, runs: Sequence[Run], curves: Sequence[list[float]]) -> None:
+    """Draw one curve per run, with the last value of every method at the right end."""
+    for r, curve, style in zip(runs, curves, _styles(runs), strict=True):
+        axes.plot(r.steps, curve, **style)
+    for method, colour in COLOURS.items():
+        ends = [curve[-1] for r, curve in zip(runs, curves, strict=True) if r.method == method]
+        if ends:
+            middle = math.sqrt(min(ends) * max(ends))
+            text = span(ends).replace(" to ", "\nto ")
+            place: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "annotation_clip": False}
+            axes.annotate(text, (runs[0].steps[-1], middle), **place, color=colour, fontsize=11, va="center")
+    axes.set_xlabel("steps")
+    style_axes(axes)
+    axes.margins(x=0)

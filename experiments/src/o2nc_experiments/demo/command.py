@@ -1,4 +1,4 @@
-"""``o2nc demo``: run with a progress bar, show in the terminal, write the record, the picture and the report."""
+"""``o2nc demo``: run with a progress bar, show in the terminal, write the record, the picture and the page."""
 
 import json
 from dataclasses import asdict
@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from o2nc_experiments import page, record
-from o2nc_experiments.cifar10.rows import Row, tidy
-from o2nc_experiments.console import make_console, one_thread, progress_bar, uninterrupted
-from o2nc_experiments.demo import climber, climber_pictures, digits
+from o2nc_experiments import figures, page, record
+from o2nc_experiments.classification import Epoch, to_columns
+from o2nc_experiments.console import make_console, one_thread, print_plain, progress_bar, uninterrupted
+from o2nc_experiments.demo import climber, digits
 
 NAME = "demo.json"
 
@@ -25,7 +25,7 @@ def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
     console = make_console(quiet)
     data = digits.load()
     runs: list[climber.Run] = []
-    rows: list[Row] = []
+    rows: list[Epoch] = []
     begun, stopped = perf_counter(), None
     try:
         with one_thread(), progress_bar(console) as bar:
@@ -38,7 +38,7 @@ def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
     with uninterrupted():
         kept = stopped is not None and complete(out)
         try:
-            tell(console, runs, rows, data)
+            print_results(console, runs, rows, data)
         finally:  # the terminal may be gone
             if not kept:
                 found = {
@@ -46,13 +46,13 @@ def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
                     "complete": stopped is None,
                     "seconds": perf_counter() - begun,
                     "climber": {"runs": [asdict(r) | {"certificates": r.certificates} for r in runs]},
-                    "digits": tidy(rows),
+                    "digits": to_columns(rows),
                 }
                 write(console, out, found, runs)
     if stopped is not None:
-        finished, asked = len(runs) + len(rows) // epochs, len(climber.trials(seeds)) + len(digits.trials(seeds))
+        finished, wanted = len(runs) + len(rows) // epochs, len(climber.trials(seeds)) + len(digits.trials(seeds))
         which = f"; the complete results in {out} are kept" if kept else ", which are kept"
-        stopped.args += (f"after {finished} of {asked} runs{which}",)
+        stopped.args += (f"after {finished} of {wanted} runs{which}",)
         raise stopped
 
 
@@ -64,7 +64,7 @@ def complete(out: Path) -> bool:
         return False
 
 
-def tell(console: Console, runs: list[climber.Run], rows: list[Row], data: digits.Digits) -> None:
+def print_results(console: Console, runs: list[climber.Run], rows: list[Epoch], data: digits.Digits) -> None:
     """Show tables and sentences."""
     console.print(climber.table(runs))
     if rows:
@@ -75,9 +75,9 @@ def tell(console: Console, runs: list[climber.Run], rows: list[Row], data: digit
 def write(console: Console, out: Path, found: dict[str, Any], runs: list[climber.Run]) -> None:
     """Write the record, the picture and the report, and say where it is."""
     record.write(out / NAME, found)
-    climber_pictures.plot(runs, out / "climber.png")
+    figures.save(climber.plot(runs), out, "climber", ["png"])
     written = page.write([out / NAME], out / page.NAME)
-    console.print(f"Report: {written}", markup=False, soft_wrap=True)
+    print_plain(console, f"Report: {written}")
 
 
 def climb(bar: Progress, runs: list[climber.Run], seeds: range, steps: int) -> None:
@@ -89,16 +89,16 @@ def climb(bar: Progress, runs: list[climber.Run], seeds: range, steps: int) -> N
     bar.remove_task(task)
 
 
-def train(bar: Progress, rows: list[Row], seeds: range, epochs: int, data: digits.Digits) -> None:
+def train(bar: Progress, rows: list[Epoch], seeds: range, epochs: int, data: digits.Digits) -> None:
     """Add the trials to the rows, as they finish."""
     trials = digits.trials(seeds)
     task = bar.add_task(f"{len(trials)} networks", total=len(trials) * epochs)
 
-    def tell(row: Row) -> None:
+    def show_epoch(row: Epoch) -> None:
         bar.update(task, advance=1, description=f"{digits.NAMES[row.arm]}: {100 * row.test_accuracy:.1f} % right")
 
     for trial in trials:
-        rows += digits.train(*trial, epochs, data, tell)
+        rows += digits.train(*trial, epochs, data, show_epoch)
 
 
 def circumstances(seeds: range, steps: int, epochs: int, data: digits.Digits) -> dict[str, Any]:

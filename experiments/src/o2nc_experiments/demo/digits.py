@@ -13,14 +13,13 @@ from statistics import mean, stdev
 from time import perf_counter
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import o2nc
-from o2nc_experiments.cifar10 import view
-from o2nc_experiments.cifar10.rows import Row
-from o2nc_experiments.demo.numbers import signed
+from o2nc_experiments import classification
+from o2nc_experiments.classification import Epoch, best, by_arm, certificate, last, written
+from o2nc_experiments.tables import Table, plural, signed
 
 PLAIN, SCALED = "sgdm", "sgdm+exponential"
 ARMS: dict[str, o2nc.Law | None] = {PLAIN: None, SCALED: o2nc.Exponential()}
@@ -87,8 +86,8 @@ def trials(seeds: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def train(
-    arm: str, seed: int, epochs: int, data: Digits, progress: Callable[[Row], object] | None = None
-) -> list[Row]:
+    arm: str, seed: int, epochs: int, data: Digits, progress: Callable[[Epoch], object] | None = None
+) -> list[Epoch]:
     """Make one trial, one line of `trials`.
 
     Args:
@@ -111,14 +110,14 @@ def train(
         average=AVERAGE,
     )
     order = torch.Generator().manual_seed(seed)
-    seen = len(data.train) // BATCH * BATCH  # a few images, others in every epoch, make no whole batch and sit out
+    used = len(data.train) // BATCH * BATCH  # a few images, others in every epoch, make no whole batch and sit out
     rows = []
     for epoch in range(1, epochs + 1):
         begun = perf_counter()
         lr = 0.5 * LR * (1 + math.cos(math.pi * (epoch - 1) / epochs))
         optimizer.param_groups[0]["lr"] = lr
         losses = right = 0.0
-        batches = torch.randperm(len(data.train), generator=order)[:seen].view(-1, BATCH)
+        batches = torch.randperm(len(data.train), generator=order)[:used].view(-1, BATCH)
         for batch in batches:
             loss, hits = judge(model, data.train[batch], data.train_labels[batch])
             optimizer.zero_grad()
@@ -126,13 +125,13 @@ def train(
             optimizer.step()
             losses += loss.item()
             right += hits
-        trained = losses / len(batches), right / seen
+        trained = losses / len(batches), right / used
         tested = evaluate(model, data)
         certificate = optimizer.certificate(C)
         with optimizer.averaged():
             averaged = evaluate(model, data)
-        told = certificate.gradient, certificate.spread, optimizer.progress
-        rows.append(Row(arm, seed, epoch, lr, *trained, *tested, *told, *averaged, perf_counter() - begun))
+        known = certificate.gradient, certificate.spread, optimizer.progress
+        rows.append(Epoch(arm, seed, epoch, lr, *trained, *tested, *known, *averaged, perf_counter() - begun))
         if progress is not None:
             progress(rows[-1])
     return rows
@@ -151,17 +150,17 @@ def evaluate(model: nn.Module, data: Digits) -> tuple[float, float]:
     return loss.item(), right / len(data.test)
 
 
-def named(rows: Sequence[Row]) -> list[Row]:
+def named(rows: Sequence[Epoch]) -> list[Epoch]:
     """Return the rows with the arms' names as they are shown."""
     return [row._replace(arm=NAMES[row.arm]) for row in rows]
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[Epoch]) -> Table:
     """Return Table 1's rows for the digits."""
-    return view.table(named(rows), c=C, printed={}, note=NOTE)
+    return classification.table(named(rows), c=C, notes=NOTE)
 
 
-def summary(rows: Sequence[Row], images: int) -> str:
+def summary(rows: Sequence[Epoch], images: int) -> str:
     """Return what was seen, one plain sentence per line; nothing before both arms have been trained with one seed.
 
     Args:
@@ -171,31 +170,31 @@ def summary(rows: Sequence[Row], images: int) -> str:
     rows = paired(rows)
     if not rows:
         return ""
-    plain, scaled = (view.best(rows)[arm].test_accuracy for arm in ARMS)
-    lasts = view.last(rows, C)[SCALED]
+    plain, scaled = (best(rows)[arm].test_accuracy for arm in ARMS)
+    lasts = last(rows, C)[SCALED]
     assert lasts.average_accuracy is not None
     seeds = len({row.seed for row in rows})
     return (
-        f"On the digits the best test accuracy is {view.written(plain, 1e2)} % without and "
-        f"{view.written(scaled, 1e2)} % with scaling. Seed by seed, scaling changes test accuracy by "
-        f"{difference(rows)} ({seeds} seed{'s' if seeds > 1 else ''}; one image is {100 / images:.2f}).\n"
+        f"On the digits the best test accuracy is {written(plain, 1e2)} % without and "
+        f"{written(scaled, 1e2)} % with scaling. Seed by seed, scaling changes test accuracy by "
+        f"{difference(rows)} ({plural(seeds, 'seed')}; one image is {100 / images:.2f}).\n"
         f"With scaling the certificate ‖ḡ‖ + {C:g}V went {course(rows)}. The averaged weights x̄ then read "
-        f"{view.written(lasts.average_accuracy, 1e2)} % of the test images and the last weights "
-        f"{view.written(lasts.test_accuracy, 1e2)} %."
+        f"{written(lasts.average_accuracy, 1e2)} % of the test images and the last weights "
+        f"{written(lasts.test_accuracy, 1e2)} %."
     )
 
 
-def paired(rows: Sequence[Row]) -> list[Row]:
+def paired(rows: Sequence[Epoch]) -> list[Epoch]:
     """Return the rows of the seeds that both arms have."""
     both = set.intersection(*({row.seed for row in rows if row.arm == arm} for arm in ARMS))
     return [row for row in rows if row.seed in both]
 
 
-def difference(rows: Sequence[Row]) -> str:
+def difference(rows: Sequence[Epoch]) -> str:
     """Return what scaling changes of the test accuracy in points, over the seeds of paired rows."""
-    trials = list(zip(*(view.by_arm(rows)[arm] for arm in ARMS), strict=True))
+    trials = list(zip(*(by_arm(rows)[arm] for arm in ARMS), strict=True))
 
-    def change(read: Callable[[list[Row]], float]) -> str:
+    def change(read: Callable[[list[Epoch]], float]) -> str:
         found = [100 * (read(scaled) - read(plain)) for plain, scaled in trials]
         return signed(mean(found)) + (f" ± {stdev(found):.2f}" if len(found) > 1 else "")
 
@@ -203,17 +202,17 @@ def difference(rows: Sequence[Row]) -> str:
     return f"{best} points at its best and by {change(lambda trial: trial[-1].test_accuracy)} at the end"
 
 
-def course(rows: Sequence[Row]) -> str:
+def course(rows: Sequence[Epoch]) -> str:
     """Return from where to where the certificate went with scaling."""
     found = certificates(rows, SCALED)
     return f"from {found[0]:.2g} after the first epoch to {found[-1]:.2g} after the last"
 
 
-def certificates(rows: Sequence[Row], arm: str) -> list[float]:
+def certificates(rows: Sequence[Epoch], arm: str) -> list[float]:
     """Return an arm's mean certificate, epoch by epoch."""
     own = [row for row in rows if row.arm == arm]
     found = []
     for epoch in sorted({row.epoch for row in own}):
-        values = [value for row in own if row.epoch == epoch and (value := view.certificate(row, C)) is not None]
+        values = [value for row in own if row.epoch == epoch and (value := certificate(row, C)) is not None]
         found.append(sum(values) / len(values))
     return found

@@ -2,75 +2,64 @@
 
 A check measures the two sides of a statement where they come closest to contradicting it: an exact supremum, a search
 for the worst case, or a mean over runs with its standard error. All of it goes through the library: the laws, the
-learners, the optimizers, the certificate, the plans and the problems: a wrong formula there makes a row wrong.
+learners, the optimizers, the certificate, the plans and the problems: a wrong formula there makes a result wrong.
 
 * `reductions`: what a certificate says of gradients and Goldstein points
-* `identities`: random scaling
+* `random_scaling`: its identity
 * `spread`: the variance lemma
 * `regret`: Theorem OGD
-* `theorems`, `rates`, `lower`: convergence, its rate, and its limit
-* `errata_runs`, `errata_formulas`, `errata_reductions`: what is printed and wrong
+* `convergence`, `lower_bound`: how fast, and how fast at best
+* `errata_runs`, `errata_formulas`, `errata_reductions`: what is printed and wrong, by what shows it
+
+A `Check` (`check`) has a `Finding`, the two sides, and becomes a `Result`; `view` shows results.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 
 from o2nc_experiments.verify import (
+    convergence,
     errata_formulas,
     errata_reductions,
     errata_runs,
-    identities,
-    lower,
-    rates,
+    lower_bound,
+    random_scaling,
     reductions,
     regret,
     spread,
-    theorems,
 )
-from o2nc_experiments.verify.report import markdown, record, table
-from o2nc_experiments.verify.rows import Check, Row
+from o2nc_experiments.verify.check import Check, Result
 
-__all__ = ["Check", "Row", "checks", "in_order", "jobs", "markdown", "record", "run", "select", "table"]
+__all__ = ["Check", "Result", "checks", "in_order", "jobs", "run", "select"]
 
 _STATEMENTS = (
     reductions.criterion_smooth,
     reductions.criterion_second_order,
     reductions.goldstein,
-    identities.exponential_scaling,
-    identities.other_laws,
+    random_scaling.exponential_scaling,
+    random_scaling.other_laws,
     spread.variance_weights,
     spread.variance_sharp,
-    theorems.theorem_o2nc,
+    convergence.theorem_o2nc,
     regret.omd_one_step,
     regret.ogd_1,
     regret.ogd_2,
-    theorems.theorem_sgdm,
-    theorems.sgdm_map,
-    rates.nonsmooth,
-    rates.smooth,
-    rates.second_order,
-    rates.steps_for,
-    lower.lower_bound,
+    convergence.theorem_sgdm,
+    convergence.sgdm_map,
+    convergence.rate_nonsmooth,
+    convergence.rate_smooth,
+    convergence.rate_second_order,
+    convergence.steps_for,
+    lower_bound.lower_bound,
 )
-_ERRATA = (
-    errata_runs.a,
-    errata_formulas.b,
-    errata_formulas.c,
-    errata_runs.d,
-    errata_reductions.e,
-    errata_formulas.f,
-    errata_formulas.g,
-    errata_formulas.h,
-    errata_runs.i,
-    errata_formulas.j,
-    errata_runs.k,
-    errata_runs.l,
-    errata_reductions.m,
-    errata_reductions.n,
-    errata_reductions.o,
-    errata_formulas.p,
-    errata_formulas.q,
-)
+
+
+def _checks_of(*modules: ModuleType) -> list[Check]:
+    return [check for module in modules for check in vars(module).values() if isinstance(check, Check)]
+
+
+_ERRATA = sorted(_checks_of(errata_runs, errata_formulas, errata_reductions), key=lambda check: check.key)
 
 
 def checks() -> list[Check]:
@@ -98,48 +87,48 @@ def select(keys: Sequence[str]) -> list[Check]:
 def run(
     selected: Sequence[Check],
     seed: int = 0,
-    progress: Callable[[Row], object] | None = None,
+    progress: Callable[[Result], object] | None = None,
     *,
     scale: float = 1.0,
-) -> list[Row]:
+) -> list[Result]:
     """Make the checks, one after the other.
 
     Args:
         selected: what to check, such as ``checks()``.
         seed: of everything that is random.
-        progress: called with every row when it is done.
+        progress: called with every result when it is there.
         scale: by which samples, runs and searches are multiplied.
 
     Returns:
-        The rows, in the order given. They depend on the seed and the scale only, their ``seconds`` apart.
+        The results, in the order given. They depend on the seed and the scale only, their ``seconds`` apart.
 
     Example:
-        >>> [row] = run(select(["erratum-o"]))
-        >>> f"{row.left:g} {row.relation} {row.right:g}: {row.verdict}"  # the printed form fails, the corrected holds
+        >>> [found] = run(select(["erratum-o"]))
+        >>> f"{found.left:g} {found.relation} {found.right:g}: {found.verdict}"  # what is printed fails
         '0.05 <= 0.04: True'
     """
-    rows = []
+    results = []
     for check in selected:
-        rows.append(check.row(seed, scale))
+        results.append(check.run(seed, scale))
         if progress is not None:
-            progress(rows[-1])
-    return rows
+            progress(results[-1])
+    return results
 
 
-def jobs(selected: Sequence[Check], seed: int = 0) -> list[Callable[[Callable[[int], object]], Row]]:
+def jobs(selected: Sequence[Check], seed: int = 0) -> list[Callable[[Callable[[int], object]], Result]]:
     """Return the checks as pieces of work for `o2nc_experiments.pool`, the long ones first."""
-    long = [check for module in (rates, theorems) for check in vars(module).values() if isinstance(check, Check)]
+    long = _checks_of(convergence)
     return [partial(_make, check.key, seed) for check in sorted(selected, key=lambda check: check not in long)]
 
 
-def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows in the order of `checks`."""
+def in_order(results: Sequence[Result]) -> list[Result]:
+    """Return the results in the order of `checks`."""
     order = [check.key for check in checks()]
-    return sorted(rows, key=lambda row: order.index(row.key))
+    return sorted(results, key=lambda result: order.index(result.key))
 
 
-def _make(key: str, seed: int, progress: Callable[[int], object]) -> Row:
+def _make(key: str, seed: int, progress: Callable[[int], object]) -> Result:
     (check,) = (check for check in checks() if check.key == key)  # a check itself cannot be pickled
-    row = check.row(seed)
+    result = check.run(seed)
     progress(1)
-    return row
+    return result

@@ -1,25 +1,21 @@
 """Errata in the printed formulas: each fails at a point, and its corrected form, the library's, holds there."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
 
 from o2nc import theory
-from o2nc.learners import OGD
 from o2nc.problems import Cosine, DoubleWell, MultiKink, Problem, Ripple
-from o2nc_experiments.verify.rows import ROUNDING, Finding, enough, erratum, greatest
-from o2nc_experiments.verify.runs import Array
+from o2nc_experiments.verify.check import ROUNDING, Finding, enough, erratum, greatest
+from o2nc_experiments.verify.regret import play
+from o2nc_experiments.verify.spread import BETAS, summed_weights
+from o2nc_experiments.verify.traces import Array
 
-BETA, H, H_NEXT, MU = 0.8, 0.5, 0.4, 0.7  # a step of the learner at t = 0: η_t = h, η_{t+1} = βh', μ_{t+1} = μ/β
-
-
-def played(kappa: int, delta: Array, g: Array) -> Array:
-    """Return Δ_{t+1} as `OGD` plays it."""
-    result = torch.from_numpy(delta.copy())
-    OGD(lr=1.0, decay=MU, kappa=kappa).update([result], [torch.from_numpy(g)], [{"last_lr": H}], [H_NEXT], BETA)
-    return result.numpy()
+BETA, H, H_NEXT, MU = 0.8, 0.5, 0.4, 0.7  # of a step of the learner
+played = partial(play, decay=MU, beta=BETA, lrs=(H, H_NEXT))
 
 
 def argmin(objective: Callable[[torch.Tensor], torch.Tensor], dimension: int) -> Array:
@@ -37,14 +33,15 @@ def composite(g: Array, divergence: Callable[[torch.Tensor], torch.Tensor]) -> C
 
 
 @erratum("erratum-b", "explicit update = argmin of Theorem OGD")
-def b(seed: int, scale: float) -> Finding:
+def explicit_update_is_not_the_argmin(seed: int, scale: float) -> Finding:
     """The explicit update has η_t(1/η_{t+1} − 1/η_t) once, the argmin twice: κ = 1 and κ = 2."""
     delta, g = np.random.default_rng(seed).normal(size=(2, 3))
     start = torch.from_numpy(delta)
     least = argmin(composite(g, lambda w: ((w - start) ** 2).sum() / (2 * H)), 3)
     explicit = (delta - H * g) / (1 + H * MU / BETA + H * (1 / (BETA * H_NEXT) - 1 / H))
     off = greatest(
-        float(np.abs(played(1, delta, g) - explicit).max()), float(np.abs(played(2, delta, g) - least).max())
+        float(np.abs(played(delta, g, kappa=1) - explicit).max()),
+        float(np.abs(played(delta, g, kappa=2) - least).max()),
     )
     measured = f"length of Δ_{{t+1}} by either; OGD with κ = 1 is the one, with κ = 2 the other, to {off:.0e}"
     left, right = float(np.linalg.norm(explicit)), float(np.linalg.norm(least))
@@ -52,7 +49,7 @@ def b(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-c", "μ_t = 24cD²β^{−t}/α² gives β^tμ_t/2 = 12cD/α²")
-def c(seed: int, scale: float) -> Finding:
+def decay_has_one_d_too_many(seed: int, scale: float) -> Finding:
     """The proof of Theorem O2NC; D is right. Likewise μ = 24F*c/((G + σ)α^{5/2}N), not G + D."""
     p = theory.plan(10_000, 2.0, gap=3.0, lipschitz=1.5, noise=0.5, constants="paper")
     needed = 12 * p.c * p.radius / p.alpha**2
@@ -63,13 +60,11 @@ def c(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-f", "Σ_{n=t}^N λ_{n,t} ≤ 8Σ_{n=1}^{N−t} nβ^n")
-def f(seed: int, scale: float) -> Finding:
+def spread_sum_ends_one_term_early(seed: int, scale: float) -> Finding:
     """The proof of Lemma variance-regularizer; the sum goes to N − t + 1, and then 4 is enough for 8."""
     worst, steps = 0.0, 200
-    for beta in (0.5, 0.9, 0.99):
-        total = np.zeros(steps)
-        for n in range(1, steps + 1):
-            total[:n] += theory.variance_weights(n, beta)
+    for beta in BETAS:
+        total = summed_weights(beta, steps)
         powers = np.cumsum(np.arange(1, steps + 1) * beta ** np.arange(1.0, steps + 1))
         worst = greatest(worst, float((total / (4 * powers[::-1])).max()))  # t = N has the first partial sum
     last = float(theory.variance_weights(steps, 0.9)[-1])
@@ -77,8 +72,17 @@ def f(seed: int, scale: float) -> Finding:
     return Finding(measured, last, 0.0, also=0.99 < worst <= 1 + ROUNDING)
 
 
+def printed_plans(rng: np.random.Generator, count: int, stretch: Callable[[], float]) -> Iterator[theory.Plan]:
+    """Yield plans with the printed constants, for random c, F*, G and σ, at so many times the fewest steps."""
+    for _ in range(count):
+        c, gap, lipschitz, noise = 10 ** rng.uniform(-3, 3, size=4)
+        least = max(2**1.5, 2**1.75 * gap * math.sqrt(c) / (lipschitz + noise) ** 1.5)  # from which on α <= ½
+        steps = math.ceil(least * stretch())
+        yield theory.plan(steps, c, gap=gap, lipschitz=lipschitz, noise=noise, constants="paper")
+
+
 @erratum("erratum-g", "(1/N)·2(G+σ)/√α ≲ (G+σ)/N")
-def g(seed: int, scale: float) -> Finding:
+def regret_term_loses_a_root_of_alpha(seed: int, scale: float) -> Finding:
     """The proof of Theorem SGDM drops 1/√α, which grows; it is dominated, and the whole bound is <= 36.7(G + σ)√α."""
 
     def ratios(steps: int) -> tuple[float, float]:
@@ -88,12 +92,8 @@ def g(seed: int, scale: float) -> Finding:
 
     (few, few_right), (many, many_right) = ratios(10**4), ratios(10**12)
     rng, worst = np.random.default_rng(seed), 0.0
-    for _ in range(enough(2000, scale, 1000)):
-        c, gap, lipschitz, noise = 10 ** rng.uniform(-3, 3, size=4)
-        least = max(2**1.5, 2**1.75 * gap * math.sqrt(c) / (lipschitz + noise) ** 1.5)
-        steps = math.ceil(least * 10 ** rng.uniform(0.01, 6))
-        p = theory.plan(steps, c, gap=gap, lipschitz=lipschitz, noise=noise, constants="paper")
-        worst = greatest(worst, p.bound / ((lipschitz + noise) * math.sqrt(p.alpha)))
+    for p in printed_plans(rng, enough(2000, scale, 1000), lambda: 10 ** rng.uniform(0.01, 6)):
+        worst = greatest(worst, p.bound / ((p.lipschitz + p.noise) * math.sqrt(p.alpha)))
     also = abs(many_right / few_right - 1) < 1e-3 and 25 < worst <= 36.7
     measured = (
         f"growth of left/right from N = 10⁴ to 10¹²; of left/((G+σ)/√αN) {many_right / few_right:.4f}; "
@@ -103,7 +103,7 @@ def g(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-h", "D_ψ(x,y) = ψ(x) − ψ(y) − ⟨∇ψ(y), y−x⟩")
-def h(seed: int, scale: float) -> Finding:
+def bregman_divergence_has_the_wrong_sign(seed: int, scale: float) -> Finding:
     """The Bregman divergence; with x − y the argmin of Theorem OGD is what `OGD` plays, with y − x it is not."""
     delta, g = np.random.default_rng(seed).normal(size=(2, 3))
     y = torch.from_numpy(delta)
@@ -112,7 +112,7 @@ def h(seed: int, scale: float) -> Finding:
         return (x @ x - y @ y - sign * 2 * (y @ (x - y))) / (2 * H)
 
     wrong, least = (argmin(composite(g, lambda w, s=s: bregman(w, s)), 3) for s in (-1.0, 1.0))  # type: ignore[misc]
-    now = played(2, delta, g)
+    now = played(delta, g, kappa=2)
     at = torch.from_numpy(now)
     printed, right = bregman(at, -1.0).item(), ((at - y) @ (at - y) / (2 * H)).item()
     also = float(np.abs(now - least).max()) < 1e-12 < float(np.abs(now - wrong).max())
@@ -121,7 +121,7 @@ def h(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-j", "F(x)−F(y) = ∫₀¹⟨∇F(x+t(y−x)), y−x⟩dt")
-def j(seed: int, scale: float) -> Finding:
+def integral_has_the_wrong_sign(seed: int, scale: float) -> Finding:
     """Assumption 1; the integral is F(y) − F(x), on every problem of the library that is asked."""
     rng, count = np.random.default_rng(seed), enough(20_000, scale, 4000)
     t = (torch.arange(count, dtype=torch.float64) + 0.5) / count
@@ -140,13 +140,10 @@ def j(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-p", "ημ ≈ α")
-def p(seed: int, scale: float) -> Finding:
+def decay_is_not_of_the_size_of_alpha(seed: int, scale: float) -> Finding:
     """Section 4.3; ημ = 48α on the branch of large c and less on the other, so momentum forgets 49 times faster."""
-    rng, worst, off = np.random.default_rng(seed), 0.0, 0.0
-    for _ in range(enough(2000, scale)):
-        c, gap, lipschitz, noise = 10 ** rng.uniform(-3, 3, size=4)
-        least = max(2**1.5, 2**1.75 * gap * math.sqrt(c) / (lipschitz + noise) ** 1.5)
-        plan = theory.plan(math.ceil(10 * least), c, gap=gap, lipschitz=lipschitz, noise=noise, constants="paper")
+    worst, off = 0.0, 0.0
+    for plan in printed_plans(np.random.default_rng(seed), enough(2000, scale), lambda: 10.0):
         ratio = plan.lr * plan.decay / plan.alpha
         worst = greatest(worst, ratio)
         if plan.alpha > plan.steps ** (-2 / 3) * (1 + ROUNDING):
@@ -156,7 +153,7 @@ def p(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-q", "F(x)−F(y) = ⟨F(x), x−y⟩ + O(‖x−y‖²)")
-def q(seed: int, scale: float) -> Finding:
+def expansion_lacks_a_gradient(seed: int, scale: float) -> Finding:
     """Section 3 lacks a ∇: with it, the remainder is at most H‖x − y‖²/2."""
     rng, length = np.random.default_rng(seed), 1e-4
     printed, corrected = 0.0, 0.0

@@ -6,11 +6,11 @@ import torch
 
 import o2nc
 from o2nc import Certificate
-from o2nc_experiments.verify.rows import ROUNDING, Finding, erratum
+from o2nc_experiments.verify.check import ROUNDING, Finding, erratum
 
 
 @erratum("erratum-e", "∇F(x) = ∇F(y) + ∇²F(x)(x−y) + ½∇³F(z)[x−y]²")
-def e(seed: int, scale: float) -> Finding:
+def taylor_remainder_has_the_wrong_sign(seed: int, scale: float) -> Finding:
     """The proof of Lemma criterion-reduction: the last sign is −, and 2ε is loose: 1.25ε and ε are reached.
 
     F' = h²/2, at x = 1 and y = 0: F''' = 1 everywhere, so that no z helps.
@@ -30,14 +30,13 @@ def plateau(x: torch.Tensor) -> torch.Tensor:
 
 
 @erratum("erratum-m", "c = ε/δ²: almost (δ,ε)-Goldstein stationary")
-def m(seed: int, scale: float) -> Finding:
+def goldstein_price_is_too_low(seed: int, scale: float) -> Finding:
     """Section 2; a (c, ε)-stationary point at that c may be nowhere near. It takes c >= 2G/δ²."""
     eps = 0.01
     y = torch.tensor([[0.0], [0.0], [1 + 1e-9], [-1 - 1e-9]], dtype=torch.float64)
     at = o2nc.certify(plateau, y, eps, beta=1 - 1e-12)  # E F'(y) = 0 and V = ½
     steep = abs(plateau(y.clamp(-1, 1)).mean().item())  # the same at all points within δ = 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that epsilon >= G, which is the point here
+    with warnings.catch_warnings(action="ignore"):  # that epsilon >= G, which is the point here
         told = at.goldstein(1.0, lipschitz=1.0).epsilon
         enough_c = Certificate(2.0, 0.1, 0.05, 2.0).goldstein(1.0, lipschitz=1.0).epsilon
         less_c = Certificate(1.0, 0.1, 0.05, 2.0).goldstein(1.0, lipschitz=1.0).epsilon
@@ -49,14 +48,13 @@ def m(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-n", "E‖ŷ−x‖ < δ, and so ‖x−x'‖ < δ")
-def n(seed: int, scale: float) -> Finding:
+def clipped_distance_is_not_strictly_less(seed: int, scale: float) -> Finding:
     """Lemma goldstein-reduction; its proof gives <= only. The lemma is true: ‖x − x'‖ <= min(δ, V/4δ)."""
     mean = torch.tensor([1.0, -1.0]).clamp(-1, 1).abs().mean().item()
     q = 1e-4  # y = 2δ with probability q, and a little to the other side
     two = torch.tensor([[2.0], [-2 * q / (1 - q)]], dtype=torch.float64)
     at = o2nc.certify(plateau, two, 1.0, beta=q / (1 - q))  # so are the weights q and 1 − q
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         found = at.goldstein(1.0, lipschitz=1.0)
     true = q - 2 * q / (1 - q) * (1 - q)  # x' − x
     ratio = abs(true) / found.distance
@@ -70,7 +68,7 @@ def n(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-o", "c = H²/ε: ‖∇F(x)‖_c ≤ ε ⇒ ‖∇F(x)‖ ≤ ε")
-def o(seed: int, scale: float) -> Finding:
+def smooth_reduction_is_short_of_a_quarter(seed: int, scale: float) -> Finding:
     """Section 5; the lemma gives 2ε, and 1.25ε is reached: F'(h) = 1.25ε − H|h|, y = ±ε/2H."""
     eps, smoothness = 0.04, 3.0
     slope = 1.25 * eps

@@ -8,14 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from o2nc import original
+from o2nc import Exponential, ExponentiatedO2NC, OriginalO2NC
 from o2nc.learners import OGD, BallOGD
-from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 from o2nc.problems import Additive, DoubleWell, MultiKink
-from o2nc.scaling import Exponential
-from o2nc.vector import States, Vector
-from o2nc_experiments.verify.rows import Finding, Z, enough, erratum, mean_error
-from o2nc_experiments.verify.runs import discounted, trace
+from o2nc_experiments.verify.check import Finding, Z, enough, erratum, mean_error
+from o2nc_experiments.verify.traces import discounted, trace
 
 
 def agree(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -33,7 +30,7 @@ def _compare(printed: list[float], corrected: list[float], truth: list[float], w
 
 
 @erratum("erratum-a", "E[F(x_n)−F(x_{n−1})] = E⟨∇F(x_n), x_n−x_{n−1}⟩")
-def a(seed: int, scale: float) -> Finding:
+def progress_counts_moves_for_updates(seed: int, scale: float) -> Finding:
     """Section 3, twice; it is ⟨∇F(x_n), Δ_n⟩, which ``opt.progress`` adds up."""
     problem, steps = MultiKink(2), 20
     printed, corrected, truth = [], [], []
@@ -49,7 +46,7 @@ def a(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-d", "x_{t+1} = x_t − s_{n+1}·η̃·m_{t+1}")
-def d(seed: int, scale: float) -> Finding:
+def one_scalar_serves_all_steps(seed: int, scale: float) -> Finding:
     """The first SGDM display: the scalar is s_{t+1}, drawn anew in every step; and the first step is a no-op."""
     problem, steps = DoubleWell(1), 50
     x = problem.start().requires_grad_()
@@ -66,13 +63,13 @@ def d(seed: int, scale: float) -> Finding:
 
 
 @erratum("erratum-i", "Algorithm 1: g_n = ∇f(x_n, z_n)")
-def i(seed: int, scale: float) -> Finding:
+def algorithm_1_takes_the_gradient_at_x(seed: int, scale: float) -> Finding:
     """The listing of Algorithm 1 takes the gradient at x_n; F(x_n) − F(x_{n−1}) = E⟨∇F(w_n), Δ_n⟩ needs w_n."""
     problem, steps = MultiKink(2), 20
     printed, corrected, truth = [], [], []
     for k in range(seed, seed + enough(200, scale, 60)):
         x = problem.start().requires_grad_()
-        optimizer = original.OriginalO2NC([x], BallOGD(lr=0.5, radius=0.7), period=steps, seed=k)
+        optimizer = OriginalO2NC([x], BallOGD(lr=0.5, radius=0.7), period=steps, seed=k)
         run = trace(optimizer, Additive(problem, 0.0), steps, k)
         at = torch.from_numpy(problem.start().numpy() + np.cumsum(run.updates, axis=0))  # x_n
         printed.append(float((problem.gradient(at).numpy() * run.updates).sum()))
@@ -96,7 +93,7 @@ def sketched(beta: float, steps: int, seed: int) -> tuple[float, float, float]:
 
 
 @erratum("erratum-k", "ΣΣ p_{n,t}⟨∇F(x_t), −Δ_t⟩ ≲ 1−β")
-def k(seed: int, scale: float) -> Finding:
+def sketched_sum_does_not_shrink_with_alpha(seed: int, scale: float) -> Finding:
     """The sketch in Section 3; the sum is of the size of F*, whatever β, and its exact mean is in the formal proof.
 
     With the weights (1 − β)β^{n−t} it telescopes: E of it is F(x_0) − F(x_N) + Σ_t β^{N−t+1}(F(x_t) − F(x_{t−1})).
@@ -121,7 +118,14 @@ class Orthonormal:
         """Count the steps."""
         return {"count": 0}
 
-    def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
+    def update(
+        self,
+        deltas: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+        lrs: list[float],
+        beta: float,
+    ) -> None:
         """Play the next unit vector."""
         deltas[0].zero_()
         deltas[0][states[0]["count"] % len(deltas[0])] = lrs[0]
@@ -139,7 +143,7 @@ def _travelled(steps: int, seed: int) -> tuple[float, float]:
 
 
 @erratum("erratum-l", "orthonormal Δ_t: ‖x_1−x_N‖ of order N")
-def l(seed: int, scale: float) -> Finding:  # noqa: E743
+def orthonormal_updates_do_not_go_that_far(seed: int, scale: float) -> Finding:
     """Section 3's example; the distance is √(2N), and E V = Σ_{ij} p_i p_j |i − j| is √N, not N."""
     few, many = 64, 1024
     runs = {n: np.array([_travelled(n, seed + j) for j in range(enough(8, scale))]) for n in (few, many)}

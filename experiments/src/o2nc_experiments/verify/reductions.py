@@ -14,12 +14,13 @@ import torch
 import o2nc
 from o2nc import Certificate
 from o2nc.problems import Cosine, DoubleWell, MultiKink, Problem, Ripple
-from o2nc_experiments.verify.rows import ROUNDING, Finding, enough, greatest, statement
-from o2nc_experiments.verify.runs import Array
+from o2nc_experiments.verify.check import ROUNDING, Finding, enough, greatest, statement
+from o2nc_experiments.verify.traces import Array
 
 POINTS, PIECES = 4, 8
 EDGES = np.linspace(-4.0, 4.0, PIECES + 1)  # of the pieces; y is at most so far from x = 0, give or take
 TIGHT = 0.999
+CONSTANTS = {1: "smoothness", 2: "second_order"}  # by the order of the derivative that has the constant
 
 
 def climb(score: Callable[[Array], Array], size: int, rng: np.random.Generator, starts: int, rounds: int) -> float:
@@ -60,11 +61,9 @@ def integral(y: Array, pieces: Array, order: int) -> Array:
     return total * (side if order == 1 else 1.0) / order
 
 
-def told(at: Certificate, order: int, constant: float, constants: str = "sharp") -> float:
+def gradient_bound(at: Certificate, order: int, constant: float, constants: str = "sharp") -> float:
     """Return the bound on ‖∇F‖ for H (order 1) or ρ (order 2)."""
-    if order == 1:
-        return at.gradient_norm(smoothness=constant, constants=constants)
-    return at.gradient_norm(second_order=constant, constants=constants)
+    return at.gradient_norm(**{CONSTANTS[order]: constant}, constants=constants)
 
 
 def norms(constants: str, order: int) -> Callable[[Array], Array]:
@@ -83,7 +82,7 @@ def norms(constants: str, order: int) -> Callable[[Array], Array]:
         c = 2 / (mean + np.sqrt(mean**2 + 4 * spread)) if order == 1 else np.full(len(x), 0.5)
         matters = c * spread > 0.1 * (mean + c * spread)
         bounds = [
-            told(Certificate(price, g, v, 1.0), order, 1.0, constants)
+            gradient_bound(Certificate(price, g, v, 1.0), order, 1.0, constants)
             for price, g, v in zip(c.tolist(), mean.tolist(), spread.tolist(), strict=True)
         ]
         return matters * np.abs(number[:, 0]) / np.maximum(bounds, 1e-12)
@@ -111,21 +110,20 @@ def reduced(order: int, seed: int, scale: float) -> tuple[dict[str, float], floa
     several: list[Problem] = [Cosine(1), Cosine(3), Ripple(1), Ripple(4)]
     valid = True
     for problem in several:
-        constant = problem.smoothness if order == 1 else problem.second_order
+        constant = getattr(problem, CONSTANTS[order])
         for _ in range(enough(100, scale)):
             y, p, at = certified(problem, rng)
             truth = problem.gradient(p @ y).norm().item()
             for constants in worst:
-                valid = valid and truth <= told(at, order, constant, constants) * (1 + ROUNDING)
+                valid = valid and truth <= gradient_bound(at, order, constant, constants) * (1 + ROUNDING)
     # F'(h) = a − H|h| at y = ±1/2c; F'(h) = a − ρh²/2 at c = ρ/2, H = ρ = 1
     tight = Certificate(1.0, 0.75, 0.25, 2.0) if order == 1 else Certificate(0.5, 0.6, 0.8, 2.0)
     truth = 0.75 + 0.5 if order == 1 else 0.6 + 0.4
-    return worst, truth / told(tight, order, 1.0), valid
+    return worst, truth / gradient_bound(tight, order, 1.0), valid
 
 
 def _criterion(order: int, seed: int, scale: float) -> Finding:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that c is small for the smoothness
+    with warnings.catch_warnings(action="ignore"):  # that c is small for the smoothness
         worst, tight, valid = reduced(order, seed, scale)
     measured = (
         f"greatest ‖∇F(x)‖/bound: search over functions and laws {worst['sharp']:.4f}, known example {tight:.4f}; "
@@ -194,8 +192,7 @@ def goldstein(seed: int, scale: float) -> Finding:
     """Lemma goldstein-reduction, with its improved constants and as printed."""
     rng = np.random.default_rng(seed)
     starts, rounds = 16, enough(300, scale, 100)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that epsilon says nothing
+    with warnings.catch_warnings(action="ignore"):  # that epsilon says nothing
         near, wide, mean = (
             climb(lambda x, k=k: clipped_score(x)[:, k], SIZE, rng, starts, rounds)  # type: ignore[misc]
             for k in range(3)

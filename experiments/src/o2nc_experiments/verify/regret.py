@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from o2nc.learners import OGD
-from o2nc_experiments.verify.rows import Finding, enough, greatest, statement
+from o2nc_experiments.verify.check import Finding, enough, greatest, statement
+from o2nc_experiments.verify.traces import Array
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class Schedule:
     lrs: list[float]
 
     @property
-    def steps(self) -> np.ndarray:
+    def steps(self) -> Array:
         """η_1, …, η_{n+1}."""
         return self.beta ** np.arange(1.0, len(self.lrs) + 2) * [self.lrs[0], *self.lrs]
 
     @property
-    def decays(self) -> np.ndarray:
+    def decays(self) -> Array:
         """μ_1, …, μ_{n+1}."""
         return self.beta ** -np.arange(1.0, len(self.lrs) + 2) * self.decay
 
@@ -88,6 +89,15 @@ def ogd_2(seed: int, scale: float) -> Finding:
     return Finding(measured, greatest(ratios), 1.0)
 
 
+def play(delta: Array, g: Array, *, kappa: int, decay: float, beta: float, lrs: tuple[float, float]) -> Array:
+    """Return Δ_{t+1} as `OGD` plays it at t = 0 with lrs = (h, h'): η_t = h, η_{t+1} = βh', μ_{t+1} = μ/β."""
+    h, h_next = lrs
+    played = torch.from_numpy(delta.copy())
+    learner = OGD(lr=1.0, decay=decay, kappa=kappa)
+    learner.update([played], [torch.from_numpy(g)], [{"last_lr": h}], [h_next], beta)
+    return played.numpy()
+
+
 def one_step_excess(kappa: int, rng: np.random.Generator) -> float:
     """Return the greatest left minus right of the one-step lemma over u, relative to the size of its terms.
 
@@ -98,20 +108,16 @@ def one_step_excess(kappa: int, rng: np.random.Generator) -> float:
     h, h_next = 10 ** rng.uniform(-2, 1) * np.array([1.0, rng.uniform(0.2, 1 / beta)])
     decay = float(rng.choice([0.0, 10 ** rng.uniform(-2, 2)]))
     w, g = rng.normal(size=(2, d)) * 10 ** rng.uniform(-1, 1, size=(2, 1))
-    delta = torch.from_numpy(w.copy())
-    learner = OGD(lr=1.0, decay=decay, kappa=kappa)
-    learner.update([delta], [torch.from_numpy(g)], [{"last_lr": float(h)}], [float(h_next)], beta)
-    w_next = delta.numpy()
-    # at t = 0: η_t = h, η_{t+1} = βh', μ_{t+1} = μ/β
+    w_next = play(w, g, kappa=kappa, decay=decay, beta=beta, lrs=(float(h), float(h_next)))
     curvature = decay / beta + kappa * (1 / (beta * h_next) - 1 / h)
 
-    def psi(a: np.ndarray, b: np.ndarray) -> float:
+    def psi(a: Array, b: Array) -> float:
         return float(((a - b) ** 2).sum() / (2 * h))
 
-    def phi(a: np.ndarray) -> float:
+    def phi(a: Array) -> float:
         return float(curvature / 2 * (a**2).sum())
 
-    def gap(u: np.ndarray) -> float:
+    def gap(u: Array) -> float:
         right = g @ (w - w_next) + psi(u, w) - psi(u, w_next) - psi(w_next, w) + phi(u) - phi(w_next)
         return float(right - g @ (w - u))
 

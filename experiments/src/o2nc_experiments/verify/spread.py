@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from o2nc import theory
-from o2nc_experiments.verify.rows import Finding, enough, greatest, least_of, statement
+from o2nc_experiments.verify.check import Finding, enough, greatest, least_of, statement
 
 BETAS = (0.5, 0.9, 0.99)
 
@@ -17,6 +17,14 @@ def double_sum(n: int, beta: float) -> NDArray[np.float64]:
     return np.array([4 * terms[t - 1 :, : t - 1].sum() for t in i])
 
 
+def summed_weights(beta: float, horizon: int) -> NDArray[np.float64]:
+    """Return Σ_n λ_{n,t} over n = t, …, N for every t."""
+    total = np.zeros(horizon)
+    for n in range(1, horizon + 1):
+        total[:n] += theory.variance_weights(n, beta)
+    return total
+
+
 @statement("variance-weights", "Σ_n λ_{n,t} ≤ 12/(1−β)² for every t")
 def variance_weights(seed: int, scale: float) -> Finding:
     """Proposition tech-lam-t:N, and the closed form of λ against its definition."""
@@ -27,10 +35,7 @@ def variance_weights(seed: int, scale: float) -> Finding:
     worst = 0.0
     for beta in BETAS:
         horizon = enough(int(15 / (1 - beta)), min(scale, 1.0), 30)
-        total = np.zeros(horizon)
-        for n in range(1, horizon + 1):
-            total[:n] += theory.variance_weights(n, beta)
-        worst = greatest(worst, total.max() * (1 - beta) ** 2)
+        worst = greatest(worst, summed_weights(beta, horizon).max() * (1 - beta) ** 2)
     measured = f"(1−β)²·sum, greatest over t and β = .5, .9, .99; closed form off the double sum by {error:.0e}"
     return Finding(measured, worst, 12.0, also=error < 1e-11)
 

@@ -1,0 +1,228 @@
+"""All trials of an experiment: begun or gone on with, several at once on a GPU, with checkpoints in a folder."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from time import time
+from typing import Any, NamedTuple
+
+import torch
+
+from o2nc_experiments.cifar10.batches import Images
+from o2nc_experiments.cifar10.checkpoints import CheckpointWriter, Store, TrialLog
+from o2nc_experiments.cifar10.options import Arm, Settings
+from o2nc_experiments.cifar10.processes import World
+from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.classification import Epoch, to_columns
+
+
+class EpochEnd(NamedTuple):
+    """The end of an epoch.
+
+    Attributes:
+        row: the epoch's.
+        rate: images per second, all trials at work together.
+        epochs_left: of the whole experiment.
+        left: seconds that they take at this rate.
+    """
+
+    row: Epoch
+    rate: float
+    epochs_left: int
+    left: float
+
+
+OnEpoch = Callable[[EpochEnd], object]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is to be trained and where it is kept.
+
+    Attributes:
+        arms: one column each.
+        seeds: the trials of every arm.
+        settings: of all trials.
+        store: the folder.
+        digest: of the data, so that a folder holds trials on the same data only.
+        at_once: trials that share the device.
+        save_every: seconds between checkpoints; they are made at the end of an epoch.
+        place: what is trained on and with, to be noted with every trial.
+    """
+
+    arms: Sequence[Arm]
+    seeds: Sequence[int]
+    settings: Settings
+    store: Store
+    digest: str
+    at_once: int = 1
+    save_every: float = 120.0
+    place: Mapping[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def opened(self, world: World) -> Iterator[list[TrialLog]]:
+        """Hold the folder, and give its trials with what is kept of them: those asked for, then all others.
+
+        Raises:
+            OSError: the folder is in use, belongs to other settings, or cannot be used.
+        """
+        with ExitStack() as held:
+
+            def load_logs() -> list[TrialLog]:
+                held.enter_context(self.store.locked())
+                return self._load_logs()
+
+            yield world.on_first(load_logs)
+
+    def train(
+        self,
+        logs: Sequence[TrialLog],
+        images: Images,
+        world: World,
+        on_epoch: OnEpoch,
+        on_checkpoint: Callable[[], object] = lambda: None,
+        on_interrupt: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Train what is not finished yet. Interrupted, it keeps every epoch that is over.
+
+        Args:
+            logs: of `opened`; they have all rows on return, and whatever there is if an exception ends it.
+            images: on the device.
+            world: the processes that train together.
+            on_epoch: called at the end of every epoch of every trial.
+            on_checkpoint: called by the first process when checkpoints are made.
+            on_interrupt: called at once when it is interrupted.
+
+        Raises:
+            OSError: a checkpoint cannot be read or written.
+        """
+        saved = time()
+        waiting = [log for log in logs if log.requested and len(log.rows) < self.settings.epochs]
+        active: list[tuple[TrialLog, Trial]] = []
+        with CheckpointWriter(self.store.save, self.common, self.at_once) as writer:
+            try:
+                while waiting or active:
+                    while waiting and len(active) < self.at_once:
+                        log = waiting.pop(0)
+                        active.append((log, self._begin(log, images, world)))
+                        log.begin(self.place, saved)
+                    self._epoch(active, waiting, on_epoch)
+                    if any(trial.finished for _, trial in active) or time() - saved >= self.save_every:
+                        saved = time()
+                        if world.rank == 0:
+                            for log, _ in active:
+                                writer.write(log)
+                            on_checkpoint()
+                        active = [pair for pair in active if not pair[1].finished]
+                        for log in logs:
+                            if log.saved == self.settings.epochs:
+                                log.state = None
+            except (KeyboardInterrupt, SystemExit):
+                on_interrupt()
+                if world.rank == 0:
+                    writer.finish()
+                    for log in logs:
+                        if log.state is not None and log.saved < log.state["epoch"]:
+                            writer.write(log)
+                    writer.finish()
+                raise
+
+    def results(self, logs: Sequence[TrialLog], circumstances: dict[str, Any]) -> dict[str, Any]:
+        """Return all that is kept as one record, for JSON."""
+        complete = [log.saved == self.settings.epochs for log in logs]
+        return {
+            "circumstances": circumstances,
+            "settings": self.common,
+            "complete": all(complete) and bool(logs),
+            "seconds": union([span for log in logs for span in log.spans]),
+            "trials": [
+                {"arm": e.arm.name, "seed": e.seed, "epochs": e.saved, "complete": done, "places": e.places}
+                for e, done in zip(logs, complete, strict=True)
+            ],
+            **to_columns([row for log in logs for row in log.rows[: log.saved]]),
+        }
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What all trials of a folder must share."""
+        return {**asdict(self.settings), "data": self.digest}
+
+    def _load_logs(self) -> list[TrialLog]:
+        """Return all trials with what is kept of them."""
+        self.store.settle(self.common)
+        logs = [TrialLog(arm, seed) for arm in self.arms for seed in self.seeds]
+        for log in logs:
+            self._load(log, self.store.load(log.name))
+        for name, state in self.store.others([log.name for log in logs]):
+            with self._refused(name):
+                logs.append(TrialLog.named(name))
+            self._load(logs[-1], state)
+        return logs
+
+    def _load(self, log: TrialLog, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        with self._refused(log.name):
+            log.load(state)
+        if state["settings"] != self.common:
+            raise OSError(f"{log.name} was begun with other settings in {self.store.folder}; choose another --out")
+
+    @contextmanager
+    def _refused(self, name: str) -> Iterator[None]:
+        """Refuse a checkpoint that has other contents than a trial's."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError):
+            raise self.store.refusal(name) from None
+        except RuntimeError as error:
+            if "loading state_dict" not in str(error):  # the device's errors are no fault of the file
+                raise
+            raise self.store.refusal(name) from None
+
+    def _begin(self, log: TrialLog, images: Images, world: World) -> Trial:
+        """Make a trial, and have it go on where it was."""
+        trial = Trial(log.arm, log.seed, self.settings, images, world)
+        state = world.on_first(lambda: self.store.load(log.name))
+        if state is not None:
+            with self._refused(log.name):
+                trial.restore(state)
+        if images.train.is_cuda:
+            torch.cuda.synchronize(images.train.device)  # its own stream must not overtake what was just made
+        return trial
+
+    def _epoch(
+        self, active: list[tuple[TrialLog, Trial]], waiting: list[TrialLog], on_epoch: Callable[[EpochEnd], object]
+    ) -> None:
+        """Train all active trials for an epoch, step by step in turns: the device is always busy with one of them."""
+        begin = time()
+        trials = [trial for _, trial in active]
+        steps = [trial.begin_epoch() for trial in trials]
+        for k in range(max(steps)):
+            for trial, count in zip(trials, steps, strict=True):
+                if k < count:
+                    trial.step()
+        for trial in trials:
+            trial.launch_evaluation()
+        rows = [trial.end_epoch() for trial in trials]
+        rate = sum(steps) * self.settings.batch / (time() - begin)
+        epochs = sum(self.settings.epochs - trial.epoch for trial in trials)
+        epochs += sum(self.settings.epochs - len(log.rows) for log in waiting)
+        left = epochs * len(trials[0].images.train) / rate
+        for (log, trial), row in zip(active, rows, strict=True):
+            log.advance(row, trial.snapshot(), time())
+        for row in rows:
+            on_epoch(EpochEnd(row, rate, epochs, left))
+
+
+def union(spans: Sequence[Sequence[float]]) -> float:
+    """Return how long it was in all that some of the spans lasted.
+
+    Example:
+        >>> union([(0, 2), (1, 3), (5, 6)])
+        4.0
+    """
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(map(tuple, spans)):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total

@@ -1,0 +1,6 @@
+"""How fast: the mean certificate of a run against its number of steps, and the two ends of the scale.
+
+* `studies`: what is run: problems, ways to choose c, arms with their plans and bounds; `curves` runs and fits them.
+* `traps`: where random scaling is what saves momentum; `hard_chain`: where nothing helps.
+* `tables`, `pictures`, `article`: how they are shown; `command` runs it all.
+"""

@@ -1,0 +1,96 @@
+"""Traps: functions that hold momentum for ever, run with and without random scaling, everything else equal."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+import o2nc
+from o2nc.problems import Climber, Resonance
+from o2nc_experiments.pool import Progress
+
+BETA = 0.999  # of the certificate
+STEPS = 5000  # of a run; the second half is looked at
+C = 1e-5
+MOST_SEEDS = 3
+
+# by name: the trap, and whether the momentum buffer begins with 0 (and not with the first gradient)
+TRAPS: dict[str, tuple[Resonance | Climber, bool]] = {
+    "T0, zigzag": (Resonance.buffer(), False),
+    "Z0, momentum 0.9": (Resonance.zero(), True),
+    "Z0, momentum 0.5": (Resonance.zero(momentum=0.5), True),
+    "L1, phase-locked": (Resonance.locked(), False),
+    "L1, d = 10": (Resonance.locked(10), False),
+    "climber": (Climber(1), False),
+    "climber, d = 10": (Climber(10), False),
+}
+
+
+@dataclass(frozen=True)
+class Escape:
+    """One trap, with and without random scaling: means over the second half of a run.
+
+    Attributes:
+        trap: its name.
+        scaled: with random scaling.
+        seed: of the scalars; None where there are none.
+        gradient: ‖ḡ‖.
+        spread: V.
+        change: F(last) − F(start).
+    """
+
+    trap: str
+    scaled: bool
+    seed: int | None
+    gradient: float
+    spread: float
+    change: float
+
+    @property
+    def certificate(self) -> float:
+        """‖ḡ‖ + C·V."""
+        return self.gradient + C * self.spread
+
+
+def escapes(name: str, seeds: Sequence[int], progress: Progress | None = None) -> list[Escape]:
+    """Run one trap without scaling, once, and with scaling for every seed."""
+    problem, from_zero = TRAPS[name]
+    return [_escape(name, problem, from_zero, seed, progress) for seed in (None, *seeds)]
+
+
+def _escape(
+    name: str, problem: Resonance | Climber, from_zero: bool, seed: int | None, progress: Progress | None
+) -> Escape:
+    x = problem.start()
+    law = None if seed is None else o2nc.Exponential()
+    momentum = problem.momentum if isinstance(problem, Resonance) else 0.9
+    optimizer: o2nc.ExponentiatedO2NC | o2nc.ScaledSGDM
+    if from_zero:  # the map of Section "Unraveling the update", read backwards
+        lr = problem.lr * (1 - momentum) / momentum
+        learner = o2nc.learners.OGD(lr=lr, decay=(BETA / momentum - 1) / lr)
+        optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=BETA, scaling=law, seed=seed or 0)
+    else:
+        optimizer = o2nc.ScaledSGDM(
+            [x], problem.lr, momentum, dampening=momentum, scaling=law, seed=seed or 0, average=BETA
+        )
+    before, certificates = problem.value(x).item(), []
+    for t in range(1, STEPS + 1):
+        x.grad = problem.gradient(x)
+        optimizer.step()
+        if t > STEPS // 2 and t % 10 == 0:
+            certificates.append(optimizer.certificate(C))
+    if progress is not None:
+        progress(STEPS)
+    change = problem.value(x).item() - before
+    gradient, spread = fmean(c.gradient for c in certificates), fmean(c.spread for c in certificates)
+    return Escape(name, law is not None, seed, gradient, spread, change)
+
+
+def jobs(seeds: Sequence[int]) -> list[Callable[[Progress], list[Escape]]]:
+    """Return the work for `o2nc_experiments.pool`: every trap, with up to three seeds."""
+    return [partial(escapes, name, list(seeds[:MOST_SEEDS])) for name in TRAPS]
+
+
+def steps(seeds: Sequence[int]) -> int:
+    """Return the number of steps of all `jobs`."""
+    return len(TRAPS) * (1 + len(seeds[:MOST_SEEDS])) * STEPS
