@@ -7,8 +7,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -62,7 +60,7 @@ def build_app() -> "typer.Typer":
     """Return the application, made here because its parts need typer."""
     import typer
 
-    from o2nc_experiments.console import interruptible
+    from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder
 
     FirstSeed: TypeAlias = Annotated[
         int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)
@@ -73,7 +71,7 @@ def build_app() -> "typer.Typer":
     Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
     def folder(text: str) -> Any:
-        return typer.Option(help=text, parser=_named_folder, metavar="<dir>")
+        return typer.Option(help=text, parser=folder_name, metavar="<dir>")
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -117,7 +115,7 @@ def build_app() -> "typer.Typer":
         """
         from o2nc_experiments.demo import command
 
-        with interruptible(), _folder_if_used(out):
+        with interruptible(), folder_if_used(out):
             command.show(out, range(seed, seed + SEEDS), steps, epochs, quiet)
 
     @app.command()
@@ -174,7 +172,7 @@ def build_app() -> "typer.Typer":
         from o2nc_experiments.verify import command
 
         with interruptible():
-            if not command.show(only or [], None if out is None else _folder(out), seed, workers, quiet):
+            if not command.show(only or [], None if out is None else make_folder(out), seed, workers, quiet):
                 raise typer.Exit(1)
 
     @app.command()
@@ -200,7 +198,7 @@ def build_app() -> "typer.Typer":
 
         with interruptible():
             chosen = range(seed, seed + seeds)
-            if not command.show(_folder(out), chosen, 20 if full else largest, workers, quiet):
+            if not command.show(make_folder(out), chosen, 20 if full else largest, workers, quiet):
                 raise typer.Exit(1)
 
     @app.command()
@@ -231,7 +229,7 @@ def build_app() -> "typer.Typer":
 
         planned = command.plan(model or [], rounds, device, training, seed)
         with interruptible():
-            if not command.show(planned, None if out is None else _folder(out), quiet):
+            if not command.show(planned, None if out is None else make_folder(out), quiet):
                 raise typer.Exit(1)
 
     @app.command()
@@ -317,39 +315,6 @@ def build_app() -> "typer.Typer":
         console.print_plain(console.make_console(quiet), f"Report: {page.write(folders, out)}")
 
     return app
-
-
-def _named_folder(name: str | Path) -> Path:
-    """Return the folder of this name, which need not be there."""
-    import typer
-
-    if not str(name).strip() or Path(name).is_file():
-        raise typer.BadParameter(f"must name a folder, got {str(name)!r}")
-    return Path(name)
-
-
-@contextmanager
-def _folder_if_used(out: Path) -> Iterator[None]:
-    """Make the folder, or refuse by name; what was made is taken away again if nothing was put into it."""
-    missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
-    try:
-        _folder(out)
-        yield
-    finally:
-        for folder in missing:
-            with suppress(OSError):  # it is in use
-                folder.rmdir()
-
-
-def _folder(out: Path) -> Path:
-    """Make the folder, or refuse by name."""
-    import typer
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f"cannot make the folder '{out}': {error.strerror}", param_hint="'--out'") from None
-    return out
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""The terminal and the process: one console, progress bars, interrupts, threads."""
+"""The terminal and the process: one console, progress bars, folders, interrupts, threads."""
 
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -94,3 +95,41 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Refuse an option of the command line where something inside says ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def folder_name(name: str | Path) -> Path:
+    """Return the folder of this name, which need not be there."""
+    if not str(name).strip() or Path(name).is_file():
+        raise typer.BadParameter(f"must name a folder, got {str(name)!r}")
+    return Path(name)
+
+
+@contextmanager
+def folder_if_used(out: Path) -> Iterator[None]:
+    """Make the folder, or refuse by name; what was made is taken away again if nothing was put into it."""
+    missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
+    try:
+        make_folder(out)
+        yield
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # it is in use
+                folder.rmdir()
+
+
+def make_folder(out: Path) -> Path:
+    """Make the folder, or refuse by name."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot make the folder '{out}': {error.strerror}", param_hint="'--out'") from None
+    return out

@@ -6,6 +6,7 @@ The colours can be told apart with any kind of colour vision (Okabe and Ito).
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,8 +17,8 @@ BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 PINK, ORANGE, SKY, BLACK = "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 
 
-def style_axes(axes: Axes, grid: str = "both") -> None:
-    """Draw a faint grid ("both", "x" or "y"), and leave out the frame's upper and right side."""
+def style_axes(axes: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
+    """Draw a faint grid along these axes, and leave out the frame's upper and right side."""
     axes.grid(axis=grid, alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -91,11 +91,7 @@ class Table:
     def markdown(self) -> str:
         """Return title and rows, without the notes."""
         marks = {"left": "---", "center": ":-:", "right": "--:"}
-        rows = [
-            [column.name for column in self.columns],
-            *([cell.text for cell in line.cells] for line in self.lines),
-        ]
-        head, *body = (f"| {' | '.join(map(_markdown, cells))} |" for cells in rows)
+        head, *body = (f"| {' | '.join(map(_markdown, texts))} |" for texts in self._texts())
         rule = f"|{'|'.join(marks[column.align] for column in self.columns)}|"
         return "\n".join([*([f"**{self.title}**", ""] if self.title else []), head, rule, *body])
 
@@ -175,13 +171,8 @@ class Table:
         """Return how many columns of a terminal the folded table needs for its numbers."""
         from rich.cells import cell_len
 
-        rows = [
-            [column.name for column in self.columns],
-            *([cell.text for cell in line.cells] for line in self.lines),
-        ]
-        widths = [
-            max(cell_len(part) for row in rows for part in row[i].split("\n")) for i in range(len(self.columns))
-        ]
+        columns = zip(*self._texts(), strict=True)
+        widths = [max(cell_len(part) for text in column for part in text.split("\n")) for column in columns]
         blocks = zip(widths[1 : self.fold], widths[self.fold :], strict=True)
         return NAME_WIDTH + sum(1 + max(block) for block in blocks)
 

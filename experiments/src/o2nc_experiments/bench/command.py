@@ -5,14 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import typer
 from matplotlib.axes import Axes
 
 from o2nc_experiments import bench, page, record
 from o2nc_experiments.bench import Benchmark, StepTime, TrainingTime
 from o2nc_experiments.bench.contenders import AGAIN, BASE
 from o2nc_experiments.bench.view import named
-from o2nc_experiments.console import make_console, print_error, print_files, print_plain, progress_bar
+from o2nc_experiments.console import make_console, print_error, print_files, print_plain, progress_bar, refusals
 from o2nc_experiments.figures import BLUE, GREY, style_axes
 from o2nc_experiments.page import Article, Picture, Section
 
@@ -21,10 +20,8 @@ TORCHS = ("SGD", "Adam")  # how the names of torch's own begin
 
 def plan(models: list[str], rounds: int, device: str | None, training: bool, seed: int) -> Benchmark:
     """Return what is to be measured, or refuse it."""
-    try:
+    with refusals():
         return bench.plan(models, rounds=rounds, device=device, training=training, seed=seed)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def show(planned: Benchmark, out: Path | None, quiet: bool) -> bool:

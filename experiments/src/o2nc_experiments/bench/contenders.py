@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -43,6 +43,20 @@ MODELS: dict[str, Callable[[], Shapes]] = {
     "many": lambda: [(100,)] * 1000,  # nothing to move: what the host does between tensors
 }
 SMALL = ("resnet18", "many")  # what a CPU is given unless more is asked for
+
+
+def count(model: str) -> int:
+    """Return how many numbers the parameters hold."""
+    return sum(torch.Size(shape).numel() for shape in MODELS[model]())
+
+
+def parameters(model: str, device: torch.device, seed: int) -> list[Tensor]:
+    """Return random parameters with random gradients, which stay as they are."""
+    source = torch.Generator(device).manual_seed(seed)
+    params = [torch.randn(shape, device=device, generator=source).requires_grad_() for shape in MODELS[model]()]
+    for p in params:
+        p.grad = torch.randn(p.shape, device=device, generator=source).mul_(1e-3)
+    return params
 
 
 @dataclass(frozen=True)
@@ -94,3 +108,19 @@ def line_up(kind: str) -> list[Contender]:
         Contender(f"ScaleFree{fused}, average=True", 52, 28, partial(free, average=True), "Adam fused"),
         Contender(AGAIN, 20, 4, partial(SGD, lr=LR, momentum=MOMENTUM, fused=True)),
     ]
+
+
+class LazyOptimizer:
+    """A contender's optimizer, made at its first step: one that cannot be made fails there, like any other."""
+
+    def __init__(self, contender: Contender, params: list[Tensor]) -> None:
+        self.contender, self.params = contender, params
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+        return self.contender.make(self.params)
+
+    def step(self) -> None:
+        """Make a step."""
+        self.optimizer.step()

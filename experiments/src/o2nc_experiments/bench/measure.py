@@ -15,9 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
 
-from o2nc_experiments.bench.contenders import AGAIN, BASE, LONG_AVERAGE, MODELS, Contender, line_up
+from o2nc_experiments.bench.contenders import (
+    AGAIN,
+    BASE,
+    LONG_AVERAGE,
+    Contender,
+    LazyOptimizer,
+    count,
+    line_up,
+    parameters,
+)
 from o2nc_experiments.bench.timing import (
     COPIED,
     COPIES,
@@ -108,39 +116,9 @@ class TrainingTime:
     error: str | None
 
 
-class LazyOptimizer:
-    """A contender's optimizer, made at its first step: one that cannot be made fails there, like any other."""
-
-    def __init__(self, contender: Contender, params: list[Tensor]) -> None:
-        self.contender, self.params = contender, params
-
-    @cached_property
-    def optimizer(self) -> Optimizer:
-        """The optimizer."""
-        return self.contender.make(self.params)
-
-    def step(self) -> None:
-        """Make a step."""
-        self.optimizer.step()
-
-
 def needed(model: str, kind: str) -> int:
     """Return the bytes that the hungriest contender, parameters, gradients and the copy take together."""
     return count(model) * (8 + max(c.held for c in line_up(kind))) + 2 * COPIED[kind]
-
-
-def count(model: str) -> int:
-    """Return how many numbers the parameters hold."""
-    return sum(torch.Size(shape).numel() for shape in MODELS[model]())
-
-
-def parameters(model: str, device: torch.device, seed: int) -> list[Tensor]:
-    """Return random parameters with random gradients, which stay as they are."""
-    source = torch.Generator(device).manual_seed(seed)
-    params = [torch.randn(shape, device=device, generator=source).requires_grad_() for shape in MODELS[model]()]
-    for p in params:
-        p.grad = torch.randn(p.shape, device=device, generator=source).mul_(1e-3)
-    return params
 
 
 def measure_steps(

@@ -23,7 +23,7 @@ from o2nc_experiments.cifar10.experiment import EpochEnd, Experiment
 from o2nc_experiments.cifar10.options import Options, Settings
 from o2nc_experiments.cifar10.processes import World, find_world, process_group
 from o2nc_experiments.classification import Epoch, curves, from_columns
-from o2nc_experiments.console import make_console, print_files, print_plain, uninterrupted
+from o2nc_experiments.console import make_console, print_files, print_plain, refusals, uninterrupted
 from o2nc_experiments.tables import duration, plural
 
 AT_ONCE = 6  # trials on one GPU: more of them wait for each other
@@ -39,10 +39,8 @@ def show(given: Options) -> None:
         OSError: data or folder cannot be used; the text says why.
         typer.BadParameter: an argument cannot be used.
     """
-    try:
+    with refusals():
         given.check()
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     world = find_world()
     console = make_console(given.quiet or world.rank > 0)
     chosen, device = _arms(given, console), _device(given, world)
@@ -209,22 +207,17 @@ def _nan(loss: float | None) -> float:
 
 def _arms(given: Options, console: Console) -> list[options.Arm]:
     """Return the optimizers; what is said against one of them is passed on."""
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            chosen = [options.parse(name) for name in given.arms]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    with refusals(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        chosen = [options.parse(name) for name in given.arms]
     for text in dict.fromkeys(str(warning.message) for warning in said):
         print_plain(console, f"warning: {text}")
     return chosen
 
 
 def _device(given: Options, world: World) -> torch.device:
-    try:
+    with refusals():
         device = record.find_device(given.device)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     if world.size > 1 and device.type == "cuda":
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device

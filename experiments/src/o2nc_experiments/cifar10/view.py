@@ -1,7 +1,6 @@
 """The paper's Table 1 with ours, as a table, a document and an article of the page."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,8 @@ import numpy as np
 from o2nc_experiments import classification
 from o2nc_experiments.cifar10.checkpoints import differences
 from o2nc_experiments.cifar10.options import unlike_paper
-from o2nc_experiments.classification import Arms, Best, Epoch, Mean, best, by_arm, curves, from_columns, written
-from o2nc_experiments.classification.curves import Panel
-from o2nc_experiments.page import Article, Picture, Section
+from o2nc_experiments.classification import Best, Epoch, Mean, best, by_arm, curves, from_columns, written
+from o2nc_experiments.page import Article, Section
 from o2nc_experiments.tables import NONE, Table, duration, plural
 
 PAPER = {
@@ -108,13 +106,6 @@ def _summary(record: dict[str, Any], rows: list[Epoch]) -> str:
 
 def sections(rows: list[Epoch], c: float, notes: str) -> list[Section]:
     """Return Figure 1 with Table 1, and what the averages say."""
-
-    def pictures(panels: Sequence[Panel], captions: Sequence[str], arms: Arms) -> list[Picture]:
-        return [
-            Picture(panel.title, caption, partial(curves.draw, panel=panel, arms=arms))
-            for panel, caption in zip(panels, captions, strict=True)
-        ]
-
     arms, averaged = by_arm(rows), curves.averaging(rows)
     found = [
         Section(
@@ -122,7 +113,7 @@ def sections(rows: list[Epoch], c: float, notes: str) -> list[Section]:
             f"Lines are {curves.over_trials(arms)}. An arm's name is its optimizer, with the law of the random "
             "scalar after +. The table has the best epoch of each trial, as the paper does, with the paper's own "
             "figures in grey below.",
-            pictures=pictures(curves.FIGURE, FIGURE_CAPTIONS, arms),
+            pictures=curves.pictures(curves.FIGURE, FIGURE_CAPTIONS, arms),
             legend=curves.legend(arms),
             tables=[table(rows, c, notes)],
         )
@@ -133,7 +124,7 @@ def sections(rows: list[Epoch], c: float, notes: str) -> list[Section]:
                 "The certificate",
                 "It costs no evaluation: the optimizer keeps the averages x̄ of its iterates and ḡ of its "
                 f"gradients as it goes. ‖ḡ‖ + cV bounds how far x̄ is from stationary, here with c = {c:g}.",
-                pictures=pictures(curves.certificate_panels(c), CERTIFICATE_CAPTIONS, averaged),
+                pictures=curves.pictures(curves.certificate_panels(c), CERTIFICATE_CAPTIONS, averaged),
                 legend=[*curves.legend(averaged), curves.AVERAGE],
             )
         )

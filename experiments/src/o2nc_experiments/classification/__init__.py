@@ -124,11 +124,11 @@ def last(epochs: Sequence[Epoch], c: float = 1.0) -> dict[str, Last]:
     found = {}
     for arm, trials in by_arm(epochs).items():
         averages = [[r.average_accuracy for r in trial if r.average_accuracy is not None] for trial in trials]
-        kept = any(row.gradient is not None for trial in trials for row in trial)
+        averaged = any(row.gradient is not None for trial in trials for row in trial)
         found[arm] = Last(
             _mean([_number(trial[-1].test_accuracy) for trial in trials]),
             _mean([values[-1] for values in averages if values]) if any(averages) else None,
-            _mean([_number(certificate(trial[-1], c)) for trial in trials]) if kept else None,
+            _mean([_number(certificate(trial[-1], c)) for trial in trials]) if averaged else None,
         )
     return found
 

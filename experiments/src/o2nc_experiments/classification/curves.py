@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import cycle
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFo
 
 from o2nc_experiments.classification import Arms, Epoch, by_arm, certificate
 from o2nc_experiments.figures import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION, style_axes
+from o2nc_experiments.page import Picture
 
 Read = Callable[[Epoch], float | None]
 
@@ -51,7 +53,7 @@ AVERAGE = Line2D([], [], color=GREY, **HOLLOW, label="x̄, BatchNorm made anew")
 
 
 def certificate_panels(c: float) -> tuple[Panel, ...]:
-    """Return the panels of what the averages tell, at this price of spread."""
+    """Return the panels of what the averages say, at this price of spread."""
     return (
         Panel("‖ḡ‖", (lambda row: row.gradient,), log=True),
         Panel("V", (lambda row: row.spread,), log=True),
@@ -91,8 +93,8 @@ def certificates(epochs: Sequence[Epoch], c: float = 1.0, title: str = TITLE) ->
 
 def averaging(epochs: Sequence[Epoch]) -> Arms:
     """Return the arms, without trials those that keep no averages."""
-    kept = {row.arm for row in epochs if row.gradient is not None}
-    return {arm: trials if arm in kept else [] for arm, trials in by_arm(epochs).items()}
+    averaged = {row.arm for row in epochs if row.gradient is not None}
+    return {arm: trials if arm in averaged else [] for arm, trials in by_arm(epochs).items()}
 
 
 def draw(axes: Axes, panel: Panel, arms: Arms) -> None:
@@ -107,6 +109,14 @@ def draw(axes: Axes, panel: Panel, arms: Arms) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("epochs")
+
+
+def pictures(panels: Sequence[Panel], captions: Sequence[str], arms: Arms) -> list[Picture]:
+    """Return the panels for the page."""
+    return [
+        Picture(panel.title, caption, partial(draw, panel=panel, arms=arms))
+        for panel, caption in zip(panels, captions, strict=True)
+    ]
 
 
 def _fill(

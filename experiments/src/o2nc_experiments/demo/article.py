@@ -20,6 +20,19 @@ SLOPE = (
     "the steep sides that it steps over, and they lead up by more than it goes down.\n"
 )
 MANY = "Every coordinate has its own teeth, and one random number for all of them is enough: "
+TRAINING_CAPTIONS = (
+    "On the batches as they were seen, logarithmic; {}. Where the lines lie on each other, scaling costs nothing.",
+    "On images that were never trained on; the end is drawn again, larger, where there is room. Both begin alike "
+    "with every seed, so the difference seed by seed, above, says more than whether the bands overlap.",
+)
+CERTIFICATE_CAPTIONS = (
+    "The length of the averaged gradient. It should fall until only noise is left.",
+    "How far the weights lie from their average, squared. It rises while they travel and falls with the learning "
+    "rate.",
+    "Both together. Falling is what one hopes to see, and no test data are needed to see it.",
+    "Hollow: the averaged weights x̄, for which the certificate speaks. They remember the last few epochs; as V "
+    "falls, they and the last weights come together.",
+)
 AVERAGE = Line2D([], [], color=GREY, **curves.HOLLOW, label="averaged weights x̄")
 
 
@@ -102,17 +115,12 @@ def over_steps(runs: Sequence[climber.Run], values: str, certificates: str) -> l
 
 
 def training(rows: Sequence[Epoch], about: dict[str, Any]) -> list[Section]:
-    """Return the digits: losses, accuracies and the table; then what the averages tell."""
+    """Return the digits: losses, accuracies and the table; then what the averages say."""
     by_name = by_arm(digits.named(rows))
     # blue is scaled and red is not, as with the climber
     arms = {name: by_name.get(name, []) for name in reversed(digits.NAMES.values())}
+    captions = [caption.format(curves.over_trials(arms)) for caption in TRAINING_CAPTIONS]
     compared, certified = (*digits.summary(rows, about["digits_test"]).splitlines(), "", "")[:2]
-    loss, _, accuracy = curves.FIGURE
-    gradient, spread, certificate, averaged = curves.certificate_panels(digits.C)
-
-    def picture(panel: curves.Panel, says: str) -> Picture:
-        return Picture(panel.title, says, partial(curves.draw, panel=panel, arms=arms))
-
     return [
         Section(
             "A network with kinks, on real handwriting",
@@ -123,19 +131,7 @@ def training(rows: Sequence[Epoch], about: dict[str, Any]) -> list[Section]:
             f"{about['digits_batch']}, with lr {about['digits_lr']:g} that falls along a cosine, momentum "
             f"{about['digits_momentum']:g} and weight decay {about['digits_weight_decay']:g}.\n{compared}\n"
             "Better accuracy is not promised: random scaling is what a theory for functions with kinks needs.",
-            pictures=[
-                picture(
-                    loss,
-                    f"On the batches as they were seen, logarithmic; {curves.over_trials(arms)}. Where the lines "
-                    "lie on each other, scaling costs nothing.",
-                ),
-                picture(
-                    accuracy,
-                    "On images that were never trained on; the end is drawn again, larger, where there is room. "
-                    "Both begin alike with every seed, so the difference seed by seed, above, says more than whether "
-                    "the bands overlap.",
-                ),
-            ],
+            pictures=curves.pictures(curves.FIGURE[::2], captions, arms),
             legend=curves.legend(arms),
             tables=[digits.table(rows)],
         ),
@@ -144,23 +140,7 @@ def training(rows: Sequence[Epoch], about: dict[str, Any]) -> list[Section]:
             "While it trains, the optimizer keeps the average x̄ of its weights, the average ḡ of its gradients, and "
             "the spread V of the weights around x̄. From these, without evaluating anything, ‖ḡ‖ + cV bounds how far "
             f"x̄ is from stationary, up to the noise of the batches.\n{certified}\n{price(rows)}",
-            pictures=[
-                picture(gradient, "The length of the averaged gradient. It should fall until only noise is left."),
-                picture(
-                    spread,
-                    "How far the weights lie from their average, squared. It rises while they travel and falls with "
-                    "the learning rate.",
-                ),
-                picture(
-                    certificate,
-                    "Both together. Falling is what one hopes to see, and no test data are needed to see it.",
-                ),
-                picture(
-                    averaged,
-                    "Hollow: the averaged weights x̄, for which the certificate speaks. They remember the last few "
-                    "epochs; as V falls, they and the last weights come together.",
-                ),
-            ],
+            pictures=curves.pictures(curves.certificate_panels(digits.C), CERTIFICATE_CAPTIONS, arms),
             legend=[*curves.legend(arms), AVERAGE],
         ),
     ]

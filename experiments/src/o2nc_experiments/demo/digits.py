@@ -110,14 +110,14 @@ def train(
         average=AVERAGE,
     )
     order = torch.Generator().manual_seed(seed)
-    seen = len(data.train) // BATCH * BATCH  # a few images, others in every epoch, make no whole batch and sit out
+    used = len(data.train) // BATCH * BATCH  # a few images, others in every epoch, make no whole batch and sit out
     rows = []
     for epoch in range(1, epochs + 1):
         begun = perf_counter()
         lr = 0.5 * LR * (1 + math.cos(math.pi * (epoch - 1) / epochs))
         optimizer.param_groups[0]["lr"] = lr
         losses = right = 0.0
-        batches = torch.randperm(len(data.train), generator=order)[:seen].view(-1, BATCH)
+        batches = torch.randperm(len(data.train), generator=order)[:used].view(-1, BATCH)
         for batch in batches:
             loss, hits = judge(model, data.train[batch], data.train_labels[batch])
             optimizer.zero_grad()
@@ -125,13 +125,13 @@ def train(
             optimizer.step()
             losses += loss.item()
             right += hits
-        trained = losses / len(batches), right / seen
+        trained = losses / len(batches), right / used
         tested = evaluate(model, data)
         certificate = optimizer.certificate(C)
         with optimizer.averaged():
             averaged = evaluate(model, data)
-        told = certificate.gradient, certificate.spread, optimizer.progress
-        rows.append(Epoch(arm, seed, epoch, lr, *trained, *tested, *told, *averaged, perf_counter() - begun))
+        known = certificate.gradient, certificate.spread, optimizer.progress
+        rows.append(Epoch(arm, seed, epoch, lr, *trained, *tested, *known, *averaged, perf_counter() - begun))
         if progress is not None:
             progress(rows[-1])
     return rows
