@@ -347,7 +347,7 @@ class CertifiedOptimizer(Optimizer):
 
     def _averages(self, wish: str, key: str) -> tuple[list[str | int], list[Tensor], list[dict[str, Any]]]:
         """Return names, parameters and states of all that have averages, or say why there are none."""
-        if not self.owns_state or self.param_groups[0].get("average", 0.0) is None:
+        if self.param_groups[0].get("average", 0.0) is None:
             raise NoAverages(f"{wish} needs averages, and this optimizer was made with {self.advice}")
         names: list[str | int] = []
         params, states = [], []

@@ -101,7 +101,7 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
     try:
         assert isinstance(optimizer, RandomlyScaled)
         optimizer._begin()
-        optimizer._share({"scaling": scaling, "scaling_seed": int(seed), "scaling_step": 0})
+        optimizer._share({"scaling": scaling, "scaling_seed": int(seed), "scaling_step": 0, "average": None})
         optimizer._hook()
     except BaseException:
         optimizer.__class__ = plain
@@ -115,7 +115,7 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
 class RandomlyScaled(CertifiedOptimizer):
     """What `random_scaling` adds to an optimizer's class: two step hooks, and surviving copies."""
 
-    shared: ClassVar[tuple[str, ...]] = ("scaling", "scaling_seed", "scaling_step")
+    shared: ClassVar[tuple[str, ...]] = ("scaling", "scaling_seed", "scaling_step", "average")
     advice = "random_scaling, which keeps none: o2nc.ScaledSGDM(…, average=0.999) does, say"
     owns_state = False  # it is the wrapped optimizer's
     _hooked = False
@@ -202,7 +202,7 @@ def _is_linear(optimizer: Optimizer) -> bool:
 
 
 def _scalar(optimizer: Any) -> float:
-    law, seed, step = (optimizer.param_groups[0][key] for key in optimizer.shared)
+    law, seed, step = (optimizer.param_groups[0][key] for key in optimizer.shared[:3])
     return law.sample(seed, step + 2)
 
 

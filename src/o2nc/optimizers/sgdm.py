@@ -21,7 +21,7 @@ from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import COUNTERS, Step
-from o2nc.torch_support.private import sgd
+from o2nc.torch_support.private import check_fused, sgd
 from o2nc.vector import real, wide
 
 _HALF = frozenset((torch.bfloat16, torch.float16))
@@ -118,9 +118,6 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
         fused = self._wants_fused()
         if (law is None and not (fused and average is not None)) or any(g["differentiable"] for g in groups):
             fused = False
-        if getattr(self, "_need_device_dtype_check_for_fused", False):  # torch's own, once
-            for group in groups:
-                self._init_group(group, [], [], [])
         return Step(
             type(self).__name__,
             Momentum(),
@@ -166,6 +163,10 @@ class Momentum:
             if any(g.layout is not torch.strided for g in grads) or not all(d.is_floating_point for d in dtypes):
                 for g in grads:
                     checks.gradient(g)
+            if group["fused"]:
+                for p in params:
+                    if not step.state.get(p):
+                        check_fused(p)
             if group["fused"] and not _HALF.isdisjoint(dtypes) and any(p.device.type == "cpu" for p in params):
                 # torch's fused kernel for CPUs (2.13) leaves every other vector of a half-precision buffer unwritten
                 group = group | {"foreach": True, "fused": False}

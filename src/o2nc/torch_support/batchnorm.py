@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from o2nc.torch_support.private import BatchNorm
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def recalibrated(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
         >>> model.training
         True
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
     layers = [norm for norm in norms if norm.track_running_stats and norm.num_batches_tracked is not None]
     former = {layer: {name: b.clone() for name, b in layer.named_buffers(recurse=False)} for layer in layers}
     with _modes_restored(model), ExitStack() as restore:
@@ -66,13 +67,13 @@ def _modes_restored(model: nn.Module) -> Iterator[None]:
     with ExitStack() as restore:
         for module in model.modules():  # attributes, not train(): models override it, to freeze layers for example
             restore.callback(setattr, module, "training", module.training)
-            if isinstance(module, _BatchNorm):
+            if isinstance(module, BatchNorm):
                 restore.callback(setattr, module, "momentum", module.momentum)
         yield
 
 
 @torch.no_grad()
-def _calibrate(model: nn.Module, layers: list[_BatchNorm], batches: Iterable[Any]) -> None:
+def _calibrate(model: nn.Module, layers: list[BatchNorm], batches: Iterable[Any]) -> None:
     for module in model.modules():
         module.training = False
     for layer in layers:
@@ -90,6 +91,6 @@ def _calibrate(model: nn.Module, layers: list[_BatchNorm], batches: Iterable[Any
         raise ValueError("batches must not be empty: a generator can be used only once")
 
 
-def _write(layer: _BatchNorm, buffers: dict[str, Tensor]) -> None:
+def _write(layer: BatchNorm, buffers: dict[str, Tensor]) -> None:
     for name, value in buffers.items():
         getattr(layer, name).copy_(value)  # in place: captured CUDA graphs know the address

@@ -8,7 +8,8 @@ Checked on torch 2.6, 2.11, 2.13 and 2.15 (``make test-versions``); what differs
 * ``one_node``: `torch.library.custom_op` is public, but takes tags only since 2.8, as a sequence up to 2.11.
 * ``same_pointers``: torch's check of the inputs of its CUDA graphs, faster than a loop in Python; None if it is gone.
 * ``sgd``: the function behind `torch.optim.SGD`, so that ``scaling=None`` is SGD to the bit.
-* ``with_grad_if_differentiable``: how torch's optimizers treat ``differentiable=True``.
+* ``check_fused``: its check of the parameters of a fused step.
+* ``BatchNorm``: the class of all BatchNorm layers.
 * ``flatten``: tensors of any shape as one vector.
 """
 
@@ -18,10 +19,13 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo as disable_dynamo
 from torch._utils import _flatten_dense_tensors as flatten
-from torch.optim.optimizer import _use_grad_for_differentiable as with_grad_if_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.optim.optimizer import _device_dtype_check_for_fused as check_fused
 from torch.optim.sgd import sgd
 
 __all__ = [
+    "BatchNorm",
+    "check_fused",
     "disable_dynamo",
     "flatten",
     "foreach_add_",
@@ -36,7 +40,6 @@ __all__ = [
     "one_node",
     "same_pointers",
     "sgd",
-    "with_grad_if_differentiable",
 ]
 
 foreach_add_ = torch._foreach_add_
