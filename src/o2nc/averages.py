@@ -41,6 +41,7 @@ FIELDS = {
     "joined": Field(Kind.NUMBER),  # since when the parameter is there, see `Weights.joined`
 }
 
+_ALL_GONE = 1e3  # as a decay: nothing is left of e^{−1000} in float64
 _EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
 
 Inner: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -78,11 +79,16 @@ class Discount(NamedTuple):
         """Return the weights so far, from a parameter group."""
         return Weights(group["weight_sum"], group["weight_square_sum"], group["log_decay"])
 
+    published = weights
+
     def advance(self, before: Weights, n: int, weight: float) -> tuple[Weights, float]:
         """Return the weights with that of iterate n added, and γ_n."""
         total = weight + self.beta * before.total
         gamma = weight / total
-        log_decay = before.log_decay - (math.log1p(-gamma) if gamma < 1 else 0.0)
+        if gamma < 1:
+            log_decay = before.log_decay - math.log1p(-gamma)
+        else:  # the first iterate, or a β below all rounding
+            log_decay = before.log_decay + (_ALL_GONE if before.total else 0.0)
         return Weights(total, weight**2 + self.beta**2 * before.squares, log_decay), gamma
 
     def count(self, n: int) -> int:
@@ -103,6 +109,10 @@ class Blocks(NamedTuple):
         """Return the weights so far, from a parameter group."""
         return self._after(group["step"])
 
+    def published(self, group: dict[str, Any]) -> Weights:
+        """Return the weights of the last block that is complete."""
+        return self._after(group["step"] - group["step"] % self.period)
+
     def advance(self, before: Weights, n: int, weight: float) -> tuple[Weights, float]:
         """Return the weights with that of iterate n added, and γ_n."""
         after = self._after(n)
@@ -118,8 +128,7 @@ class Blocks(NamedTuple):
 
     def _after(self, n: int) -> Weights:
         block, steps = divmod(max(n, 1) - 1, self.period)
-        all_gone = 1e3  # as a decay: nothing is left of e^{−1000} in float64
-        return Weights(steps + 1, steps + 1, all_gone * block + math.log(steps + 1))
+        return Weights(steps + 1, steps + 1, _ALL_GONE * block + math.log(steps + 1))
 
 
 Window: TypeAlias = Discount | Blocks
@@ -181,7 +190,7 @@ def catch_up_(params: Sequence[Tensor], states: Sequence[dict[str, Any]], log_de
         square, _ = move_(iterate, 1 - share, Coupling(), inner, dither=dither)
         widen_(state["spread"], square, 1 - share)
         if "gradient" in state:
-            state["gradient"].mul_(share)
+            state["gradient"].mul_(share) if share else state["gradient"].zero_()  # be it infinite
         for key, value in (("rate", 0.0), ("log_decay", log_decay)):  # it has not moved
             if isinstance(state[key], Tensor):
                 state[key].fill_(value)

@@ -120,6 +120,7 @@ class CertificateLogger:
         _OPEN[self._key] = self
         self._begin()
         optimizer._watchers[id(self)] = self._after_step
+        self._process = os.getpid()
         self._hook: Any = optimizer.register_load_state_dict_post_hook(lambda _: self._begin())
 
     @property
@@ -169,6 +170,8 @@ class CertificateLogger:
         self._wait, self._first, self._logged, self._is_clean = 0, 0, 0, False
 
     def _after_step(self) -> None:
+        if os.getpid() != self._process:  # a fork: the lock is its parent's, and so is the file
+            return
         self._wait -= 1
         if self._wait > 0 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return

@@ -138,27 +138,15 @@ def build_app() -> "typer.Typer":
         """
         from o2nc_experiments import planning
 
-        planning.show(
-            steps,
-            eps,
-            constants,
-            c=c,
-            gap=gap,
-            lipschitz=lipschitz,
-            noise=noise,
-            smoothness=smoothness,
-            second_order=second_order,
-        )
+        known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
+        planning.show(steps, eps, constants, **known, smoothness=smoothness, second_order=second_order)
 
     @app.command()
     def verify(
         only: Annotated[
             list[str] | None, typer.Argument(help="Names of checks, or how they begin; all if none.")
         ] = None,
-        out: Annotated[
-            Path | None,
-            folder("Folder for verify.json, verify.md and report.html."),
-        ] = None,
+        out: Annotated[Path | None, folder("Folder for verify.json, verify.md and report.html.")] = None,
         seed: Seed = 0,
         workers: Workers = WORKERS,
         quiet: Quiet = False,
@@ -177,10 +165,7 @@ def build_app() -> "typer.Typer":
 
     @app.command()
     def rates(
-        out: Annotated[
-            Path,
-            folder("Folder for rates.json, pictures and report.html."),
-        ] = Path("o2nc-rates"),
+        out: Annotated[Path, folder("Folder for rates.json, pictures and report.html.")] = Path("o2nc-rates"),
         seed: FirstSeed = 0,
         seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 8,
         largest: Annotated[int, typer.Option(help="The longest runs have 2^LARGEST steps.", min=12, max=24)] = 17,
@@ -212,10 +197,7 @@ def build_app() -> "typer.Typer":
         rounds: Annotated[int, typer.Option(help="Timed steps of every contender.", min=1)] = ROUNDS,
         device: Device = None,
         training: Annotated[bool, typer.Option("--training", help="Time training steps of ResNet-18, too.")] = False,
-        out: Annotated[
-            Path | None,
-            folder("Folder for bench.json, bench.md and report.html."),
-        ] = None,
+        out: Annotated[Path | None, folder("Folder for bench.json, bench.md and report.html.")] = None,
         seed: Seed = 0,
         quiet: Quiet = False,
     ) -> None:
@@ -274,13 +256,13 @@ def build_app() -> "typer.Typer":
         o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
         """
         from o2nc_experiments.cifar10 import command
-        from o2nc_experiments.cifar10.options import TABLE, Options, Settings
+        from o2nc_experiments.cifar10.options import Options, Settings, arm_names
 
         options = Options(
             data,
             download,
             out,
-            tuple(dict.fromkeys("".join(name.split()) for name in arm)) if arm else TABLE,
+            arm_names(arm),
             range(seed, seed + seeds),
             Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit),
             device,
@@ -295,8 +277,7 @@ def build_app() -> "typer.Typer":
     @app.command()
     def report(
         folders: Annotated[
-            list[Path],
-            typer.Argument(help="Folders of results, or single files of them.", metavar="DIR"),
+            list[Path], typer.Argument(help="Folders of results, or single files of them.", metavar="DIR")
         ],
         out: Annotated[
             Path | None,

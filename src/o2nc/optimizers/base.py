@@ -232,7 +232,11 @@ class CertifiedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does, with laws and learners as plain dictionaries."""
-        self._notice_exchange()
+        with self._local():
+            # now, so that what asks for the averages later finds nothing to do and leaves a checkpoint as it is
+            known = {p: state for p, state in self.state.items() if "average" in state and "log_decay" in state}
+            if known and self.owns_state and self.param_groups[0].get("average", 0.0) is not None:
+                self._catch_up(list(known), list(known.values()))
         return checkpoints.saved(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -248,6 +252,8 @@ class CertifiedOptimizer(Optimizer):
         """
         # torch calls hooks before and after what it does; here that includes decoding and keeping dtypes
         before, after = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
+        if self._swaps:
+            raise RuntimeError("load_state_dict() inside averaged(): the parameters hold x̄ there")
         state_dict = state_dict.copy()
         for hook in before.values():
             state_dict = hook(self, state_dict) or state_dict
@@ -373,11 +379,12 @@ class CertifiedOptimizer(Optimizer):
         fresh = checkpoints.FRESH_AVERAGES
         return {id(state) for state, flag in zip(states, flags, strict=True) if int(flag) & fresh}
 
-    def _weights(self) -> Weights:
-        """Return the weights of the iterates so far."""
+    def _weights(self, *, published: bool = False) -> Weights:
+        """Return the weights of the iterates so far, or of those that the published averages are of."""
         window = self._describe().window
         assert window is not None
-        return Weights(*as_numbers(window.weights(self.param_groups[0])))
+        group = self.param_groups[0]
+        return Weights(*as_numbers(window.published(group) if published else window.weights(group)))
 
     def _catch_up(self, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
         """Bring averages up to date, of parameters without a gradient at the last steps, too."""
@@ -401,10 +408,8 @@ class CertifiedOptimizer(Optimizer):
         return found, torch.stack([state[keys.spread].to(found.device) for state in states])
 
     def _ess(self, states: list[dict[str, Any]]) -> list[float]:
-        """Return every parameter's effective sample size; that of a complete block is its length."""
-        if self.published.gradient_squared is not None:
-            return [float(self.param_groups[0]["period"])] * len(states)
-        weights = self._weights()
+        """Return every parameter's effective sample size."""
+        weights = self._weights(published=True)
         return [weights.ess(joined) for joined in as_numbers([state["joined"] for state in states])]
 
     def _totals(self, values: Tensor, params: list[Tensor]) -> Any:

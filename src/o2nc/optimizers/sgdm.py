@@ -183,7 +183,7 @@ class Momentum:
         for group in step.groups:
             reads_buffer = buffer_is_mean(group)
             for p in group["params"]:
-                if not reads_buffer or p.grad is None:
+                if not reads_buffer or p.grad is None or p.dtype in _HALF:
                     keep_own_gradient(step.state.get(p, {}), group["weight_sum"])
 
 
@@ -255,8 +255,9 @@ class MomentumPart:
         scaler: dict[str, Tensor | None] = self.scaler
         if draw.weight != 1:
             # of the gradient that SGD sees: what torch would do to it comes first, and is then not to be done again
-            weighted = zip(self.params, self._directions(), strict=True)
-            grads = [torch.mul(g, draw.weight).to(p.dtype) for p, g in weighted]
+            pairs = zip(self.params, grads, strict=True)
+            coupled = ((p, self.coupling(g.to(torch.promote_types(p.dtype, torch.float32)), p)) for p, g in pairs)
+            grads = [torch.mul(g, draw.weight).to(p.dtype) for p, g in coupled]
             group = group | {"weight_decay": 0.0, "maximize": False}
             scaler = {}
         elif scaler["grad_scale"] is not None and not group["fused"]:  # foreach had to stand in, and knows no scale
@@ -318,7 +319,8 @@ def buffer_is_mean(group: dict[str, Any]) -> bool:
 def keep_own_gradient(state: dict[str, Any], weight_sum: float | Tensor) -> None:
     """Give a parameter a ḡ of its own where so far the momentum buffer told it."""
     if "average" in state and "gradient" not in state:
-        state["gradient"] = real(state["momentum_buffer"]) / weight_sum
+        buffer = real(state["momentum_buffer"])
+        state["gradient"] = buffer.to(wide(buffer.dtype)) / weight_sum
 
 
 def _number(value: float | Tensor) -> float:

@@ -13,7 +13,9 @@ While the fused step runs, counters and some numbers of the state are tensors on
 another kind, have plain numbers in their place, and no state that only steps called off by a GradScaler have seen.
 """
 
+import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import fields as members_of
 from dataclasses import is_dataclass
 from typing import Any
@@ -45,6 +47,7 @@ _KNOWN = {
 # ``fresh`` in a parameter's state says what of it no step has touched yet: its averages, its rule's state, or both
 FRESH_AVERAGES, FRESH_RULE, BOTH = 1, 2, 3
 _NAME = "__name__"  # no field can be called so
+_WEIGHTED = {cls.__name__ for cls in _KNOWN.values() if any(f.name == "weighted" for f in members_of(cls))}
 
 
 def encode(value: Any) -> Any:
@@ -195,13 +198,21 @@ def _to_saved(optimizer: Any, p: Tensor, state: dict[str, Any]) -> dict[str, Any
 
 def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
     """Load a state_dict as `CertifiedOptimizer.load_state_dict` says; ``by_torch`` is torch's own function."""
-    groups = _groups_to_load(optimizer, state_dict["param_groups"])
+    saved = state_dict["param_groups"]
+    groups = _groups_to_load(optimizer, saved)
     ids = [i for group in groups for i in group["params"]]
+    strangers = state_dict["state"].keys() - {*ids}
+    if strangers:
+        raise ValueError(f"the checkpoint has state of parameters that are in none of its groups: {[*strangers]}")
     owners = dict(zip(ids, optimizer._listed(), strict=False))  # torch says itself when there are more of one
     fields = optimizer.fields
     states = state_dict["state"]
     if optimizer.owns_state:
+        _refuse_incomplete(optimizer, saved, states, fields)
         states = {i: _from_saved(owners[i], s, fields) if i in owners else s for i, s in states.items()}
+        for state in states.values():
+            if "average" in state and "log_decay" not in state:  # of 0.1.0's first checkpoints: none was ever absent
+                state |= {"log_decay": groups[0].get("log_decay", 0.0), "joined": -math.inf}
     kept = _kept(owners, states, fields) if optimizer.owns_state else []
     by_torch({**state_dict, "state": states, "param_groups": groups})
     for p, key, value in kept:
@@ -215,9 +226,12 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
     if missing:
         raise ValueError(f"the checkpoint is not one of {name}: its groups lack {missing}")
     own = {key: optimizer.param_groups[0][key] for key in shared}
-    groups = [own | {k: decode(k, v, own[k]) if k in own else v for k, v in group.items()} for group in saved]
+    # a checkpoint without counters, as torch's own, begins anew
+    begin = own | {key: 0 if key == "step" else 0.0 for key in COUNTERS if key in own}
+    groups = [begin | {k: decode(k, v, own[k]) if k in own else v for k, v in _known(group)} for group in saved]
     for group in groups:
         refuse_foreign(optimizer, group)
+        _check(group, shared)
     found = groups[0] if groups else own
     if own.get("average") is not None and found["average"] is None:
         warnings.warn(
@@ -231,14 +245,64 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
     if changed:
         replaced = ", ".join(f"{key}={found[key]!r} (made with {own[key]!r})" for key in changed)
         warnings.warn(
-            f"the checkpoint changes this {name}, which goes on with {replaced}: "
-            "construct it with these values if that is meant",
+            f"the checkpoint changes this {name}, which goes on with {replaced}: construct it with the checkpoint's "
+            "values if that is meant, or set yours in param_groups after loading",
             stacklevel=5,
         )
     for group, mine in zip(groups, optimizer.param_groups, strict=False):
         if "fused" in mine:  # how a step is carried out, not what it does; a GradScaler has asked the constructor
             group["fused"] = mine["fused"]
     return groups
+
+
+def _known(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a checkpoint's group; a law without ``weighted`` is from when that was the default."""
+    for key, value in group.items():
+        if isinstance(value, dict) and value.get(_NAME) in _WEIGHTED and "weighted" not in value:
+            weighted = "learner" in group  # SGD's gradients had none
+            warnings.warn(
+                f"the checkpoint's {key}={value[_NAME]}(…) is from before laws said whether they are weighted: "
+                f"it goes on with weighted={weighted}",
+                stacklevel=6,
+            )
+            value = value | {"weighted": weighted}
+        yield key, value
+
+
+def _check(group: dict[str, Any], shared: tuple[str, ...]) -> None:
+    """Refuse values that the constructors would refuse, too."""
+    if not isinstance(group.get("lr", 0.0), Tensor):
+        checks.non_negative("lr", group.get("lr", 0.0))
+    for key in shared:
+        value = group[key]
+        if key in ("seed", "scaling_seed", "step", "scaling_step"):
+            checks.integer(key, int(value) if isinstance(value, Tensor) else value, 0)
+        elif key in ("weight_sum", "weight_square_sum", "log_decay"):
+            checks.non_negative(key, float(value))
+        elif key == "scaling":
+            scaling.check_law(value)
+        elif key == "beta" or (key == "average" and value is not None):
+            checks.fraction(key, value)
+        elif key == "period":
+            checks.integer(key, value, 1)
+
+
+def _refuse_incomplete(optimizer: Any, groups: list[Any], states: dict[Any, Any], fields: Fields) -> None:
+    """Refuse averages without what they cannot go on without."""
+    averaged = {i: state for i, state in states.items() if "average" in state}
+    counters = [key for key in ("step", "weight_sum", "weight_square_sum") if key in optimizer.shared]
+    missing = [key for key in counters if averaged and any(key not in group for group in groups)]
+    if missing:
+        raise ValueError(f"the checkpoint is incomplete: it has averages, and its groups lack {missing}")
+    for i, state in averaged.items():
+        missing = [key for key in ("spread", "progress", "rate") if key not in state]
+        if any(field.like is not None for field in fields.values()) and "blank" not in state:
+            missing.append("blank")
+        if missing:
+            raise ValueError(
+                f"the checkpoint is incomplete: its state of parameter {i} lacks {missing} "
+                "(torch.distributed.checkpoint drops state with flatten_optimizer_state_dict=True: load without)"
+            )
 
 
 def _from_saved(p: Tensor, state: dict[str, Any], fields: Fields) -> dict[str, Any]:

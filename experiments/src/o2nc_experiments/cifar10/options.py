@@ -156,6 +156,11 @@ def parse(text: str) -> Arm:
     return arm
 
 
+def arm_names(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names without spaces, each once; Table 1's if there are none."""
+    return tuple(dict.fromkeys("".join(name.split()) for name in names)) if names else TABLE
+
+
 def _split(text: str, whole: str) -> tuple[str, dict[str, Any], str]:
     """Return the name at the beginning, its options in parentheses, and what comes after."""
     found = re.match(r"([a-z-]+)(\([^()]*\))?", text)

@@ -22,6 +22,10 @@ OLDEST_TRITON = (3, 3)
 ON_DEVICE = math.nan  # stands for a number that is copied from a tensor on the device; equal to no plain number
 
 
+class OtherDtype(Exception):
+    """A gradient has not the dtype of its parameter."""
+
+
 def why_not(step: Step) -> str | None:
     """Return the reason for which the fused step cannot be taken, or None if it can."""
     params = [p for group in step.groups for p in group["params"]]
@@ -78,7 +82,10 @@ class Engine:
             if reason is not None:
                 return reason
             self._write(step, capturing)
-        work = [(tables, *tables.locate()) for tables in self.tables]
+        try:
+            work = [(tables, *tables.locate()) for tables in self.tables]
+        except OtherDtype:  # `grad_dtype` can make it so
+            return "gradients have another dtype than their parameters"
         if not any(any(addresses) for _, addresses, _ in work):
             return None
         if any(tables.lacks_gradient(addresses) for tables, addresses, _ in work):

@@ -75,13 +75,12 @@ def _momentum(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tup
     """Begin the state of SGD with momentum where it is missing."""
     momentum, averaged = group["momentum"] != 0, step.window is not None
     nesterov = momentum and group["nesterov"]
-    reads_buffer = buffer_is_mean(group)
+    reads_buffer = buffer_is_mean(group) and wide(p.dtype) == p.dtype
     fresh = 0 if state else BOTH
     if averaged and (not reads_buffer or p.grad is None):
         keep_own_gradient(state, group["weight_sum"])
-    # ḡ can be read off the buffer from the very first step on, and in a dtype that an average can be kept in
-    at_start = not isinstance(group["step"], Tensor) and group["step"] == 0
-    told = reads_buffer and fresh and at_start and wide(p.dtype) == p.dtype
+    # ḡ can be read off the buffer from the very first step on
+    told = reads_buffer and fresh and not isinstance(group["step"], Tensor) and group["step"] == 0
     if momentum and state.get("momentum_buffer") is None:
         state["momentum_buffer"] = torch.zeros_like(p)
         fresh |= FRESH_RULE

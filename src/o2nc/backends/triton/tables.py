@@ -13,6 +13,7 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.averages import FIELDS, Discount
 from o2nc.backends.triton import kernels
+from o2nc.backends.triton.engine import OtherDtype
 from o2nc.backends.triton.launches import Sequence as LaunchSequence
 from o2nc.backends.triton.launches import launches
 from o2nc.backends.triton.laws import device_law
@@ -93,7 +94,7 @@ class Tables:
         self._lay_out_state(rows)
         self._write(rows, step)
         self.sequences: dict[bool, LaunchSequence] = {}  # with and without a GradScaler
-        self.scaler = torch.ones(2, device=self.device)
+        self.scaler = torch.zeros(2, dtype=torch.float32, device=self.device)  # flag and scale
         self.uploads = Uploads(self.n, len(step.groups) * kernels.NUMBERS.value, self.device)
 
     def _kind(self, row: Row) -> tuple[Any, ...]:
@@ -231,6 +232,8 @@ class Tables:
                 addresses.append(0)
                 continue
             checks.gradient(g)
+            if g.dtype != x.dtype:
+                raise OtherDtype
             copies.append(laid_like(x, g.detach(), x.dtype))
             addresses.append(copies[-1].data_ptr() or _NOWHERE)
         return addresses, copies
@@ -245,9 +248,9 @@ class Tables:
         """
         for p, x in self.staged:
             x.copy_(p)
-        scaled = found_inf is not None
-        if found_inf is not None:
-            self.scaler[:1].copy_(found_inf)
+        scaled = found_inf is not None or grad_scale is not None
+        if scaled:
+            self.scaler[:1].zero_() if found_inf is None else self.scaler[:1].copy_(found_inf)
             self.scaler[1:].fill_(1.0) if grad_scale is None else self.scaler[1:].copy_(grad_scale)
         if uploaded is not self.uploads.table:  # in a capture
             for launch in launches(self, uploaded, scaled):
