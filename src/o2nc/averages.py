@@ -20,7 +20,7 @@ exp(−difference of ``log_decay``), and with it in the place of one 1 − γ th
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -40,6 +40,9 @@ FIELDS = {
     "log_decay": Field(Kind.NUMBER),  # −Σ log(1 − γ) up to when all this is
     "joined": Field(Kind.NUMBER),  # since when the parameter is there, see `Weights.joined`
 }
+
+# of the weights, in every parameter group, the same in each; and how many averages there were
+COUNTERS = ("weight_sum", "weight_square_sum", "log_decay", "averaged")
 
 _ALL_GONE = 1e3  # as a decay: nothing is left of e^{−1000} in float64
 _EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
@@ -77,7 +80,7 @@ class Discount(NamedTuple):
 
     def weights(self, group: dict[str, Any]) -> Weights:
         """Return the weights so far, from a parameter group."""
-        return Weights(group["weight_sum"], group["weight_square_sum"], group["log_decay"])
+        return Weights(*(group[key] for key in COUNTERS[:3]))
 
     published = weights
 
@@ -90,14 +93,6 @@ class Discount(NamedTuple):
         else:  # the first iterate, or a β below all rounding
             log_decay = before.log_decay + (_ALL_GONE if before.total else 0.0)
         return Weights(total, weight**2 + self.beta**2 * before.squares, log_decay), gamma
-
-    def count(self, n: int) -> int:
-        """Return which of the averages x̄_n is that the output is drawn from."""
-        return n
-
-    def counters(self, after: Weights) -> dict[str, float]:
-        """Return what the parameter groups keep of the weights."""
-        return {"weight_sum": after.total, "weight_square_sum": after.squares, "log_decay": after.log_decay}
 
 
 class Blocks(NamedTuple):
@@ -117,14 +112,6 @@ class Blocks(NamedTuple):
         """Return the weights with that of iterate n added, and γ_n."""
         after = self._after(n)
         return after, 1 / after.total
-
-    def count(self, n: int) -> int:
-        """Return which of the averages x̄_n is that the output is drawn from; 0 within a block."""
-        return 0 if n % self.period else n // self.period
-
-    def counters(self, after: Weights) -> dict[str, float]:
-        """Return what the parameter groups keep of the weights: the step says it all."""
-        return {}
 
     def _after(self, n: int) -> Weights:
         block, steps = divmod(max(n, 1) - 1, self.period)
@@ -169,6 +156,15 @@ def start(x: Tensor, gradient: Tensor | None, weights: Weights | None = None) ->
     state["log_decay"] = math.nan if weights is None else weights.log_decay
     state["joined"] = -math.inf if weights is None else weights.joined
     return state
+
+
+def end(groups: list[dict[str, Any]], states: Iterable[dict[str, Any]]) -> None:
+    """Let go of the averages, where a group no longer asks for them: they would not be those of a run."""
+    for state in states:
+        for key in FIELDS:
+            state.pop(key, None)
+    for group in groups:
+        group.update(dict.fromkeys(COUNTERS, 0.0), averaged=0)
 
 
 @torch.no_grad()

@@ -322,7 +322,7 @@ class Draw(NamedTuple):
     keeps_output: bool  # whether x̄_t takes the place of the kept output
 
 
-def draw(law: Law | None, seed: int, t: int, *, averaged: bool = True, count: int | None = None) -> Draw:
+def draw(law: Law | None, seed: int, t: int, *, averaged: bool = True, count: int = 0) -> Draw:
     """Draw all random numbers of step t.
 
     Args:
@@ -330,13 +330,12 @@ def draw(law: Law | None, seed: int, t: int, *, averaged: bool = True, count: in
         seed: the seed.
         t: the number of the step, >= 1.
         averaged: whether those of the averages are wanted.
-        count: which of the averages this is that the output is drawn from; 0 for none, None for the t-th.
+        count: which of the averages this is that the output is drawn from; 0 for none.
     """
     s = None if law is None else law.sample(seed, t + 1)
     weight = relative_weight(law, seed, t)
     if not averaged:
         return Draw(s, weight, 1.0, 0.0, False)
-    count = t if count is None else count
     keeps = count > 0 and uniform(seed, count, stream=OUTPUT) * count < 1  # a reservoir of size one
     return Draw(s, weight, progress_weight(law, seed, t), uniform(seed, t, stream=ROUNDING) - 0.5, keeps)
 

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from o2nc import averages
 from o2nc.averages import Coupling, Window
 from o2nc.scaling import Draw, Law
 from o2nc.state import Fields
 
-COUNTERS = ("step", "weight_sum", "weight_square_sum", "log_decay")  # in every group, the same in each
+COUNTERS = ("step", *averages.COUNTERS)  # in every group, the same in each
 
 
 class Part(Protocol):
@@ -28,10 +29,8 @@ class Part(Protocol):
     states: list[dict[str, Any]]
     coupling: Coupling  # what makes of g the gradient that the rule is given
     reads_buffer: bool  # whether ḡ of one that is new will be read off a momentum buffer
+    updates: list[Tensor] | None  # the directions u of the updates that led here, Δ_t = rate·u; None before any
     in_blocks: bool  # whether `move_block_` does: the rule is by coordinate and keeps nothing but u
-
-    def updates(self) -> list[Tensor] | None:
-        """Return the directions u of the updates that led here, Δ_t = rate·u; None when there were none."""
 
     def move_(self, draw: Draw) -> float:
         """Play Δ_{t+1} and set x ← x + s·Δ_{t+1}; return the rate of its directions."""
@@ -73,5 +72,5 @@ class Step(NamedTuple):
     grad_scale: Tensor | None = None
     fused: bool | None = False  # True insists on the fused step, None takes it where it applies
     between: bool = False  # Algorithm 1: gradients are taken at x_{t−1} + s_tΔ_t, so (1 − s_t)Δ_t is still to come
-    ends_block: bool = False  # Algorithm 1: the averages of a block are published, and begin anew
+    block: int | None = None  # Algorithm 1: which block ends, to be published; 0 within one, None without blocks
     restarts: bool = False  # Algorithm 1: so does the learner

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.averages import Coupling, Iterate, catch_up_, inner, move_, segments, start, widen_
+from o2nc.averages import COUNTERS, Coupling, Iterate, catch_up_, end, inner, move_, segments, start, widen_
 from o2nc.scaling import ROUNDING, Draw, draw, uniform
 from o2nc.step import Part, Step
 from o2nc.torch_support.compiling import refuse_capture
@@ -52,18 +52,21 @@ class Eager:
         t = first["step"] + 1
         counters: dict[str, Any] = {"step": t}
         if window is None:
+            if first.get("averaged"):
+                end(step.groups, step.state.values())
             drawn = draw(step.law, step.seed, t, averaged=False)
             for part in parts:
                 part.move_(drawn)
         else:
-            drawn = draw(step.law, step.seed, t, count=window.count(t))
+            count = first["averaged"] + 1 if step.block is None else step.block  # of what the output is drawn from
+            drawn = draw(step.law, step.seed, t, count=count)
             if step.between:  # the gradient is at a uniform point of the way: its identity needs no weight
                 drawn = drawn._replace(progress_weight=1.0)
             before = window.weights(first)
             after, gamma = window.advance(before, t, drawn.weight)
             for part in parts:
                 _begin(part, after, is_start=t == 1)
-                _catch_up(part, before.log_decay, step.seed, t)
+                _catch_up(part.params, part.states, before.log_decay, step.seed, t)
                 blocks = self._packing(part, step.state).add_(part, gamma, drawn)
                 if part.in_blocks:
                     for x, g, u in blocks:
@@ -75,11 +78,12 @@ class Eager:
                 for state in part.states:
                     state["rate"] = rate
                     state["log_decay"] = after.log_decay
-            counters |= window.counters(after)
+            if step.block is None:  # else the step says it all
+                counters |= zip(COUNTERS, (*after, count), strict=True)
         for group in step.groups:
             group.update(counters)
-        if window is not None:
-            _keep_output(step, t, counters, drawn)
+        if window is not None and count:
+            _keep_output(step, t, after.log_decay, drawn)
 
     def _packing(self, part: Part, owner: dict[Tensor, Any]) -> "Packing":
         """Return the packing of these parameters, the one made before if it still holds."""
@@ -101,32 +105,25 @@ def _begin(part: Part, weights: Any, is_start: bool) -> None:
                 state.update(start(x, None if told else part.coupling(real(g).to(dtype), x), weights))
 
 
-def _catch_up(part: Part, log_decay: float, seed: int, t: int) -> None:
+def _catch_up(params: list[Tensor], states: list[dict[str, Any]], log_decay: float, seed: int, t: int) -> None:
     """Bring the averages of parameters up to date that were without a gradient for a while."""
-    if any(state["log_decay"] < log_decay for state in part.states):
-        dither = uniform(seed, t, stream=ROUNDING, draw=1) - 0.5
-        catch_up_(part.params, part.states, log_decay, dither)
+    if any(state["log_decay"] < log_decay for state in states):
+        catch_up_(params, states, log_decay, uniform(seed, t, stream=ROUNDING, draw=1) - 0.5)
 
 
 @torch.no_grad()
-def _keep_output(step: Step, t: int, counters: dict[str, Any], drawn: Draw) -> None:
+def _keep_output(step: Step, t: int, log_decay: float, drawn: Draw) -> None:
     """Keep this average in place of the kept one with probability 1/count: the output is uniform over all.
 
     A parameter that came later keeps its first average, since until then it stood still.
     """
-    window, states = step.window, step.state
-    assert window is not None
-    if not window.count(t):
-        return
-    known = {p: state for p, state in states.items() if "average" in state}
-    if drawn.keeps_output or step.ends_block:
-        log_decay = window.weights(step.groups[0]).log_decay
-        dither = uniform(step.seed, t, stream=ROUNDING, draw=1) - 0.5
-        catch_up_(list(known), list(known.values()), log_decay, dither)
+    known = {p: state for p, state in step.state.items() if "average" in state}
+    if drawn.keeps_output or step.block:
+        _catch_up(list(known), list(known.values()), log_decay, step.seed, t)
     for state in known.values():
         if "output" not in state:
             state["output"] = state["average"].clone()
-        if step.ends_block:
+        if step.block:
             norm = torch.linalg.vector_norm(state["gradient"], dtype=torch.float64)
             state["block_gradient_squared"] = norm.square()
             state["block_spread"] = state["spread"].clone()
@@ -166,7 +163,7 @@ class Packing:
 
         Yields x, g and u of every pack, or run of blocks, after its turn: they may be moved while in the cache.
         """
-        xs, gs, us = self.params, part.grads, part.updates()
+        xs, gs, us = self.params, part.grads, part.updates
         if self._has_complex:
             xs, gs = [real(p) for p in xs], [real(g) for g in gs]
             us = None if us is None else [real(u) for u in us]
@@ -218,8 +215,6 @@ class _Bunch:
             square, slope = move_(pack, gamma, coupling, self.inner, dither=drawn.dither)
             squares.append(square)
             slopes.append(slope)
-            if u is not None:
-                yield x, g, u
         sums: list[tuple[Tensor, Tensor]] = []
         counts: list[int] = []
         waiting: list[Iterate] = []
@@ -248,6 +243,8 @@ class _Bunch:
             else:
                 moved = torch.tensor(rates, dtype=torch.float64, device="cpu").to(self.progress.device)
                 self.progress.add_(torch.where(moved == 0, 0.0, moved * torch.cat(slopes)))
+        if self.n_small and u is not None:
+            yield x, g, u
 
     def _by_parameter(self, sums: list[Tensor], counts: list[int]) -> Tensor:
         """Add up the sums of the blocks of every parameter, in a fixed order."""

@@ -9,7 +9,9 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from operator import is_not
 from typing import Any, ClassVar, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -56,7 +58,7 @@ class CertifiedOptimizer(Optimizer):
 
     # On the instance, with no defaults on the class: Lightning's wrapper is of a class made from ours, and looks up
     # in the optimizer only what that class lacks.
-    _listed: compiling.Listed
+    _known: list[ref[Tensor]]  # the parameters: a compiler that looks at the groups compiles anew with every number
     _shards: Shards | None
     _is_node: bool  # to a compiler
     _is_whole: bool  # as far as was looked
@@ -79,8 +81,12 @@ class CertifiedOptimizer(Optimizer):
         """The state that is kept per parameter."""
 
     @abstractmethod
-    def _describe(self) -> Step:
-        """Return the step that is to be taken, with the gradients that the parameters have."""
+    def _describe(self, fused: bool | None = False) -> Step:
+        """Return the step that is to be taken, with the gradients that the parameters have.
+
+        Args:
+            fused: what the groups ask for, see `_wants_fused`.
+        """
 
     # --- the step
 
@@ -115,7 +121,8 @@ class CertifiedOptimizer(Optimizer):
         else:
             with local_parts(self):
                 self._take()
-        self._notify()
+        if self._watchers:
+            self._notify()
 
     @disable_dynamo
     def _take_outside(self) -> None:
@@ -124,37 +131,34 @@ class CertifiedOptimizer(Optimizer):
 
     def _take(self) -> None:
         """Have a backend carry out the step: the fused one if it is demanded or applies."""
-        if self.foreign:
-            for group in self.param_groups:
+        for group in self.param_groups if self.foreign else ():
+            if not self.foreign.isdisjoint(group):
                 checkpoints.refuse_foreign(self, group)
+        eager, fused = self._eager, self._wants_fused()
         with torch.set_grad_enabled(bool(self.defaults.get("differentiable"))):
-            step = self._describe()
-            if step.fused is not False and self._fuse(step):
-                return
+            step = self._describe(fused)
+            if step.fused is not False:
+                reason = self._engine.take(step)
+                if reason is None:
+                    return
+                if step.fused:
+                    refused = f"fused=True, but the fused step cannot be taken: {reason}"
+                    raise RuntimeError(f"{refused} (fused=None does without by itself)")
             if isinstance(self.param_groups[0]["step"], Tensor):
                 checkpoints.to_host(self.param_groups, self.state, self.fields)
-            self._eager.take(step)
-
-    def _fuse(self, step: Step) -> bool:
-        here = any(p.device.type in engine.DEVICES for group in step.groups for p in group["params"][:1])
-        if not here and (step.fused is None or self.has_other_fused):
-            return False
-        reason = self._engine.take(step)  # also where it cannot be, so that a reason is given
-        if reason is not None and step.fused:
-            raise RuntimeError(
-                f"fused=True, but the fused step cannot be taken: {reason} (fused=None does without by itself)"
-            )
-        return reason is None
+            eager.take(step)
 
     def _wants_fused(self) -> bool | None:
-        """Return what the groups ask for: True insists, None takes it where it applies."""
-        refused = False
+        """Return what the groups ask for: True insists on the fused step, None takes it, False does without."""
+        here = demanded = refused = False
         for group in self.param_groups:
-            fused = group.setdefault("fused", None)  # an older checkpoint may lack it
-            if fused is True:
-                return True
+            here |= any(p.device.type in engine.DEVICES for p in group["params"][:1])
+            fused = group.get("fused")
+            demanded |= fused is True
             refused |= fused is False or group.get("foreach") is not None
-        return False if refused else None
+        if demanded and (here or not self.has_other_fused):  # elsewhere, so that a reason is given
+            return True
+        return None if here and not refused and not demanded else False
 
     @property
     def _eager(self) -> Eager:
@@ -176,17 +180,23 @@ class CertifiedOptimizer(Optimizer):
 
     # --- parameters, as a compiler and shards want to know them
 
+    @property
+    def _listed(self) -> list[Any]:
+        """The parameters; None in the place of one that is gone, since they are not kept alive here."""
+        return [known() for known in self._known]
+
     def _list(self) -> None:
         compiling.register(self)
-        self._listed = compiling.Listed(self)
-        params = self._listed()
+        self._known = [ref(p) for group in self.param_groups for p in group["params"]]
+        params = self._listed
         self._shards = Shards(params) if self.owns_state and any(map(is_sharded, params)) else None
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = self._shards is None and not differentiable
 
     def _notice_exchange(self) -> bool:
         """Notice parameters that were exchanged in the groups, as wrappers of models do; return whether they were."""
-        exchanged = not self._listed.holds(self)
+        params = [p for group in self.param_groups for p in group["params"]]
+        exchanged = len(params) != len(self._known) or any(map(is_not, params, self._listed))
         if exchanged:
             self._list()
         if exchanged or not self._is_whole:
@@ -200,7 +210,7 @@ class CertifiedOptimizer(Optimizer):
         learner = group.get("learner")
         if not self.owns_state or (group.get("average", 0.0) is None and (not learner or is_elementwise(learner))):
             return
-        reason = why_partial(self._listed())
+        reason = why_partial(self._listed)
         if reason is not None:
             raise ValueError(
                 f"{type(self).__name__} would average, certify and measure norms for every process alone, since it "
@@ -328,7 +338,7 @@ class CertifiedOptimizer(Optimizer):
         with self._local():
             self._averages("output()", "output")
         result = []
-        for p in self._listed():
+        for p in self._listed:
             kept = self.state.get(p, {}).get("output")
             if kept is None:
                 result.append(p.detach().clone())

@@ -10,6 +10,7 @@ takes them into the averages, asks the learner and moves the parameters to x_{t+
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import is_dataclass
 from typing import Any, ClassVar
 
@@ -90,6 +91,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
             "average": beta if average else None,
             **dict.fromkeys(COUNTERS, 0.0),
             "step": 0,
+            "averaged": 0,
             "fused": fused,
         }
         super().__init__(params, defaults)
@@ -101,7 +103,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         """The state that is kept per parameter."""
         return averages.FIELDS | Learned(self.param_groups[0]["learner"], 1.0).fields
 
-    def _describe(self) -> Step:
+    def _describe(self, fused: bool | None = False) -> Step:
         groups = self.param_groups
         learner, beta, law, seed, average = (groups[0][key] for key in self.shared[:5])
         return Step(
@@ -115,7 +117,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
             self._shards is not None,
             getattr(self, "found_inf", None),
             getattr(self, "grad_scale", None),
-            self._wants_fused(),
+            fused,
         )
 
 
@@ -155,7 +157,8 @@ class Learned:
         if not present:
             return
         for g in present:
-            checks.gradient(g)
+            if g.layout is not torch.strided or not g.is_floating_point():
+                checks.gradient(g)
         waits = is_elementwise(self.learner)
         known = set() if waits else {p for p, state in step.state.items() if "delta" in state}
         found = [(p, group) for p, group in everyone if p.grad is not None or p in known]
@@ -192,10 +195,7 @@ class VectorPart:
         self.params = [everyone[i] for i in at]
         self.grads: list[Any] = [p.grad for p in self.params]
         self.states = [states[i] for i in at]
-
-    def updates(self) -> list[Tensor]:
-        """Return Δ_t of those that have gradients."""
-        return [state["delta"] for state in self.states]
+        self.updates = [state["delta"] for state in self.states]  # Δ_t
 
     def move_(self, draw: Draw) -> float:
         """Ask the learner, and move."""
@@ -222,7 +222,7 @@ class VectorPart:
         raise AssertionError
 
     def _add_(self, s: float) -> None:
-        foreach_add_([real(p.detach()) for p in self.params], self.updates(), alpha=s)
+        foreach_add_([_real(p) for p in self.params], self.updates, alpha=s)
 
     def _play(self, weight: float) -> None:
         """Have the learner replace Δ_t by Δ_{t+1}.
@@ -235,12 +235,12 @@ class VectorPart:
             params, states = self.everyone[low:high], self.all_states[low:high]
             deltas = [state["delta"] for state in states]
             gs = [
-                torch.zeros_like(delta) if p.grad is None else real(p.grad.detach()).to(delta.dtype)
+                torch.zeros_like(delta) if p.grad is None else _real(p.grad).to(delta.dtype)
                 for p, delta in zip(params, deltas, strict=True)
             ]
             if factor != 1:
                 gs = list(foreach_mul(gs, factor))
-            with joint_norms(params):
+            with joint_norms(params) if self.step.is_sharded else nullcontext():
                 returned = learner.update(deltas, gs, states, self.lrs[low:high], self.rule.beta)  # type: ignore[func-returns-value]
             if returned is not None:
                 raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
@@ -253,6 +253,10 @@ class VectorPart:
             if elements >= _SLICE or high == len(self.everyone):
                 yield low, high
                 low, elements = high, 0
+
+
+def _real(p: Tensor) -> Tensor:
+    return real(p.detach()) if p.is_complex() else p.detach()
 
 
 def check_learner(learner: object) -> None:

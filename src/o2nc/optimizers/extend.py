@@ -134,7 +134,7 @@ class RandomlyScaled(CertifiedOptimizer):
         """Nothing is kept per parameter."""
         return {}
 
-    def _describe(self) -> Step:
+    def _describe(self, fused: bool | None = False) -> Step:
         raise AssertionError  # the step is the wrapped optimizer's
 
     def _take(self) -> None:

@@ -81,10 +81,10 @@ class OriginalO2NC(CertifiedOptimizer):
         kept = averages.FIELDS | {"output": Field(Kind.SHAPED, like="average")} | BLOCK_FIELDS
         return kept | Learned(self.param_groups[0]["learner"], 1.0).fields
 
-    def _describe(self) -> Step:
+    def _describe(self, fused: bool | None = False) -> Step:
         groups = self.param_groups
         learner, period, seed, restart, step = (groups[0][key] for key in self.shared)
-        ends_block = (step + 1) % period == 0
+        block, left = divmod(step + 1, period)
         return Step(
             type(self).__name__,
             Learned(learner, 1.0),
@@ -97,6 +97,6 @@ class OriginalO2NC(CertifiedOptimizer):
             getattr(self, "found_inf", None),
             getattr(self, "grad_scale", None),
             between=True,
-            ends_block=ends_block,
-            restarts=ends_block and restart,
+            block=0 if left else block,
+            restarts=restart and not left,
         )

@@ -103,7 +103,7 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._share(dict(zip(self.shared, (scaling, int(seed), average, 0, 0.0, 0.0, 0.0), strict=True)))
+        self._share(dict(zip(self.shared, (scaling, int(seed), average, 0, 0.0, 0.0, 0.0, 0), strict=True)))
         self._refuse_partial()
 
     @property
@@ -111,11 +111,10 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
         """The state that is kept per parameter."""
         return _FIELDS
 
-    def _describe(self) -> Step:
+    def _describe(self, fused: bool | None = False) -> Step:
         groups = self.param_groups
         law, seed, average = (groups[0][key] for key in ("scaling", "seed", "average"))
         # scaling=None is torch's to the bit, so torch's own functions do it unless the fused step is demanded
-        fused = self._wants_fused()
         if (law is None and not (fused and average is not None)) or any(g["differentiable"] for g in groups):
             fused = False
         return Step(
@@ -204,29 +203,23 @@ class MomentumPart:
             self.buffers = [state.get("momentum_buffer") for state in self.states]
         # Δ = −lr·b is read off the buffer one step later; with Nesterov or without momentum it must be kept
         self.keeps_update = group["momentum"] == 0 or group["nesterov"]
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether torch's function can be called for some coordinates at a time, and needs nothing else."""
-        group = self.group
-        return (
-            bool(self.buffers)
-            and all(buffer is not None for buffer in self.buffers)
-            and not any("update" in state for state in self.states)
-            and not (self.keeps_update or group["differentiable"] or any(p.is_complex() for p in self.params))
-            and self.scaler["grad_scale"] is None
-            and not isinstance(group["weight_decay"], Tensor)
-            and not getattr(group["scaling"], "weighted", False)
-        )
-
-    def updates(self) -> list[Tensor] | None:
-        """Return the directions u of the updates that led here; None when there were none."""
-        kept: list[Tensor | None] = self.buffers
+        kept = self.buffers
         if not kept or any("update" in state for state in self.states):
             kept = [state.get("update", state.get("momentum_buffer")) for state in self.states]
-        if all(u is None for u in kept):
-            return None
-        return [torch.zeros_like(p) if u is None else u for p, u in zip(self.params, kept, strict=True)]
+        known = [u is not None for u in kept]
+        self.updates: Any = kept  # the directions u of the updates that led here
+        if not all(known):
+            zeros = (torch.zeros_like(p) if u is None else u for p, u in zip(params, kept, strict=False))
+            self.updates = [*zeros] if any(known) else None
+        # whether torch's function can be called for some coordinates at a time, and needs nothing else
+        self.in_blocks = (
+            kept is self.buffers
+            and all(known)
+            and not (self.keeps_update or group["differentiable"] or any(p.is_complex() for p in params))
+            and step.grad_scale is None
+            and not isinstance(group["weight_decay"], Tensor)
+            and not getattr(step.law, "weighted", False)
+        )
 
     def move_(self, draw: Draw) -> float:
         """Move parameters and buffers; keep the direction where nothing else tells it."""

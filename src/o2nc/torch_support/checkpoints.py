@@ -110,8 +110,7 @@ def plain(
     entries = [(k, key) for k, state in states.items() for key in numbers if key in state and "fresh" in state]
     found = as_numbers([group[key] for key in keys] + [states[k][key] for k, key in entries])
     counters = dict(zip(keys, found, strict=False))
-    if "step" in counters:
-        counters["step"] = int(counters["step"])
+    counters |= {key: int(counters[key]) for key in ("step", "averaged") if key in counters}
     read: dict[Any, dict[str, Any]] = {}
     for (k, key), number in zip(entries, found[len(keys) :], strict=True):
         read.setdefault(k, {})[key] = number
@@ -171,7 +170,7 @@ def saved(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a state_dict of torch's with laws and learners as plain dictionaries, and whole state."""
     counters, states = plain(optimizer.param_groups[0], state_dict["state"], optimizer.fields)
     groups = [{k: counters.get(k, encode(v)) for k, v in group.items()} for group in state_dict["param_groups"]]
-    params = dict(enumerate(optimizer._listed()))
+    params = dict(enumerate(optimizer._listed))
     kept = {i: state for i, state in states.items() if state is not None}
     if optimizer.owns_state:
         kept = {i: _to_saved(optimizer, params[i], state) for i, state in kept.items()}
@@ -204,7 +203,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
     strangers = state_dict["state"].keys() - {*ids}
     if strangers:
         raise ValueError(f"the checkpoint has state of parameters that are in none of its groups: {[*strangers]}")
-    owners = dict(zip(ids, optimizer._listed(), strict=False))  # torch says itself when there are more of one
+    owners = dict(zip(ids, optimizer._listed, strict=False))  # torch says itself when there are more of one
     fields = optimizer.fields
     states = state_dict["state"]
     if optimizer.owns_state:
@@ -227,8 +226,11 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
         raise ValueError(f"the checkpoint is not one of {name}: its groups lack {missing}")
     own = {key: optimizer.param_groups[0][key] for key in shared}
     # a checkpoint without counters, as torch's own, begins anew
-    begin = own | {key: 0 if key == "step" else 0.0 for key in COUNTERS if key in own}
+    begin = own | {key: 0 if key in ("step", "averaged") else 0.0 for key in COUNTERS if key in own}
     groups = [begin | {k: decode(k, v, own[k]) if k in own else v for k, v in _known(group)} for group in saved]
+    for group, theirs in zip(groups, saved, strict=True):
+        if "averaged" in own and "averaged" not in theirs and group["weight_sum"]:  # of 0.1.0's first checkpoints
+            group["averaged"] = group["step"]
     for group in groups:
         refuse_foreign(optimizer, group)
         _check(group, shared)
@@ -275,7 +277,7 @@ def _check(group: dict[str, Any], shared: tuple[str, ...]) -> None:
         checks.non_negative("lr", group.get("lr", 0.0))
     for key in shared:
         value = group[key]
-        if key in ("seed", "scaling_seed", "step", "scaling_step"):
+        if key in ("seed", "scaling_seed", "step", "scaling_step", "averaged"):
             checks.integer(key, int(value) if isinstance(value, Tensor) else value, 0)
         elif key in ("weight_sum", "weight_square_sum", "log_decay"):
             checks.non_negative(key, float(value))

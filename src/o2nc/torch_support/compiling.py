@@ -5,13 +5,11 @@ anew each time. So to a compiler the whole step is one operator, given the param
 run it takes the same step as ever, fused on a GPU, at the learning rates of that moment.
 """
 
-from operator import is_not
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from o2nc.torch_support.private import one_node
 
@@ -23,34 +21,9 @@ def register(optimizer: Any) -> None:
     _OPTIMIZERS[id(optimizer)] = optimizer
 
 
-class Listed:
-    """The parameters of an optimizer, repeated.
-
-    To look at the parameter groups would make a compiler compile anew whenever a number in them changes. They are not
-    kept alive if others take their places.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._known = [ref(p) for p in everyone(optimizer)]
-
-    def __call__(self) -> list[Any]:
-        """Return the parameters; None in the place of one that is gone."""
-        return [known() for known in self._known]
-
-    def holds(self, optimizer: Optimizer) -> bool:
-        """Say whether they are those of the groups; wrappers of models exchange them."""
-        now = everyone(optimizer)
-        return len(now) == len(self._known) and not any(map(is_not, now, self()))
-
-
-def everyone(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters of all groups."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def take_as_one_node(optimizer: Any) -> None:
     """Put the step into the graph that is being made."""
-    params = optimizer._listed()
+    params = optimizer._listed
     at = [i for i, p in enumerate(params) if p is not None and p.grad is not None]
     with torch.no_grad():
         _node([params[i] for i in at], [params[i].grad for i in at], at, id(optimizer))
@@ -61,7 +34,7 @@ def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: i
     owner = _OPTIMIZERS[optimizer]
     if owner._notice_exchange():
         raise RuntimeError("the lists of parameters were changed by hand after step() was compiled: call it again")
-    known = owner._listed()
+    known = owner._listed
     before = [p.grad for p in known]
     # a compiler may hand over copies, which it writes back afterwards
     copies = [(known[i], p) for i, p in zip(at, params, strict=True) if known[i].data_ptr() != p.data_ptr()]

@@ -45,7 +45,7 @@ def fold(partial, chunks, low, high, WIDTH: tl.constexpr):
 
 @triton.jit
 def open_kernel(
-    step, weight_sum, weight_square_sum, log_decay, keys, constants, now, gradients, numbers, group_of,
+    step, weight_sum, weight_square_sum, log_decay, averaged, keys, constants, now, gradients, numbers, group_of,
     state_numbers, coefficients, totals, scaler, n,
     SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, WEIGHTED: tl.constexpr, ESTIMATES: tl.constexpr,
     AVERAGED: tl.constexpr, SCALED_LOSS: tl.constexpr, TICK: tl.constexpr, SETTLE: tl.constexpr, GATHER: tl.constexpr,
@@ -81,7 +81,8 @@ def open_kernel(
             missed = 1 - square / (total * total)
             joining = after + 0.5 * tl.log(tl.where(missed > 0, missed, 1.0))
             joining = tl.where(missed > 0, joining, float("-inf"))
-            keep = tl.where(uniform(tl.load(keys + 1), t) * t.to(tl.float64) < 1, 1.0, 0.0)
+            count = tl.load(averaged) + 1
+            keep = tl.where(uniform(tl.load(keys + 1), count) * count.to(tl.float64) < 1, 1.0, 0.0)
             tl.store(now + GAMMA, relative / total)
             tl.store(now + BEFORE, before)
             tl.store(now + AFTER, after)
@@ -91,6 +92,7 @@ def open_kernel(
             tl.store(log_decay, after, mask=go != 0)
             tl.store(weight_sum, total, mask=go != 0)
             tl.store(weight_square_sum, square, mask=go != 0)
+            tl.store(averaged, count, mask=go != 0)
         tl.store(step, t, mask=go != 0)
     else:
         s = tl.load(now + S)
@@ -163,10 +165,10 @@ def open_kernel(
                 joins = ((fresh == 1) | (fresh == 3)) & here
                 then = tl.load(state_numbers + LOG_DECAY * n + i, mask=mask, other=0.0)
                 left = tl.where(joins, 1.0, tl.where(then < before, tl.exp(then - before), 1.0))
-                averaged = here | (known & (i < tl.where(keep != 0, n, 0)) & (fresh != 1))
+                moved = here | (known & (i < tl.where(keep != 0, n, 0)) & (fresh != 1))
                 tl.store(coefficients + LEFT * n + i, one * left, mask=mask)
-                tl.store(coefficients + MOVED * n + i, tl.where(averaged, 1.0, 0.0), mask=mask)
-                tl.store(state_numbers + LOG_DECAY * n + i, one * after, mask=goes & averaged)
+                tl.store(coefficients + MOVED * n + i, tl.where(moved, 1.0, 0.0), mask=mask)
+                tl.store(state_numbers + LOG_DECAY * n + i, one * after, mask=goes & moved)
                 tl.store(state_numbers + JOINED * n + i, one * joining, mask=goes & joins)
 
 

@@ -44,11 +44,12 @@ class Counters(NamedTuple):
     weight_sum: Tensor
     weight_square_sum: Tensor
     log_decay: Tensor
+    averaged: Tensor
 
     @classmethod
     def on(cls, device: torch.device, values: Sequence[Any]) -> "Counters":
         """Bring numbers or tensors to a device; tensors that are there already stay the same."""
-        dtypes = (torch.int64, torch.float64, torch.float64, torch.float64)
+        dtypes = (torch.int64, torch.float64, torch.float64, torch.float64, torch.int64)
         return cls(*(torch.as_tensor(v, dtype=d, device=device) for v, d in zip(values, dtypes, strict=True)))
 
 
