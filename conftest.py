@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from fused_device import IEEE, counted, device  # noqa: F401
+from fused_device import counted, device, ieee  # noqa: F401
 
 if not torch.cuda.is_available():  # before any kernel is imported: Triton's interpreter runs them on a CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items):
     """Let the kernels do IEEE arithmetic where they are interpreted."""
     for item in items:
         if "device" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.filterwarnings(IEEE))
+            item.add_marker(ieee)
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def identical(ours, theirs):
 
 
 # the interpreter computes with numpy, which warns where IEEE arithmetic is meant: min(1, D/0) is 1
-IEEE = "ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning"
+ieee = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow) encountered:RuntimeWarning")
 
 INF = float("inf")
 LAWS = [

@@ -26,25 +26,15 @@ _LOOK = 8  # ‖∇F(x̄_n)‖ is looked at in every so many steps
 
 
 class Algorithm2(NamedTuple):
-    """A run of Algorithm 2 with `OGD`.
+    """A run of Algorithm 2 with `OGD`."""
 
-    Attributes:
-        steps: N.
-        lr: η.
-        decay: μ.
-        beta: β.
-        c: the price of spread.
-        seed: of the scalars.
-        scaling: Exp(1), or None for s = 1.
-    """
-
-    steps: int
-    lr: float
-    decay: float
-    beta: float
-    c: float
-    seed: int
-    scaling: Exponential | None = Exponential()
+    steps: int  # N
+    lr: float  # η
+    decay: float  # μ
+    beta: float  # β
+    c: float  # the price of spread
+    seed: int  # of the scalars
+    scaling: Exponential | None = Exponential()  # Exp(1), or None for s = 1
 
     @classmethod
     def of(cls, plan: Plan, seed: int, scaling: Exponential | None = Exponential()) -> "Algorithm2":
@@ -53,44 +43,26 @@ class Algorithm2(NamedTuple):
 
 
 class Algorithm1(NamedTuple):
-    """A run of Algorithm 1 with `BallOGD`, restarted in every block.
+    """A run of Algorithm 1 with `BallOGD`, restarted in every block."""
 
-    Attributes:
-        steps: N, a multiple of the period.
-        period: T.
-        radius: D.
-        lr: η.
-        c: the price of spread.
-        seed: of the scalars.
-    """
-
-    steps: int
-    period: int
-    radius: float
-    lr: float
-    c: float
-    seed: int
+    steps: int  # N, a multiple of the period
+    period: int  # T
+    radius: float  # D
+    lr: float  # η
+    c: float  # the price of spread
+    seed: int  # of the scalars
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Means over a run.
+    """Means over a run."""
 
-    Attributes:
-        gradient: of ‖Σ p ∇F(x_t)‖.
-        spread: of V.
-        certificate: of ‖Σ p ∇F(x_t)‖ + cV, the quantity that the theorems bound.
-        at_average: of ‖∇F(x̄_n)‖ over every 8th n (not kept by Algorithm 1: nan).
-        value: F at the last iterate.
-        first: the first n at which x̄_n was good enough, inf if none was or nothing was asked.
-    """
-
-    gradient: float
-    spread: float
-    certificate: float
-    at_average: float
-    value: float
-    first: float
+    gradient: float  # of ‖Σ p ∇F(x_t)‖
+    spread: float  # of V
+    certificate: float  # of ‖Σ p ∇F(x_t)‖ + cV, the quantity that the theorems bound
+    at_average: float  # of ‖∇F(x̄_n)‖ over every 8th n (not kept by Algorithm 1: nan)
+    value: float  # F at the last iterate
+    first: float  # the first n at which x̄_n was good enough, inf if none was or nothing was asked
 
 
 def run_algorithm_2(

@@ -10,6 +10,7 @@ evenly spaced, lest the problem be one-dimensional.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,14 +21,48 @@ from o2nc import checks
 from o2nc.problems.problem import sized
 
 
-def _spaced(low: float, high: float, dimension: int) -> Tensor:
-    """Return d evenly spaced numbers from low to high; low alone when d = 1."""
-    return torch.linspace(low, high, dimension, dtype=torch.float64)
+class Separable(ABC):
+    """F(x) = Σ_i f(x_i)/√d: what follows from f, its constants and the ends of the start."""
+
+    ends: ClassVar[tuple[float, float]]  # between which the coordinates of the start are
+    curvature: ClassVar[float] = math.inf  # H of f
+    jerk: ClassVar[float] = math.inf  # ρ of f
+    dimension: int
+
+    def __post_init__(self) -> None:
+        checks.integer("dimension", self.dimension, 1)
+
+    @property
+    def smoothness(self) -> float:
+        """H of f over √d."""
+        return self.curvature / math.sqrt(self.dimension)
+
+    @property
+    def second_order(self) -> float:
+        """ρ of f over √d."""
+        return self.jerk / math.sqrt(self.dimension)
+
+    @property
+    def gap(self) -> float:
+        """F(start), since inf F = 0."""
+        return self.value(self.start()).item()
+
+    def start(self) -> Tensor:
+        """Return d evenly spaced numbers between the ends; the first end alone when d = 1."""
+        return torch.linspace(*self.ends, self.dimension, dtype=torch.float64)
+
+    @abstractmethod
+    def f(self, x: Tensor) -> Tensor:
+        """Return f of every number."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return F of the last axis."""
+        return self.f(x).sum(-1) / math.sqrt(self.dimension)
 
 
 @sized
 @dataclass(frozen=True)
-class DoubleWell:
+class DoubleWell(Separable):
     """f(x) = ||x| − 1| + k|x − 1|: two wells with kinks at ±1, of depths 0 and 2k, and a ridge with a kink between.
 
     The slopes are −1−k, 1−k, −1−k, 1+k on the four pieces between −1, 0 and 1: G = 1 + k, on most of the line.
@@ -45,13 +80,12 @@ class DoubleWell:
         tensor([0., 3.])
     """
 
+    ends: ClassVar[tuple[float, float]] = (-2.0, 0.5)  # outside of the wrong well, to the ridge's far side
     dimension: int
     kink: float = 0.5
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
-        checks.integer("dimension", self.dimension, 1)
+        super().__post_init__()
         checks.fraction("kink", self.kink)
 
     @property
@@ -59,18 +93,9 @@ class DoubleWell:
         """G = 1 + k, attained."""
         return 1 + self.kink
 
-    @property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.start()).item()
-
-    def start(self) -> Tensor:
-        """Return coordinates from −2 to 0.5: outside of the wrong well, inside of it, and on the ridge's far side."""
-        return _spaced(-2.0, 0.5, self.dimension)
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
-        return ((x.abs() - 1).abs() + self.kink * (x - 1).abs()).sum(-1) / math.sqrt(self.dimension)
+    def f(self, x: Tensor) -> Tensor:
+        """Return ||x| − 1| + k|x − 1|."""
+        return (x.abs() - 1).abs() + self.kink * (x - 1).abs()
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return ∇F; at a kink, the middle of its two limits."""
@@ -82,7 +107,7 @@ class DoubleWell:
 
 @sized
 @dataclass(frozen=True)
-class MultiKink:
+class MultiKink(Separable):
     """f piecewise linear with slopes −1, ½, −¼, −¾, ¼, 1 between its kinks at −2, −1, 0, 1, 2, and f(1) = 0.
 
     In turn the kinks are a local minimum with f(−2) = ½, a maximum, a bend on the way down, the minimum, and a bend
@@ -97,30 +122,16 @@ class MultiKink:
         tensor([0.5000, 1.0000, 0.7500, 0.0000, 0.2500])
     """
 
-    dimension: int
+    ends: ClassVar[tuple[float, float]] = (-3.0, 3.0)
     kinks: ClassVar[tuple[float, ...]] = (-2.0, -1.0, 0.0, 1.0, 2.0)
     slopes: ClassVar[tuple[float, ...]] = (-1.0, 0.5, -0.25, -0.75, 0.25, 1.0)
     lipschitz: ClassVar[float] = 1.0
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
+    dimension: int
 
-    def __post_init__(self) -> None:
-        checks.integer("dimension", self.dimension, 1)
-
-    @property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.start()).item()
-
-    def start(self) -> Tensor:
-        """Return coordinates from −3 to 3."""
-        return _spaced(-3.0, 3.0, self.dimension)
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
-        slopes = x.new_tensor(self.slopes)
-        f = ((x.unsqueeze(-1) - x.new_tensor(self.kinks)).abs() * slopes.diff() / 2).sum(-1) - 13 / 8
-        return f.sum(-1) / math.sqrt(self.dimension)
+    def f(self, x: Tensor) -> Tensor:
+        """Return Σ_j (J_j/2)|x − t_j| − 13/8."""
+        jumps = x.new_tensor(self.slopes).diff()
+        return ((x.unsqueeze(-1) - x.new_tensor(self.kinks)).abs() * jumps / 2).sum(-1) - 13 / 8
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return ∇F; at a kink, the limit from the left."""
@@ -130,7 +141,7 @@ class MultiKink:
 
 @sized
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Separable):
     """f(x) = 1 − cos x: smooth, with G = H = ρ = 1 for f, each attained.
 
     F is (1/√d)-smooth with a (1/√d)-Lipschitz Hessian; every f has minima at the multiples of 2π.
@@ -144,34 +155,15 @@ class Cosine:
         (1.0, 0.5, 0.5)
     """
 
-    dimension: int
+    ends: ClassVar[tuple[float, float]] = (2.0, 3.0)  # near the maxima at π
     lipschitz: ClassVar[float] = 1.0
+    curvature: ClassVar[float] = 1.0  # |f''| = |cos x|
+    jerk: ClassVar[float] = 1.0  # |f'''| = |sin x|
+    dimension: int
 
-    def __post_init__(self) -> None:
-        checks.integer("dimension", self.dimension, 1)
-
-    @property
-    def smoothness(self) -> float:
-        """H = 1/√d, as |f''| = |cos x| <= 1."""
-        return 1 / math.sqrt(self.dimension)
-
-    @property
-    def second_order(self) -> float:
-        """ρ = 1/√d, as |f'''| = |sin x| <= 1."""
-        return 1 / math.sqrt(self.dimension)
-
-    @property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.start()).item()
-
-    def start(self) -> Tensor:
-        """Return coordinates from 2 to 3, near the maxima at π."""
-        return _spaced(2.0, 3.0, self.dimension)
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
-        return (1 - torch.cos(x)).sum(-1) / math.sqrt(self.dimension)
+    def f(self, x: Tensor) -> Tensor:
+        """Return 1 − cos x."""
+        return 1 - torch.cos(x)
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return ∇F."""
@@ -180,7 +172,7 @@ class Cosine:
 
 @sized
 @dataclass(frozen=True)
-class Ripple:
+class Ripple(Separable):
     """f(x) = √(1 + x²) − 1 + ½(1 − cos 2x): a rippled bowl with many wells, Lipschitz and smooth to all orders.
 
         f' = x/√(1+x²) + sin 2x           |f'| < 1 + 1 = 2, approached as |x| → ∞,
@@ -196,35 +188,15 @@ class Ripple:
         tensor([0.0000, 1.7978, 2.0619])
     """
 
-    dimension: int
+    ends: ClassVar[tuple[float, float]] = (1.0, 4.0)  # across the first wells
     lipschitz: ClassVar[float] = 2.0
+    curvature: ClassVar[float] = 3.0  # attained at 0
+    jerk: ClassVar[float] = 4.86  # within 3 % of the truth
+    dimension: int
 
-    def __post_init__(self) -> None:
-        checks.integer("dimension", self.dimension, 1)
-
-    @property
-    def smoothness(self) -> float:
-        """H = 3/√d, attained at 0."""
-        return 3 / math.sqrt(self.dimension)
-
-    @property
-    def second_order(self) -> float:
-        """ρ = 4.86/√d, within 3 % of the truth."""
-        return 4.86 / math.sqrt(self.dimension)
-
-    @property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.start()).item()
-
-    def start(self) -> Tensor:
-        """Return coordinates from 1 to 4, across the first wells."""
-        return _spaced(1.0, 4.0, self.dimension)
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
-        f = torch.sqrt(1 + x * x) - 1 + torch.sin(x).square()  # ½(1 − cos 2x) = sin² x
-        return f.sum(-1) / math.sqrt(self.dimension)
+    def f(self, x: Tensor) -> Tensor:
+        """Return √(1 + x²) − 1 + sin² x, since ½(1 − cos 2x) = sin² x."""
+        return torch.sqrt(1 + x * x) - 1 + torch.sin(x).square()
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return ∇F."""

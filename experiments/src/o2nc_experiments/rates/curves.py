@@ -25,27 +25,16 @@ from o2nc_experiments.rates.studies import ARMS, ORIGINAL, BlockPlan, Study
 
 @dataclass(frozen=True)
 class Curve:
-    """One arm of a study.
+    """One arm of a study."""
 
-    Attributes:
-        study: its title.
-        arm: a key of `ARMS`, or Algorithm 1.
-        steps: the numbers N.
-        c: the price of spread, for every N.
-        values: the mean certificate, by N and seed.
-        at_average: the mean of ‖∇F(x̄_n)‖, by N and seed (nan for Algorithm 1).
-        bounds: the theorem's bound for every N; empty where no theorem speaks (s = 1).
-        exponent: of the theorem's rate.
-    """
-
-    study: str
-    arm: str
-    steps: list[int]
-    c: list[float]
-    values: list[list[float]]
-    at_average: list[list[float]]
-    bounds: list[float]
-    exponent: float
+    study: str  # its title
+    arm: str  # a key of `ARMS`, or Algorithm 1
+    steps: list[int]  # the numbers N
+    c: list[float]  # the price of spread, for every N
+    values: list[list[float]]  # the mean certificate, by N and seed
+    at_average: list[list[float]]  # the mean of ‖∇F(x̄_n)‖, by N and seed (nan for Algorithm 1)
+    bounds: list[float]  # the theorem's bound for every N; empty where no theorem speaks (s = 1)
+    exponent: float  # of the theorem's rate
 
     @property
     def means(self) -> list[float]:

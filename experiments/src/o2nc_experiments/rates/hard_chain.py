@@ -31,29 +31,17 @@ PATIENCE = 6  # a run is given up after so many times the necessary steps
 
 @dataclass(frozen=True)
 class ChainSearch:
-    """The hard instance at one ε.
+    """The hard instance at one ε."""
 
-    Attributes:
-        eps: ε.
-        links: T, the length of the chain.
-        probability: p, with which a query shows a new link.
-        needed: steps before which no zero-respecting algorithm is done, as likely as not.
-        formula: F*G²c^½ε^{−7/2}, the lower bound with its constant left at 1.
-        taken: of the fastest setting, the median over the seeds.
-        early: of the setting where they are most, the number of runs that took fewer than needed.
-        settings: how many were tried.
-        seeds: how many runs each had.
-    """
-
-    eps: float
-    links: int
-    probability: float
-    needed: int
-    formula: float
-    taken: float
-    early: int
-    settings: int
-    seeds: int
+    eps: float  # ε
+    links: int  # T, the length of the chain
+    probability: float  # p, with which a query shows a new link
+    needed: int  # steps before which no zero-respecting algorithm is done, as likely as not
+    formula: float  # F*G²c^½ε^{−7/2}, the lower bound with its constant left at 1
+    taken: float  # of the fastest setting, the median over the seeds
+    early: int  # of the setting where they are most, the number of runs that took fewer than needed
+    settings: int  # how many were tried
+    seeds: int  # how many runs each had
 
     @property
     def agrees(self) -> bool:

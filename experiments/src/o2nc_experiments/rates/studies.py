@@ -21,21 +21,13 @@ from o2nc_experiments.batch import Algorithm1
 
 
 class Study(NamedTuple):
-    """A problem, its stochastic gradients, and how c is chosen.
+    """A problem, its stochastic gradients, and how c is chosen."""
 
-    Attributes:
-        title: for people.
-        oracle: problem and noise.
-        c: fixed, or None: then F's smoothness chooses it.
-        regime: "c", "smoothness" or "second_order".
-        exponent: of N in the theorem's rate.
-    """
-
-    title: str
-    oracle: Oracle
-    c: float | None
-    regime: str
-    exponent: float
+    title: str  # for people
+    oracle: Oracle  # problem and noise
+    c: float | None  # fixed, or None: then F's smoothness chooses it
+    regime: str  # "c", "smoothness" or "second_order"
+    exponent: float  # of N in the theorem's rate
 
     @property
     def constants(self) -> dict[str, float]:

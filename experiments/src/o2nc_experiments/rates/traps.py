@@ -28,23 +28,14 @@ TRAPS: dict[str, tuple[Resonance | Climber, bool]] = {
 
 @dataclass(frozen=True)
 class Escape:
-    """One trap, with and without random scaling: means over the second half of a run.
+    """One trap, with and without random scaling: means over the second half of a run."""
 
-    Attributes:
-        trap: its name.
-        scaled: with random scaling.
-        seed: of the scalars; None where there are none.
-        gradient: ‖ḡ‖.
-        spread: V.
-        change: F(last) − F(start).
-    """
-
-    trap: str
-    scaled: bool
-    seed: int | None
-    gradient: float
-    spread: float
-    change: float
+    trap: str  # its name
+    scaled: bool  # with random scaling
+    seed: int | None  # of the scalars; None where there are none
+    gradient: float  # ‖ḡ‖
+    spread: float  # V
+    change: float  # F(last) − F(start)
 
     @property
     def certificate(self) -> float:

@@ -14,24 +14,16 @@ ROUNDING = 1e-9  # relative, forgiven in every comparison
 
 @dataclass(frozen=True)
 class Finding:
-    """The two sides of a statement as they were found, and whether what belongs to it holds as well.
+    """The two sides of a statement as they were found, and whether what belongs to it holds as well."""
 
-    Attributes:
-        measured: what was measured, in one line.
-        left: the left side, at the worst case found.
-        right: the right side there.
-        relation: how the statement relates them: "<=", "<", ">=" or "==".
-        also: whether everything else that the check asks for holds: of a statement its tightness, of an erratum the
-            corrected form.
-        tolerance: by how much the two sides of an equation may differ.
-    """
-
-    measured: str
-    left: float
-    right: float
-    relation: str = "<="
+    measured: str  # what was measured, in one line
+    left: float  # the left side, at the worst case found
+    right: float  # the right side there
+    relation: str = "<="  # how the statement relates them: "<=", "<", ">=" or "=="
+    # whether everything else that the check asks for holds: of a statement its tightness, of an erratum the
+    # corrected form
     also: bool = True
-    tolerance: float = 0.0
+    tolerance: float = 0.0  # by how much the two sides of an equation may differ
 
     @property
     def slack(self) -> float:
@@ -57,47 +49,30 @@ class Finding:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a check: a line of every table.
+    """What became of a check: a line of every table."""
 
-    Attributes:
-        key: the check's short name.
-        statement: what is claimed.
-        measured: as in `Finding`, like the next four; of an erratum, of its printed form.
-        left: the left side.
-        right: the right side.
-        relation: "<=", "<", ">=" or "==".
-        slack: how well the relation is fulfilled, 1 being the border.
-        verdict: right or wrong. A statement is right if it holds; an erratum if the printed form fails and the
-            corrected one holds.
-        seconds: how long it took.
-    """
-
-    key: str
-    statement: str
-    measured: str
-    left: float
-    right: float
-    relation: str
-    slack: float
+    key: str  # the check's short name
+    statement: str  # what is claimed
+    measured: str  # as in `Finding`, like the next four; of an erratum, of its printed form
+    left: float  # the left side
+    right: float  # the right side
+    relation: str  # "<=", "<", ">=" or "=="
+    slack: float  # how well the relation is fulfilled, 1 being the border
+    # right or wrong. A statement is right if it holds; an erratum if the printed form fails and the corrected one
+    # holds
     verdict: bool
-    seconds: float
+    seconds: float  # how long it took
 
 
 @dataclass(frozen=True)
 class Check:
-    """A statement of the paper or one of its errata, and how it is checked.
+    """A statement of the paper or one of its errata, and how it is checked."""
 
-    Attributes:
-        key: its short name.
-        statement: what is claimed, in a few symbols; of an erratum, what is printed.
-        measure: makes the finding from a seed and a scale, by which the amount of work is multiplied.
-        erratum: whether the claim should fail.
-    """
-
-    key: str
-    statement: str
+    key: str  # its short name
+    statement: str  # what is claimed, in a few symbols; of an erratum, what is printed
+    # makes the finding from a seed and a scale, by which the amount of work is multiplied
     measure: Callable[[int, float], Finding]
-    erratum: bool = False
+    erratum: bool = False  # whether the claim should fail
     longest: ClassVar[int] = 46  # characters of a statement, so that the table fits
 
     def run(self, seed: int = 0, scale: float = 1.0) -> Result:

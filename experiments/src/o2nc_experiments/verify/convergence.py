@@ -147,7 +147,7 @@ Cases = dict[str, tuple[Problem, dict[str, float]]]  # by name: a problem, and w
 def _rate(cases: Cases, right: float, exponents: dict[float, float], seed: int, scale: float) -> Finding:
     """Make the finding: fitted slopes at most ``right``, and exponents of steps_for as they should be, within 2 %.
 
-    The slopes of the printed plans are told but not judged: so few steps are before their asymptotics.
+    The slopes of the printed plans are named but not judged: so few steps are before their asymptotics.
     """
     found = {name: fitted(problem, seed, scale, **regime) for name, (problem, regime) in cases.items()}
     printed = [fitted(problem, seed, scale, **regime, constants="paper")[0] for problem, regime in cases.values()]

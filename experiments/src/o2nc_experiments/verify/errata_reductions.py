@@ -37,12 +37,12 @@ def goldstein_price_is_too_low(seed: int, scale: float) -> Finding:
     at = o2nc.certify(plateau, y, eps, beta=1 - 1e-12)  # E F'(y) = 0 and V = ½
     steep = abs(plateau(y.clamp(-1, 1)).mean().item())  # the same at all points within δ = 1
     with warnings.catch_warnings(action="ignore"):  # that epsilon >= G, which is the point here
-        told = at.goldstein(1.0, lipschitz=1.0).epsilon
+        claimed = at.goldstein(1.0, lipschitz=1.0).epsilon
         enough_c = Certificate(2.0, 0.1, 0.05, 2.0).goldstein(1.0, lipschitz=1.0).epsilon
         less_c = Certificate(1.0, 0.1, 0.05, 2.0).goldstein(1.0, lipschitz=1.0).epsilon
-    also = at.value <= eps and steep <= told and abs(enough_c - 0.2) < ROUNDING and less_c > 0.15 + ROUNDING
+    also = at.value <= eps and steep <= claimed and abs(enough_c - 0.2) < ROUNDING and less_c > 0.15 + ROUNDING
     measured = (
-        f"mean gradient of every ŷ within δ = 1 where ‖∇F(x)‖_c ≤ ε/2; goldstein says {told:.2f}, no less than G"
+        f"mean gradient of every ŷ within δ = 1 where ‖∇F(x)‖_c ≤ ε/2; goldstein says {claimed:.2f}, no less than G"
     )
     return Finding(measured, steep, eps, also=also)
 
@@ -73,7 +73,9 @@ def smooth_reduction_is_short_of_a_quarter(seed: int, scale: float) -> Finding:
     eps, smoothness = 0.04, 3.0
     slope = 1.25 * eps
     at = Certificate(smoothness**2 / eps, slope - eps / 2, (eps / (2 * smoothness)) ** 2, 2.0)
-    told = at.gradient_norm(smoothness=smoothness)
-    also = abs(at.value - eps) < ROUNDING and abs(told - slope) < ROUNDING
-    measured = f"‖∇F(x)‖ at a point with ‖∇F‖_c = ε = {eps}, H = {smoothness:g}; gradient_norm says {told / eps:.4f}ε"
+    claimed = at.gradient_norm(smoothness=smoothness)
+    also = abs(at.value - eps) < ROUNDING and abs(claimed - slope) < ROUNDING
+    measured = (
+        f"‖∇F(x)‖ at a point with ‖∇F‖_c = ε = {eps}, H = {smoothness:g}; gradient_norm says {claimed / eps:.4f}ε"
+    )
     return Finding(measured, slope, eps, also=also)

@@ -14,21 +14,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trace:
-    """A run of N calls of ``step``.
+    """A run of N calls of ``step``."""
 
-    Attributes:
-        points: x_1, …, x_N, where the gradients were taken, N × d.
-        updates: Δ_1 = 0, …, Δ_N.
-        gradients: g_1, …, g_N as the learner saw them.
-        full: ∇F(x_1), …, ∇F(x_N).
-        spreads: V_1, …, V_N as the optimizer keeps them.
-    """
-
-    points: Array
-    updates: Array
-    gradients: Array
-    full: Array
-    spreads: Array
+    points: Array  # x_1, …, x_N, where the gradients were taken, N × d
+    updates: Array  # Δ_1 = 0, …, Δ_N
+    gradients: Array  # g_1, …, g_N as the learner saw them
+    full: Array  # ∇F(x_1), …, ∇F(x_N)
+    spreads: Array  # V_1, …, V_N as the optimizer keeps them
 
 
 def trace(optimizer: ExponentiatedO2NC | OriginalO2NC, oracle: Oracle, steps: int, seed: int) -> Trace:
