@@ -147,6 +147,13 @@ def is_scheduled_and_compiled(names):
     ends_at_zero(names)
 
 
+def joins_late(names):
+    by = names["opt"].certificate().by_parameter
+    name = next(iter(dict(names["model"].named_parameters())))
+    late, *others = by[name].ess, *(part.ess for key, part in by.items() if key != name)
+    assert names["opt"].certificate().ess == late < min(others) / 2
+
+
 def leaves_a_log(names):
     assert len(Path("certificate.csv").read_text().splitlines()) == 1 + 8
     assert len(Path("certificate.layers.csv").read_text().splitlines()) == 1 + 8 * 4
@@ -164,7 +171,7 @@ def is_in_the_history(names):
 def is_prepared(names):
     assert optimizer_of(names).param_groups[0]["step"] == 4
     assert Path("averaged").is_dir()
-    assert Path("checkpoint").is_dir()
+    assert Path("accelerated").is_dir()
     assert len(Path("certificate.csv").read_text().splitlines()) == 1 + 2
     assert list(Path("runs", "run").iterdir())
 
@@ -191,6 +198,7 @@ SAYS = {
     "Autocast and GradScaler": is_as_without_a_scaler,
     "bfloat16 parameters": has_float32_averages,
     "torch.compile": is_scheduled_and_compiled,
+    "Freezing": joins_late,
     "A log of certificates": leaves_a_log,
     "Hugging Face transformers": is_in_the_history,
     "accelerate": is_prepared,

@@ -82,7 +82,9 @@ class Discount(NamedTuple):
         """Return the weights so far, from a parameter group."""
         return Weights(*(group[key] for key in COUNTERS[:3]))
 
-    published = weights
+    def published(self, group: dict[str, Any]) -> Weights:
+        """Return the weights of the averages that can be asked for: those so far."""
+        return self.weights(group)
 
     def advance(self, before: Weights, n: int, weight: float) -> tuple[Weights, float]:
         """Return the weights with that of iterate n added, and γ_n."""

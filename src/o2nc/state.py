@@ -32,7 +32,7 @@ class Field(NamedTuple):
     is_torchs: bool = False
 
 
-Fields = Mapping[str, Field]
+Fields = dict[str, Field]
 
 
 def fields_of(state: Mapping[str, Any], like: Tensor) -> dict[str, Field]:

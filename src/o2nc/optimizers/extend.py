@@ -137,9 +137,6 @@ class RandomlyScaled(CertifiedOptimizer):
     def _describe(self, fused: bool | None = False) -> Step:
         raise AssertionError  # the step is the wrapped optimizer's
 
-    def _take(self) -> None:
-        self.step()
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         # torch drops step hooks from copies; `_restore` and __setstate__ put them back
         return _restore, (_plain(type(self)),), self.__getstate__()
