@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
+from o2nc.random import words
 from o2nc.scaling import uniform
 from o2nc_experiments.cifar10.batches import (
     CASES,
@@ -13,7 +14,6 @@ from o2nc_experiments.cifar10.batches import (
     STD,
     augment,
     crops,
-    draw,
     normalise,
     shuffle,
     statistics,
@@ -22,16 +22,16 @@ from o2nc_experiments.cifar10.batches import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def unsigned(words):
-    return [word % 2**64 for word in words.tolist()]
+def unsigned(found):
+    return [word % 2**64 for word in found.tolist()]
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**63, 2**100 + 1])
 @pytest.mark.parametrize("step", [1, 2, 390 * 200, 2**62])
 def test_draws_are_those_of_the_scalars_in_another_stream(seed, step):
-    words = unsigned(draw(seed, torch.tensor([step]), 50, CROP_STREAM)[0])
+    bits = unsigned(words(seed, torch.tensor([step]), 50, CROP_STREAM)[0])
     expected = [uniform(seed, step, stream=CROP_STREAM, draw=i) for i in range(50)]
-    assert [((word >> 12) + 0.5) * 2.0**-52 for word in words] == expected
+    assert [((word >> 12) + 0.5) * 2.0**-52 for word in bits] == expected
 
 
 def crop_and_flip(image, top, left, mirrored):
@@ -51,7 +51,7 @@ def test_augment_pads_crops_and_mirrors(seed, step, shape, memory_format):
     found = crops(seed, torch.tensor([step]), len(images))[0]
     out = augment(images, found)
     assert (out.dtype, out.shape) == (images.dtype, images.shape)
-    for i, word in enumerate(unsigned(draw(seed, torch.tensor([step]), len(images), CROP_STREAM)[0])):
+    for i, word in enumerate(unsigned(words(seed, torch.tensor([step]), len(images), CROP_STREAM)[0])):
         case = word % 2**63 % 162
         assert case == found[i] < CASES
         np.testing.assert_array_equal(out[i], crop_and_flip(images[i].numpy(), case // 18, case // 2 % 9, case % 2))

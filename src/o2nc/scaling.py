@@ -34,7 +34,8 @@ from o2nc import checks
 # what a seed is used for, each with random numbers of its own; 2 and 3 are CIFAR-10's images
 S, OUTPUT, ROUNDING = 0, 1, 4
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, SplitMix64's increment
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, SplitMix64's increment
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # and those of its output function
 
 
 @runtime_checkable
@@ -65,17 +66,17 @@ class Law(Protocol):
 
 def _mix(z: int) -> int:
     """Scramble 64 bits (the output function of SplitMix64, a bijection)."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    z = ((z ^ (z >> 30)) * MULTIPLIERS[0]) & _MASK
+    z = ((z ^ (z >> 27)) * MULTIPLIERS[1]) & _MASK
     return z ^ (z >> 31)
 
 
 @lru_cache(maxsize=1024)
 def seed_key(seed: int, stream: int) -> int:
     """Hash a seed of any length and a stream number to 64 bits."""
-    key = _mix(stream + _GOLDEN)
+    key = _mix(stream + GOLDEN)
     while True:
-        key = _mix(((key + _GOLDEN) & _MASK) ^ (seed & _MASK))
+        key = _mix(((key + GOLDEN) & _MASK) ^ (seed & _MASK))
         seed >>= 64
         if not seed:
             return key
@@ -98,8 +99,8 @@ def uniform(seed: int, step: int, *, stream: int = S, draw: int = 0) -> float:
     """
     if step < 1:
         raise ValueError(f"step must be an integer >= 1, got {step!r}")
-    word = _mix((seed_key(int(seed), stream) + int(step) * _GOLDEN) & _MASK)  # int: numpy's would overflow
-    bits = _mix((word + (draw + 1) * _GOLDEN) & _MASK) >> 12
+    word = _mix((seed_key(int(seed), stream) + int(step) * GOLDEN) & _MASK)  # int: numpy's would overflow
+    bits = _mix((word + (draw + 1) * GOLDEN) & _MASK) >> 12
     # 52 bits and a half: neither 0 nor 1 can come out, so a logarithm is safe
     return (bits + 0.5) * 2.0**-52
 

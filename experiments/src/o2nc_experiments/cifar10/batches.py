@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from o2nc.scaling import _GOLDEN, _MASK, seed_key
+from o2nc.random import words
 from o2nc_experiments.cifar10.data import Data
 from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.processes import World
@@ -24,22 +24,6 @@ CASES = SHIFTS * SHIFTS * 2
 MEAN = (0.4914, 0.4822, 0.4465)  # of each channel over the training images, in units of 255
 STD = (0.2470, 0.2435, 0.2616)
 CROP_STREAM, SHUFFLE_STREAM = 2, 3  # 0 and 1 are the optimizer's (`o2nc.scaling.uniform`)
-
-
-def draw(seed: int, counters: Tensor, n: int, stream: int) -> Tensor:
-    """Return n words of 64 random bits for every counter: those of `o2nc.scaling.uniform`, as tensors.
-
-    Args:
-        seed: a non-negative integer.
-        counters: (k,), int64, at least 0.
-        n: how many; word i is the same for any n > i.
-        stream: separates uses of one seed.
-
-    Returns:
-        (k, n), int64, on the device of ``counters``.
-    """
-    words = _mix(counters.reshape(-1, 1) * _signed(_GOLDEN) + _signed(seed_key(seed, stream)))
-    return _mix(words + torch.arange(1, n + 1, device=counters.device) * _signed(_GOLDEN))
 
 
 def shuffle(seed: int, epochs: Tensor, n: int) -> Tensor:
@@ -59,8 +43,8 @@ def shuffle(seed: int, epochs: Tensor, n: int) -> Tensor:
     """
     low = (1 << n.bit_length()) - 1
     # with the index in the low bits no two words are equal: any way of sorting gives the same order
-    words = draw(seed, epochs, n, SHUFFLE_STREAM) & ~low | torch.arange(n, device=epochs.device)
-    return words.sort().values & low
+    keys = words(seed, epochs, n, SHUFFLE_STREAM) & ~low | torch.arange(n, device=epochs.device)
+    return keys.sort().values & low
 
 
 def crops(seed: int, steps: Tensor, n: int) -> Tensor:
@@ -74,7 +58,7 @@ def crops(seed: int, steps: Tensor, n: int) -> Tensor:
     Returns:
         (k, n), int64, on the device of ``steps``: one of `CASES` equally likely cases each.
     """
-    return (draw(seed, steps, n, CROP_STREAM) & _MASK >> 1) % CASES
+    return (words(seed, steps, n, CROP_STREAM) & (1 << 63) - 1) % CASES
 
 
 def augment(images: Tensor, cases: Tensor) -> Tensor:
@@ -187,20 +171,3 @@ def next_batch(images: Images, batches: Batches, first: int, size: int) -> tuple
     at = batches.order[batches.position + part]
     batch = augment(images.train[at], batches.cases[batches.turn, part])
     return normalise(batch, images.statistics), images.labels[at]
-
-
-def _mix(z: Tensor) -> Tensor:
-    """Scramble 64 bits, as `o2nc.scaling` does: products of int64 wrap around, so signed words do."""
-    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
-    return z ^ _shift(z, 31)
-
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right and fill with zeros, where ``>>`` would fill with the sign."""
-    return z >> bits & _MASK >> bits
-
-
-def _signed(word: int) -> int:
-    """Return the int64 with the bits of this word."""
-    return word - (word >> 63 << 64)

@@ -11,13 +11,14 @@ import triton.language as tl
 from o2nc import scaling
 from o2nc.scaling import Law
 
-GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+GOLDEN = tl.constexpr(scaling.GOLDEN)
+FIRST, SECOND = (tl.constexpr(multiplier) for multiplier in scaling.MULTIPLIERS)
 
 
 @triton.jit
 def _mix(z):
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    z = (z ^ (z >> 30)) * FIRST
+    z = (z ^ (z >> 27)) * SECOND
     return z ^ (z >> 31)
 
 
