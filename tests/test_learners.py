@@ -389,11 +389,12 @@ def test_float32_follows_float64_past_the_overflow_of_the_naive_form(learner):
     ],
     ids=name,
 )
-def test_float32_stays_finite_for_100_000_steps(learner):
+@pytest.mark.parametrize("cycles", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_float32_stays_finite_for_100_000_steps(learner, cycles):
     """The zeros in every cycle last until β^{2n} has underflown; what follows must not divide by it."""
     cycle = torch.as_tensor(gradients(2000), dtype=torch.float32)
     cycle[1000:1600] = 0.0
-    for t, delta in enumerate(direct(learner, cycle.unbind() * 50, 0.9, torch.float32), 1):
+    for t, delta in enumerate(direct(learner, cycle.unbind() * cycles, 0.9, torch.float32), 1):
         if t % 100 == 0:
             assert delta.isfinite().all()
             assert delta.norm() < 100

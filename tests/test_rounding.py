@@ -46,7 +46,14 @@ def test_what_stands_still_stays():
         assert torch.equal(averaged(x[:6], x[:6], 0.01, u), x[:6])
 
 
-@pytest.mark.parametrize(("beta", "tolerance"), [(0.999, 2e-6), (0.9999, 5e-6), (0.99999, 2e-5)])
+@pytest.mark.parametrize(
+    ("beta", "tolerance"),
+    [
+        (0.999, 2e-6),
+        pytest.param(0.9999, 5e-6, marks=pytest.mark.slow),
+        pytest.param(0.99999, 2e-5, marks=pytest.mark.slow),
+    ],
+)
 def test_x_mean_arrives(beta, tolerance):
     """1 → 1.003: to the nearest x̄ ends at 1.00294, 1.00240 and 1.00000 after 20/(1 − β) steps."""
     n = round(20 / (1 - beta))

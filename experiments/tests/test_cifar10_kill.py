@@ -225,6 +225,7 @@ def test_a_disk_that_is_really_full(files, tmp_path):
     assert outcome(table, run_table(table, own=own)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
 def test_killed_three_times_it_ends_with_the_same_numbers(files, tmp_path):
     """Each time at a random moment of the epoch after a checkpoint."""

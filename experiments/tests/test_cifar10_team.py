@@ -228,6 +228,7 @@ def children(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_the_command_by_torchrun_killed_and_started_again(both, files, tmp_path):
     """One of its processes is killed: all of them end, and the next ones go on."""
     given = arguments(files, tmp_path, *COMMAND)
