@@ -141,9 +141,8 @@ class CertificateLogger:
             other._let_go()
         else:
             raise ValueError(
-                f"{self.path} is the log of another CertificateLogger, whose optimizer is in use: close() that "
-                "(log.close(), where a notebook's cell is run again and the name is still the old one's), "
-                "or choose another path"
+                f"{self.path} is the log of another CertificateLogger, whose optimizer is in use: close() that, "
+                "or choose another path (where a notebook's cell is run again, `log` is still the other: log.close())"
             )
 
     def _open(self) -> None:
