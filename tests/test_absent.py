@@ -65,7 +65,7 @@ def test_algorithm_2_with_gaps(device, learner, fused):
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_kept_output_has_the_gaps_in_it(device, fused):
     """The kept x̄_n is that of step n, also of parameters that were absent then."""
-    for seed in range(12):
+    for seed in range(4 if fused and device == "cpu" else 12):
         params = begin(device, shapes=[(3,), (5,), (2,)])
         opt = sgdm(params, fused, momentum=0.9, average=0.9, seed=seed)
         xs, _ = run(opt, params, 13)
