@@ -15,7 +15,6 @@ from torch import Tensor
 from o2nc import averages
 from o2nc.averages import Coupling, Window
 from o2nc.scaling import Draw, Law
-from o2nc.state import Fields
 
 COUNTERS = ("step", *averages.COUNTERS)  # in every group, the same in each
 
@@ -41,8 +40,6 @@ class Part(Protocol):
 
 class Rule(Protocol):
     """What plays Δ: SGD with momentum, or an online learner."""
-
-    fields: Fields  # the state that it keeps
 
     def structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Return what must stay as it is in a group for tables of addresses to hold."""

@@ -141,8 +141,6 @@ _FIELDS: Fields = averages.FIELDS | {
 class Momentum:
     """The rule of SGD with momentum; what it needs to know is in the parameter groups."""
 
-    fields: ClassVar[Fields] = {"momentum_buffer": _FIELDS["momentum_buffer"]}
-
     def structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Return what must stay as it is in a group for tables of addresses to hold."""
         return group["momentum"] != 0, group["nesterov"], buffer_is_mean(group)

@@ -1,6 +1,7 @@
 """Everything of torch's that has no public name and that o2nc cannot do without, in one place.
 
-Checked on torch 2.6, 2.11, 2.13 and 2.15 (``make test-versions``); what differs between them is settled here:
+All of it is there in torch 2.6, 2.8, 2.11, 2.13 and 2.15; docs/versions.md says which tests were run on which. What
+differs between them is settled here:
 
 * ``torch._foreach_*``: one call for a list of tensors. torch's own optimizers are made of them; none is public.
 * ``disable_dynamo``: `torch.compiler.disable` imports the compiler when it decorates, which takes a second; this does
