@@ -1,6 +1,7 @@
 """Fixtures that several files share."""
 
 import os
+import random
 
 import pytest
 import torch
@@ -28,11 +29,18 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", line)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Let the kernels do IEEE arithmetic where they are interpreted."""
+    """Let the kernels do IEEE arithmetic where they are interpreted, and leave most of many cases to `test-slow`."""
+    families = {}
     for item in items:
+        if mark := item.get_closest_marker("some"):
+            families.setdefault((item.fspath, item.originalname, *mark.args), []).append(item)
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker(ieee)
+    for (_, name, n), cases in families.items():
+        for item in random.Random(name).sample(cases, max(len(cases) - n, 0)):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -1,9 +1,14 @@
-"""Compile every kernel with every rule, law and dtype for a GPU that need not be here; print how many there were.
+"""Compile every kernel for a GPU that need not be here; print how many there were.
 
-Not a test by itself: `test_fused.py` runs it in a process of its own, where Triton's interpreter is off.
+    python tests/compile_kernels.py [some | all]
+
+``all`` takes every rule, law and dtype, and a minute.
+
+Not a test by itself: `test_fused_gpu.py` runs it in a process of its own, where Triton's interpreter is off.
 """
 
 import itertools
+import sys
 
 import torch
 import triton
@@ -70,6 +75,15 @@ def o2nc_with(learner, **options):
 def main():
     engine.DEVICES = ("cuda", "cpu")
     launches.Launch.__call__ = compile_only
+    for learner in (learners.ScaleFree(0.01, radius=0.05), learners.CoinBetting()):
+        step(o2nc_with(learner), torch.bfloat16)
+    step(sgdm(momentum=0.9, average=0.99), torch.float32)
+    if sys.argv[1:] != ["some"]:
+        compile_all()
+    print(*sorted({name for name, _ in compiled}), len(compiled))
+
+
+def compile_all():
     for momentum, nesterov, average in itertools.product((0, 0.9), (False, True), (None, 0.99, 0.9)):
         if momentum or not nesterov:
             step(sgdm(momentum=momentum, nesterov=nesterov, average=average), torch.float32)
@@ -86,7 +100,6 @@ def main():
         step(sgdm(momentum=0.9, average=0.99, scaling=law), torch.float32)
     for make in (sgdm(momentum=0.9, average=0.99), o2nc_with(learners.CoinBetting())):
         step(make, torch.float32, scaled=True)
-    print(*sorted({name for name, _ in compiled}), len(compiled))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ def run(opt, params, n):
     return xs, gs
 
 
+@pytest.mark.some(16)
 @pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(0, 2, weighted=True)], ids=str)
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("n", [4, 5, 6, 13, 14])
@@ -49,6 +50,7 @@ def test_the_averages_are_those_with_zeros(device, average, n, fused, law):
     assert opt.progress == pytest.approx(sum(w[t - 2] * (g @ (y - x)) for x, y, g, t in moves), rel=1e-9)
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("learner", LEARNERS, ids=str)
 def test_algorithm_2_with_gaps(device, learner, fused):

@@ -75,6 +75,7 @@ def same(a, b):
     return all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_graph_for_a_whole_schedule_and_the_same_bits(name):
     counter = CompileCounterWithBackend("inductor")

@@ -11,6 +11,7 @@ from problem import parameters, set_gradients
 NOWHERE = torch.device("meta")  # a tensor made there by mistake holds no numbers, and breaks what it touches
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_steps_certificates_and_checkpoints(device, make, fused):

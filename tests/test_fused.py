@@ -56,6 +56,7 @@ def follow(opt, params, events, fused):
     return opt
 
 
+@pytest.mark.some(30)
 @rig.search(60)
 def test_sgdm_is_the_foreach_step(device, chance):
     """Any options, sizes, groups, schedules, absent, late and overflown gradients: the same run, and said of it."""
@@ -89,6 +90,7 @@ def test_nesterov_without_momentum_is_plain(device, average, late):
     rig.agree(*runs)
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("law", rig.LAWS, ids=str)
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.8}, {"momentum": 0.9, "weight_decay": 0.1}], ids=str)
 def test_sgdm_against_direct_sums(device, law, options):
@@ -128,6 +130,7 @@ def check_averages(opt, params, xs, gs, beta, law, seed):
 # ---- the learners ----
 
 
+@pytest.mark.some(18)
 @pytest.mark.parametrize(
     ("law", "average"), [(rig.LAWS[0], True), (rig.LAWS[3], True), (rig.LAWS[2], False)], ids=str
 )
@@ -150,6 +153,7 @@ def test_learners_are_the_foreach_ones(device, learner, law, average):
     rig.agree(*runs)
 
 
+@pytest.mark.some(15)
 @rig.search(45)
 def test_algorithm_2_is_the_foreach_step(device, chance):
     """Any learner, law, sizes, groups, schedules, absent, late and overflown gradients."""
@@ -320,6 +324,7 @@ def laid_out(value, kind, like):
 GRADIENTS = ["like the parameter", "contiguous", "offset", "expanded"]
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("kind", ["channels last", "transposed", "gaps"])
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @rig.some("shared buffer", "coin")

@@ -13,6 +13,7 @@ import o2nc
 # ---- a GradScaler ----
 
 
+@pytest.mark.some(8)
 @rig.cases
 @pytest.mark.parametrize("first", [1, 3])
 def test_a_step_called_off_changes_nothing(device, make, first):
@@ -30,6 +31,7 @@ def test_a_step_called_off_changes_nothing(device, make, first):
     rig.agree(rig.facts(opt), rig.facts(plain), tolerance=0)
 
 
+@pytest.mark.some(4)
 @rig.cases
 def test_a_parameter_that_joins_in_a_step_called_off(device, make):
     """It has not joined: not in the certificate, not in the checkpoint; later it joins as any other."""
@@ -65,6 +67,7 @@ def test_momentum_that_begins_after_a_step_called_off(device):
     rig.agree(*runs, tolerance=0)
 
 
+@pytest.mark.some(4)
 @rig.cases
 def test_a_scaled_step_is_the_unscaled_one(device, make):
     """To the bit, for a scale that is a power of two; with grad_scale None the gradients are unscaled already."""
@@ -99,6 +102,7 @@ def test_a_checkpoint_after_only_overflows(device, make):
     rig.agree(rig.facts(resumed), rig.facts(plain), tolerance=0)
 
 
+@pytest.mark.some(4)
 @rig.cases
 def test_grad_scaler(device, make):
     """torch's own GradScaler, with an overflow first, in the middle, and a growing scale."""
@@ -142,6 +146,7 @@ SURVIVALS = {
 }
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("survive", SURVIVALS.values(), ids=SURVIVALS)
 @rig.cases
 def test_a_copy_continues_to_the_bit(device, make, survive):
@@ -194,6 +199,7 @@ def test_checkpoints_go_between_the_two(device, make, fused):
     assert rig.is_fused(resumed) != fused
 
 
+@pytest.mark.some(4)
 @rig.cases
 def test_falling_back_in_the_middle_is_resuming(device, make):
     """From the same state on, to the bit; and back again."""

@@ -120,6 +120,7 @@ SURGERIES = [
 ]
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize("surgery", SURGERIES, ids=lambda f: f.__name__)
 def test_surgery_between_steps(device, counted, surgery):
     """Whatever is done to parameters, groups and state by hand: laid out again, with the result of foreach."""
@@ -246,6 +247,7 @@ def test_gradients_are_read_only(device, make):
             assert g._version == version
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("shape", [(), (1,)])
 @pytest.mark.parametrize("on", ["cpu", *(["cuda"] if rig.CUDA else [])])
 @rig.some("shared buffer", "no momentum", "adam")
@@ -277,6 +279,7 @@ def test_a_tensor_rate_replaced_by_zero(device):
     assert torch.equal(p, before)
 
 
+@pytest.mark.some(4)
 @rig.cases
 def test_a_run_repeats_to_the_bit(device, make):
     runs = []
@@ -286,6 +289,7 @@ def test_a_run_repeats_to_the_bit(device, make):
     rig.agree(*runs, tolerance=0)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "count", [129, pytest.param(5_000, marks=rig.needs_cuda), pytest.param(20_000, marks=rig.needs_cuda)]
 )

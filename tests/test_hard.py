@@ -80,6 +80,7 @@ def test_prog():
     assert prog(x, 0).tolist() == [0, 1, 3, 3]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("length", [2, 6, 20])
 @pytest.mark.parametrize("scale", [0.7, 3.0])
 def test_constants_of_the_chain_against_an_adversary(length, scale):

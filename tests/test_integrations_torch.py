@@ -200,6 +200,7 @@ def rates_of(optimizer, schedule, steps, begin=0, model=None):
     return found
 
 
+@pytest.mark.some(17)
 @pytest.mark.parametrize(
     ("schedule", "kind"),
     [(s, kind) for kind in SCHEDULED for s in (*SCHEDULES, *(MOMENTUM_TOO if kind != "ogd" else ()))],

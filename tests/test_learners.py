@@ -205,6 +205,7 @@ def name(value):
     return repr(value) if isinstance(value, Learner) else str(value)
 
 
+@pytest.mark.some(16)
 @pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize(
     "learner",
@@ -234,6 +235,7 @@ def test_discounted_form_is_the_naive_form(learner, beta):
     assert worst_relative_error(learner, beta, n, [learner.lr] * n) <= 1e-12
 
 
+@pytest.mark.some(11)
 @pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize(
     ("learner", "shape"),
@@ -366,6 +368,7 @@ def direct(learner, gs, beta, dtype):
         yield deltas[0]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("learner", ONE_OF_EACH, ids=name)
 def test_float32_follows_float64_past_the_overflow_of_the_naive_form(learner):
     """DESIGN: "Never form β^{−n}. float32 overflows at n = 842 for β = 0.9"."""
@@ -377,6 +380,7 @@ def test_float32_follows_float64_past_the_overflow_of_the_naive_form(learner):
         assert (a - b).norm() <= 1e-4 * scale
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "learner",
     [

@@ -259,6 +259,7 @@ def hold(path, kind):
     return process
 
 
+@pytest.mark.some(1)
 @needs_locks
 @pytest.mark.parametrize("kind", ["alone", "workers", "children"])
 def test_two_processes_do_not_share_a_file(kind, tmp_path):
@@ -279,6 +280,7 @@ def test_two_processes_do_not_share_a_file(kind, tmp_path):
     assert steps(tmp_path / "certificate.old-1.csv") == [1]
 
 
+@pytest.mark.some(1)
 @needs_locks
 @pytest.mark.parametrize("kind", ["alone", "workers"])
 def test_the_lock_of_a_killed_process_is_no_obstacle(kind, tmp_path):

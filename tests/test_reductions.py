@@ -64,6 +64,7 @@ def cosines(seed: int, d: int) -> tuple[Tensor, Tensor, float, float, float]:
     return w, a, float(a @ norm), float(a @ norm**2), float(a @ norm**3)
 
 
+@pytest.mark.some(20)
 @pytest.mark.filterwarnings("ignore:c =:UserWarning", "ignore:epsilon =:UserWarning")
 @pytest.mark.parametrize("seed", range(60))
 def test_no_reduction_is_violated(seed):

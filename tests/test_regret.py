@@ -201,6 +201,7 @@ def test_ball_ogd(lr, decay, beta):
     assert_bound(learner, beta, excess)
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("decay", [0.0, 1.0])
 @pytest.mark.parametrize("radius", [0.3, np.inf])
@@ -230,6 +231,7 @@ def adagrad_steps(g, beta, scale, diagonal):
     return np.sqrt(total) / scale, q
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("decay", [0.0, 1.0])
 @pytest.mark.parametrize("diagonal", [False, True])
@@ -272,6 +274,7 @@ def test_adagrad_second_term(beta):
     assert max(ratios) > 1.485
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize(("diagonal", "radius"), [(False, np.inf), (False, 0.2), (False, 1.0), (True, np.inf)])
 def test_scale_free(diagonal, radius, beta):

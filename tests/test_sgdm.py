@@ -41,6 +41,7 @@ def run(make, steps, dtype=torch.float32, shapes=SHAPES, scalars=None, lr=0.01):
     return params, opt
 
 
+@pytest.mark.some(100)
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("average", [None, 0.99, 0.9])
@@ -106,6 +107,7 @@ def test_with_scaling_it_is_sgd_with_lr_times_s(engine, average, law):
     assert opt.param_groups[0]["lr"] == 0.01
 
 
+@pytest.mark.some(90)
 @pytest.mark.parametrize("engine", [*ENGINES[:2], ENGINES[3]], ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("average", [0.99, 0.9])

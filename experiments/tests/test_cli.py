@@ -53,6 +53,7 @@ def test_experiments_share_their_options(name, pages):
         assert "--device" in options
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("arguments", [("nothing",), ("demo", "--nothing"), ("verify", "--seed", "x"), ("report",)])
 def test_wrong_arguments_are_refused_in_one_line(arguments):
     done = run(*arguments)
@@ -72,6 +73,7 @@ def test_output_that_goes_to_a_file_is_plain(tmp_path):
     assert run("verify", "goldstein", "--workers", "1", "--quiet").stdout == ""
 
 
+@pytest.mark.some(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT")
 @pytest.mark.parametrize("slow", ["torch", "typer", "matplotlib"])
 def test_ctrl_c_while_a_package_is_imported(slow, tmp_path):

@@ -232,6 +232,7 @@ def stop_after(monkeypatch):
     return arrange
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("stop", "code", "said"), [(KeyboardInterrupt, 130, "interrupted"), (partial(SystemExit, 143), 143, "terminated")]
 )
@@ -309,6 +310,7 @@ def test_what_cannot_be_written_is_named_after_the_tables(name, tmp_path, monkey
     assert not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("missing", ["typer", "rich", "matplotlib", "sklearn"])
 def test_missing_extras_are_named_in_one_line(missing):
     result = shell("demo", prelude=f"import sys; sys.modules[{missing!r}] = None")

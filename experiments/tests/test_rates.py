@@ -125,6 +125,7 @@ def fail(progress):
     raise RuntimeError("as asked")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_pool(workers):
     seen = []
@@ -241,6 +242,7 @@ def test_command(tmp_path, short):
         assert word in result.output
 
 
+@pytest.mark.slow
 def test_command_fails_when_a_bound_is_wrong(tmp_path, short, monkeypatch):
     monkeypatch.setattr(theory.Plan, "bound", property(lambda p: 1e-3))
     result = RUNNER.invoke(cli.build_app(), [*SMALL, "--out", str(tmp_path)])

@@ -46,6 +46,7 @@ class Text_(HTMLParser):
         return " ".join(" ".join(self.texts).split())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_page_has_everything_and_needs_nothing(name):
     record = load(name)

@@ -133,7 +133,9 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=[pytest.mark.slow] if key.startswith("rate-") else []) for key in KEYS]
+)
 def test_row_is_right_and_notices_a_broken_formula(key, monkeypatch):
     (check,) = (c for c in verify.checks() if c.key == key)
     row = check.run(seed=0, scale=SCALE)

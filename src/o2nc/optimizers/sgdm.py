@@ -146,9 +146,9 @@ class Momentum:
         return group["momentum"] != 0, group["nesterov"], buffer_is_mean(group)
 
     def numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Return lr, momentum, dampening, weight decay and the sign of the gradient, as numbers or tensors."""
+        """Return the sign of the gradient, coupled weight decay, lr, momentum and dampening."""
         sign = -1.0 if group["maximize"] else 1.0
-        return group["lr"], group["momentum"], group["dampening"], group["weight_decay"], sign
+        return sign, group["weight_decay"], group["lr"], group["momentum"], group["dampening"]
 
     def parts(self, step: Step, unscale: float) -> "Iterator[MomentumPart]":
         """Yield the parameters of every group that have gradients."""

@@ -3,7 +3,8 @@
 ``which`` and ``first`` map programs to tensors: chunk k belongs to tensor which[k], whose chunks start at first[t].
 ``addresses`` has one column per kind of tensor, ``gradients`` the addresses of the gradients (0: none now).
 ``coefficients`` is what `open_kernel` settles for every tensor, ``state_numbers`` what survives from step to step,
-``scaler`` a GradScaler's flag and scale.
+``scaler`` a GradScaler's flag and scale. What a rule has of its own, in a table or in memory, it gets and gives as
+tuples: see `o2nc.backends.triton.rules`.
 """
 
 import triton
@@ -11,24 +12,69 @@ import triton.language as tl
 
 from o2nc.backends.triton.laws import uniform
 
-# columns of `addresses`
-X, A, B, C, AVERAGE, GRADIENT, OUTPUT = (tl.constexpr(i) for i in range(7))
+# columns of `addresses`; a rule has up to three slots
+X, SLOT, AVERAGE, GRADIENT, OUTPUT = (tl.constexpr(i) for i in (0, 1, 4, 5, 6))
 COLUMNS = 7
-# columns of `coefficients`
-UNIT, DECAY, SCALE, FRESH, RATE, C0, C1, C2, C3, C4, LEFT, MOVED = (tl.constexpr(i) for i in range(12))
-COEFFICIENTS = 12
-# columns of `state_numbers`: the state of every tensor that is a number
-SPREAD, PROGRESS, LAST_RATE, IS_FRESH, LOG_DECAY, JOINED, H0, H1 = (tl.constexpr(i) for i in range(8))
-STATE_NUMBERS = 8
+# columns of `coefficients`; from OWN on they are the rule's
+UNIT, DECAY, SCALE, RATE, FRESH, LEFT, MOVED, OWN = (tl.constexpr(i) for i in range(8))
+# columns of `state_numbers`: the state of every tensor that is a number; from KEPT on it is the rule's
+SPREAD, PROGRESS, LAST_RATE, IS_FRESH, LOG_DECAY, JOINED, KEPT = (tl.constexpr(i) for i in range(7))
 # entries of `now`
 S, GAMMA, WEIGHT, RELATIVE, KEEP, GO, BEFORE, AFTER, JOINING, DITHER = (tl.constexpr(i) for i in range(10))
 NOW = 10
 EXPONENT = tl.constexpr(0x7F800000)  # the bits of a float32 that say in which power of two it lies
 # entries of `constants`: the discount of the averages, the law's mean and two parameters, then the rule's
 DISCOUNT, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(5))
-CONSTANTS = 9
-# numbers of a parameter group, in `numbers`: lr, momentum, dampening, weight decay, sign of the gradient
+# numbers of a parameter group: the sign of the gradient, coupled weight decay, lr, and two of the rule's
+SIGN, COUPLED, LR = (tl.constexpr(i) for i in range(3))
 NUMBERS = tl.constexpr(5)
+
+
+@triton.jit
+def read(at, stride, mask, other, COUNT: tl.constexpr):
+    """Load a tuple of numbers, at least one, of all tensors that ``at`` points at."""
+    found = (tl.load(at, mask=mask, other=other),)
+    for k in tl.static_range(1, COUNT):
+        found = found + (tl.load(at + k * stride, mask=mask, other=other),)
+    return found
+
+
+@triton.jit
+def write(at, stride, values, mask, COUNT: tl.constexpr):
+    """Store a tuple of numbers likewise."""
+    for k in tl.static_range(COUNT):
+        tl.store(at + k * stride, values[k], mask=mask)
+
+
+@triton.jit
+def point(address, start, TYPE: tl.constexpr):
+    """Make a pointer of an address, ``start`` elements further on."""
+    return tl.load(address).to(tl.pointer_type(TYPE)) + start
+
+
+@triton.jit
+def point_slots(
+    address, n, start,
+    SLOTS: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr,
+):  # fmt: skip
+    """Return pointers to the slots of a chunk; to nowhere if there are none."""
+    found = (point(address, start, SLOT_0),)
+    if SLOTS > 1:
+        found = found + (point(address + n, start, SLOT_1),)
+    if SLOTS > 2:
+        found = found + (point(address + 2 * n, start, SLOT_2),)
+    return found
+
+
+@triton.jit
+def read_slots(at, i, mask, like, SLOTS: tl.constexpr):
+    """Load the slots; ``like`` stands in if there are none."""
+    found = (like,)
+    if SLOTS > 0:
+        found = (tl.load(at[0] + i, mask=mask, other=0.0).to(like.dtype),)
+    for k in tl.static_range(1, SLOTS):
+        found = found + (tl.load(at[k] + i, mask=mask, other=0.0).to(like.dtype),)
+    return found
 
 
 @triton.jit
@@ -49,7 +95,8 @@ def open_kernel(
     state_numbers, coefficients, totals, scaler, n,
     SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, WEIGHTED: tl.constexpr, ESTIMATES: tl.constexpr,
     AVERAGED: tl.constexpr, SCALED_LOSS: tl.constexpr, TICK: tl.constexpr, SETTLE: tl.constexpr, GATHER: tl.constexpr,
-    JOINT: tl.constexpr, WIDTH: tl.constexpr,
+    JOINT: tl.constexpr, CONSTANTS: tl.constexpr, COEFFICIENTS: tl.constexpr, NUMBERS_KEPT: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Tick: draw s, find γ, advance the counters. Settle: the coefficients of every tensor."""
     if TICK:
@@ -104,6 +151,7 @@ def open_kernel(
             joining = tl.load(now + JOINING)
             keep = tl.load(now + KEEP)
     if SETTLE is not None:
+        settled = read(constants + RULE, 1, None, None, CONSTANTS)
         j0 = s * 0.0  # zeros in float64
         j1 = s * 0.0
         j2 = s * 0.0
@@ -112,12 +160,9 @@ def open_kernel(
             for k in range(0, n, WIDTH):
                 i = k + tl.arange(0, WIDTH)
                 mask = i < n
-                lr = tl.load(numbers + NUMBERS * tl.load(group_of + i, mask=mask, other=0))
-                h0 = tl.load(state_numbers + H0 * n + i, mask=mask, other=0.0)
-                h1 = tl.load(state_numbers + H1 * n + i, mask=mask, other=0.0)
-                p = tl.load(totals + i, mask=mask, other=0.0)
-                q = tl.load(totals + n + i, mask=mask, other=0.0)
-                g0, g1, g2, g3 = GATHER(lr, h0, h1, p, q, constants + RULE)
+                lr = tl.load(numbers + NUMBERS * tl.load(group_of + i, mask=mask, other=0) + LR)
+                kept = read(state_numbers + KEPT * n + i, n, mask, 0.0, NUMBERS_KEPT)
+                g0, g1, g2, g3 = GATHER(lr, kept, read(totals + i, n, mask, 0.0, 2), settled)
                 j0 += tl.sum(tl.where(mask, g0, 0.0), 0)
                 j1 += tl.sum(tl.where(mask, g1, 0.0), 0)
                 j2 += tl.sum(tl.where(mask, g2, 0.0), 0)
@@ -131,53 +176,48 @@ def open_kernel(
             at = numbers + NUMBERS * tl.load(group_of + i, mask=mask, other=0)
             here = tl.load(gradients + i, mask=mask, other=0) != 0
             fresh = tl.load(state_numbers + IS_FRESH * n + i, mask=mask, other=0.0)  # 1: averages, 2: buffer, 3: both
-            h0 = tl.load(state_numbers + H0 * n + i, mask=mask, other=0.0)
-            h1 = tl.load(state_numbers + H1 * n + i, mask=mask, other=0.0)
-            p = h0
-            q = h0
+            kept = read(state_numbers + KEPT * n + i, n, mask, 0.0, NUMBERS_KEPT)
+            sums = (fresh, fresh)
             if JOINT:
-                p = tl.load(totals + i, mask=mask, other=0.0)
-                q = tl.load(totals + n + i, mask=mask, other=0.0)
-            scale, rate, decay, c0, c1, c2, c3, c4, h0, h1 = SETTLE(
-                at, here, fresh >= 2, h0, h1, p, q, j0, j1, j2, j3, s, relative, constants + RULE
+                sums = read(totals + i, n, mask, 0.0, 2)
+            rate, own, kept = SETTLE(
+                read(at + LR, 1, mask, 0.0, 3), fresh >= 2, kept, sums, (j0, j1, j2, j3), relative, settled
             )
-            one = tl.full([WIDTH], 1.0, tl.float64)
-            tl.store(coefficients + UNIT * n + i, one * unit * tl.load(at + 4), mask=mask)
-            tl.store(coefficients + DECAY * n + i, one * decay, mask=mask)
-            tl.store(coefficients + SCALE * n + i, one * scale, mask=mask)
-            tl.store(coefficients + FRESH * n + i, tl.where((fresh == 1) | (fresh == 3), 1.0, 0.0), mask=mask)
-            tl.store(coefficients + RATE * n + i, tl.where(here, rate, 0.0), mask=mask)
-            tl.store(coefficients + C0 * n + i, one * c0, mask=mask)
-            tl.store(coefficients + C1 * n + i, one * c1, mask=mask)
-            tl.store(coefficients + C2 * n + i, one * c2, mask=mask)
-            tl.store(coefficients + C3 * n + i, one * c3, mask=mask)
-            tl.store(coefficients + C4 * n + i, one * c4, mask=mask)
+            decay = tl.where(here, tl.load(at + COUPLED), 0.0)  # without a gradient nothing is seen
+            joins = (fresh == 1) | (fresh == 3)
+            common = (
+                unit * tl.load(at + SIGN),
+                decay,
+                rate * s,
+                tl.where(here, rate, 0.0),
+                tl.where(joins, 1.0, 0.0),
+            )
+            write(coefficients + i, n, common, mask, 5)
+            write(coefficients + OWN * n + i, n, own, mask, COEFFICIENTS)
             # one without a gradient waits, but for a joint norm; one that never had a gradient except in steps that
             # were called off has not joined yet
             known = here | (fresh != 3)
             played = known if JOINT else here
             goes = i < tl.where(go != 0, n, 0)
             tl.store(state_numbers + IS_FRESH * n + i, tl.where(here, 0.0, fresh), mask=goes & known)
-            tl.store(state_numbers + H0 * n + i, one * h0, mask=goes & played)
-            tl.store(state_numbers + H1 * n + i, one * h1, mask=goes & played)
+            write(state_numbers + KEPT * n + i, n, kept, goes & played, NUMBERS_KEPT)
             if AVERAGED:
                 # what is left of the weight of its averages after the steps that it has missed; 1 if none
-                joins = ((fresh == 1) | (fresh == 3)) & here
+                joins = joins & here
                 then = tl.load(state_numbers + LOG_DECAY * n + i, mask=mask, other=0.0)
                 left = tl.where(joins, 1.0, tl.where(then < before, tl.exp(then - before), 1.0))
                 moved = here | (known & (i < tl.where(keep != 0, n, 0)) & (fresh != 1))
-                tl.store(coefficients + LEFT * n + i, one * left, mask=mask)
-                tl.store(coefficients + MOVED * n + i, tl.where(moved, 1.0, 0.0), mask=mask)
-                tl.store(state_numbers + LOG_DECAY * n + i, one * after, mask=goes & moved)
-                tl.store(state_numbers + JOINED * n + i, one * joining, mask=goes & joins)
+                write(coefficients + LEFT * n + i, n, (left, tl.where(moved, 1.0, 0.0)), mask, 2)
+                tl.store(state_numbers + LOG_DECAY * n + i, after, mask=goes & moved)
+                tl.store(state_numbers + JOINED * n + i, joining, mask=goes & joins)
 
 
 @triton.jit
 def step_kernel(
     which, first, sizes, addresses, gradients, now, coefficients, partial, n, low, chunks,
-    PLAY: tl.constexpr, SLOTS: tl.constexpr, AVERAGED: tl.constexpr, OWN: tl.constexpr, JOINT: tl.constexpr,
-    ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
-    X_TYPE: tl.constexpr, A_TYPE: tl.constexpr, B_TYPE: tl.constexpr, C_TYPE: tl.constexpr, WIDE: tl.constexpr,
+    PLAY: tl.constexpr, COEFFICIENTS: tl.constexpr, SLOTS: tl.constexpr, AVERAGED: tl.constexpr,
+    HAS_GRADIENT: tl.constexpr, JOINT: tl.constexpr, ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
+    X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr, WIDE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move one chunk: learner, parameters, averages, and its share of the sums."""
@@ -197,21 +237,14 @@ def step_kernel(
     if tl.maximum(averaged, played) <= 0:
         return  # without a gradient now; `close_kernel` does not ask for its sums either
     g_at = address.to(tl.pointer_type(X_TYPE)) + start
-    x_at = tl.load(addresses + X * n + t).to(tl.pointer_type(X_TYPE)) + start
+    x_at = point(addresses + X * n + t, start, X_TYPE)
     unit = tl.load(coefficients + UNIT * n + t).to(WIDE)
     decay = tl.load(coefficients + DECAY * n + t).to(WIDE)
     scale = tl.load(coefficients + SCALE * n + t).to(WIDE)
-    c0 = tl.load(coefficients + C0 * n + t).to(WIDE)
-    c1 = tl.load(coefficients + C1 * n + t).to(WIDE)
-    c2 = tl.load(coefficients + C2 * n + t).to(WIDE)
-    c3 = tl.load(coefficients + C3 * n + t).to(WIDE)
-    c4 = tl.load(coefficients + C4 * n + t).to(WIDE)
-    if SLOTS > 0:
-        a_at = tl.load(addresses + A * n + t).to(tl.pointer_type(A_TYPE)) + start
-    if SLOTS > 1:
-        b_at = tl.load(addresses + B * n + t).to(tl.pointer_type(B_TYPE)) + start
-    if SLOTS > 2:
-        c_at = tl.load(addresses + C * n + t).to(tl.pointer_type(C_TYPE)) + start
+    own = (tl.load(coefficients + OWN * n + t).to(WIDE),)
+    for k in tl.static_range(1, COEFFICIENTS):
+        own = own + (tl.load(coefficients + (OWN + k) * n + t).to(WIDE),)
+    slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
     if AVERAGED:
         exact = tl.load(now + GAMMA)
         left = tl.load(coefficients + LEFT * n + t)
@@ -220,14 +253,14 @@ def step_kernel(
         keep = tl.where(left == 1, 1 - exact, left * (1 - exact)).to(WIDE)
         dither = tl.load(now + DITHER).to(WIDE)
         kept = tl.where(tl.load(now + KEEP) != 0, averaged, 0)
-        average_at = tl.load(addresses + AVERAGE * n + t).to(tl.pointer_type(WIDE)) + start
-        output_at = tl.load(addresses + OUTPUT * n + t).to(tl.pointer_type(WIDE)) + start
+        average_at = point(addresses + AVERAGE * n + t, start, WIDE)
+        output_at = point(addresses + OUTPUT * n + t, start, WIDE)
         # a float32 parameter's in float32 within a chunk: float64 here would cost bandwidth, for |x − x̄| beyond 1e19
         squares = tl.zeros([BLOCK], WIDE)
         slopes = tl.zeros([BLOCK], WIDE)
-        if OWN:
+        if HAS_GRADIENT:
             fresh = (tl.load(coefficients + FRESH * n + t) != 0) | (share == 1)
-            gradient_at = tl.load(addresses + GRADIENT * n + t).to(tl.pointer_type(WIDE)) + start
+            gradient_at = point(addresses + GRADIENT * n + t, start, WIDE)
     for j in tl.static_range(0, CHUNK, BLOCK):
         i = j + tl.arange(0, BLOCK)
         i = tl.max_contiguous(tl.multiple_of(i, 16), 16)
@@ -235,34 +268,22 @@ def step_kernel(
         # all loads before the first store, so that they are under way together
         x = tl.load(x_at + i, mask=mask, other=0.0).to(WIDE)
         g = tl.load(g_at + i, mask=i < present, other=0.0).to(WIDE)
-        a = x
-        b = x
-        c = x
-        if SLOTS > 0:
-            a = tl.load(a_at + i, mask=mask, other=0.0).to(WIDE)
-        if SLOTS > 1:
-            b = tl.load(b_at + i, mask=mask, other=0.0).to(WIDE)
-        if SLOTS > 2:
-            c = tl.load(c_at + i, mask=mask, other=0.0).to(WIDE)
+        slots = read_slots(slots_at, i, mask, x, SLOTS)
         if AVERAGED:
             average = tl.load(average_at + i, mask=mask, other=0.0)
-        if OWN:
+        if HAS_GRADIENT:
             gradient = tl.load(gradient_at + i, mask=mask, other=0.0)
         d = g * unit
         d = tl.where(decay != 0, d + decay * x, d)
-        direction, a_next, b_next, c_next = PLAY(d, a, b, c, c0, c1, c2, c3, c4, FLOOR)
+        direction, played_slots = PLAY(d, slots, own, FLOOR)
         tl.store(x_at + i, x + scale * direction, mask=i < present)
-        if SLOTS > 0:
-            tl.store(a_at + i, a_next, mask=i < played)
-        if SLOTS > 1:
-            tl.store(b_at + i, b_next, mask=i < played)
-        if SLOTS > 2:
-            tl.store(c_at + i, c_next, mask=i < played)
+        for k in tl.static_range(SLOTS):
+            tl.store(slots_at[k] + i, played_slots[k], mask=i < played)
         if AVERAGED:
             e = x - average
             squares += e * e
             if SLOTS > 0:
-                slopes += d * a
+                slopes += d * slots[0]
             move = gamma * e
             if ROUNDED:  # at random, see o2nc.averages
                 power = (average.to(tl.int32, bitcast=True) & EXPONENT).to(tl.float32, bitcast=True)
@@ -270,7 +291,7 @@ def step_kernel(
             average = tl.where(gamma == 1, x, average + move)
             tl.store(average_at + i, average, mask=i < averaged)
             tl.store(output_at + i, average, mask=i < kept)
-        if OWN:
+        if HAS_GRADIENT:
             tl.store(gradient_at + i, tl.where(fresh, d, keep * gradient + share * d), mask=i < averaged)
     if AVERAGED:
         tl.store(partial + chunk, tl.sum(squares, 0).to(tl.float64))
@@ -302,8 +323,9 @@ def close_kernel(first, now, coefficients, state_numbers, partial, n, chunks, WI
 @triton.jit
 def measure_kernel(
     which, first, sizes, addresses, gradients, now, numbers, group_of, constants, scaler, partial, n, low, chunks,
-    MEASURE: tl.constexpr, SLOTS: tl.constexpr, SCALED_LOSS: tl.constexpr, FLOOR: tl.constexpr,
-    X_TYPE: tl.constexpr, A_TYPE: tl.constexpr, B_TYPE: tl.constexpr, C_TYPE: tl.constexpr,
+    MEASURE: tl.constexpr, CONSTANTS: tl.constexpr, SLOTS: tl.constexpr, SCALED_LOSS: tl.constexpr,
+    FLOOR: tl.constexpr,
+    X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum what a learner with a joint norm must know before it plays, in float64."""
@@ -319,29 +341,17 @@ def measure_kernel(
     unit = tl.load(now + RELATIVE)
     if SCALED_LOSS:
         unit = unit / tl.load(scaler + 1).to(tl.float64)
-    lr = tl.load(numbers + NUMBERS * tl.load(group_of + t))
-    if SLOTS > 0:
-        a_at = tl.load(addresses + A * n + t).to(tl.pointer_type(A_TYPE)) + start
-    if SLOTS > 1:
-        b_at = tl.load(addresses + B * n + t).to(tl.pointer_type(B_TYPE)) + start
-    if SLOTS > 2:
-        c_at = tl.load(addresses + C * n + t).to(tl.pointer_type(C_TYPE)) + start
+    lr = tl.load(numbers + NUMBERS * tl.load(group_of + t) + LR)
+    settled = read(constants + RULE, 1, None, None, CONSTANTS)
+    slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
     ps = tl.zeros([BLOCK], tl.float64)
     qs = tl.zeros([BLOCK], tl.float64)
     for j in tl.static_range(0, CHUNK, BLOCK):
         i = j + tl.arange(0, BLOCK)
         mask = i < size
         d = tl.load(g_at + i, mask=i < present, other=0.0).to(tl.float64) * unit
-        a = d
-        b = d
-        c = d
-        if SLOTS > 0:
-            a = tl.load(a_at + i, mask=mask, other=0.0).to(tl.float64)
-        if SLOTS > 1:
-            b = tl.load(b_at + i, mask=mask, other=0.0).to(tl.float64)
-        if SLOTS > 2:
-            c = tl.load(c_at + i, mask=mask, other=0.0).to(tl.float64)
-        p, q = MEASURE(d, a, b, c, lr, constants + RULE, FLOOR)
+        slots = read_slots(slots_at, i, mask, d, SLOTS)
+        p, q = MEASURE(d, slots, lr, settled, FLOOR)
         ps += tl.where(mask, p, 0.0)
         qs += tl.where(mask, q, 0.0)
     tl.store(partial + chunk, tl.sum(ps, 0))

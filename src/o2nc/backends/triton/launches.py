@@ -89,17 +89,19 @@ def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
         "SCALED_LOSS": scaled,
     }
     joint = rule.measure is not None
-    settle = {"SETTLE": rule.settle, "GATHER": rule.gather, "JOINT": joint, "WIDTH": TENSORS}
+    counts = {"CONSTANTS": len(rule.constants), "COEFFICIENTS": rule.coefficients, "NUMBERS_KEPT": len(rule.numbers)}
+    counts["WIDTH"] = TENSORS
+    settle = {"SETTLE": rule.settle, "GATHER": rule.gather, "JOINT": joint} | counts
     common = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
     found = []
     if joint:
-        tick = {"TICK": True, "SETTLE": None, "GATHER": None, "JOINT": False, "WIDTH": TENSORS}
+        tick = {"TICK": True, "SETTLE": None, "GATHER": None, "JOINT": False} | counts
         found.append(Launch(kernels.open_kernel, 1, opening, law | tick, 1))
         for low, number, compiled in tables.buckets:
             measured = (numbers, tables.group_of, tables.constants, tables.scaler, tables.partial, n, low, chunks)
-            names = ("FLOOR", "X_TYPE", "A_TYPE", "B_TYPE", "C_TYPE", "CHUNK", "BLOCK")
-            compiled_in = {"MEASURE": rule.measure, "SLOTS": compiled["SLOTS"], "SCALED_LOSS": scaled}
-            compiled_in |= {name: compiled[name] for name in names}
+            names = ("FLOOR", "X_TYPE", "SLOT_0", "SLOT_1", "SLOT_2", "CHUNK", "BLOCK")
+            compiled_in = {"MEASURE": rule.measure, "CONSTANTS": len(rule.constants), "SLOTS": compiled["SLOTS"]}
+            compiled_in |= {"SCALED_LOSS": scaled} | {name: compiled[name] for name in names}
             found.append(Launch(kernels.measure_kernel, number, (*common, *measured), compiled_in, WARPS))
         folded = (tables.first, tables.now, tables.partial, tables.totals, n, chunks)
         found.append(Launch(kernels.total_kernel, n, folded, {"WIDTH": FOLD}, FOLD_WARPS))

@@ -117,8 +117,9 @@ class Tables:
                     row.state[key] = laid_like(x, value, value.dtype if key in row.slots else wide(x.dtype))
                     self.alive.append(row.state[key].detach())
         columns = ("spread", "progress", "rate", "fresh", "log_decay", "joined", *self.rule.numbers)
-        self.numbers = torch.zeros(kernels.STATE_NUMBERS, self.n, dtype=torch.float64, device=self.device)
-        for line, key in zip(self.numbers, columns, strict=False):
+        # a line more: one is read even of a rule that keeps none
+        self.numbers = torch.zeros(len(columns) + 1, self.n, dtype=torch.float64, device=self.device)
+        for line, key in zip(self.numbers[:-1], columns, strict=True):
             values = [state.get(key, 0.0) for state in self.states]
             if any(isinstance(v, Tensor) for v in values):
                 here = [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values]
@@ -146,7 +147,7 @@ class Tables:
         table = np.zeros((kernels.COLUMNS, self.n), dtype=np.int64)
         for t, (row, x) in enumerate(zip(rows, self.xs, strict=True)):
             table[kernels.X.value, t] = x.data_ptr()
-            for column, key in enumerate(row.slots, kernels.A.value):
+            for column, key in enumerate(row.slots, kernels.SLOT.value):
                 table[column, t] = row.state[key].data_ptr()
             for column, key in enumerate(("average", "gradient", "output"), kernels.AVERAGE.value):
                 if self.averaged and key in row.state:
@@ -155,13 +156,14 @@ class Tables:
         self.x_addresses = [p.data_ptr() for p in self.params]
         discount = step.window.beta if isinstance(step.window, Discount) else 0.0
         constants = [discount, self.law.mean, self.law.a, self.law.b, *self.rule.constants]
-        constants += [0.0] * (kernels.CONSTANTS - len(constants))
+        constants.append(0.0)  # one is read even of a rule that has none
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
         hashes = [seed_key(self.seed, stream) for stream in (S, OUTPUT, ROUNDING)]
         signed = [key - (1 << 64) if key >> 63 else key for key in hashes]
         self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
         self.now = torch.zeros(kernels.NOW, dtype=torch.float64, device=device)
-        self.coefficients = torch.zeros(kernels.COEFFICIENTS, self.n, dtype=torch.float64, device=device)
+        columns = kernels.OWN.value + self.rule.coefficients
+        self.coefficients = torch.zeros(columns, self.n, dtype=torch.float64, device=device)
         joint = self.rule.measure is not None
         summed = self.chunks if self.averaged or joint else 1
         self.partial = torch.zeros(2, summed, dtype=torch.float64, device=device)
@@ -180,16 +182,17 @@ class Tables:
         slots = [_TYPES[row.state[key].dtype] for key in row.slots] + [_TYPES[dtype]] * 3
         return {
             "PLAY": row.play,
+            "COEFFICIENTS": self.rule.coefficients,
             "SLOTS": len(row.slots),
             "AVERAGED": self.averaged,
-            "OWN": self.averaged and "gradient" in row.state,
+            "HAS_GRADIENT": self.averaged and "gradient" in row.state,
             "JOINT": self.rule.measure is not None,
             "ROUNDED": dtype == torch.float32,
             "FLOOR": torch.finfo(dtype).tiny ** 0.5,
             "X_TYPE": _TYPES[row.param.dtype],
-            "A_TYPE": slots[0],
-            "B_TYPE": slots[1],
-            "C_TYPE": slots[2],
+            "SLOT_0": slots[0],
+            "SLOT_1": slots[1],
+            "SLOT_2": slots[2],
             "WIDE": _TYPES[dtype],
             "CHUNK": CHUNK,
             "BLOCK": BLOCK,

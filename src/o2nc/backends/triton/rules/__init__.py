@@ -1,13 +1,18 @@
-"""The learners as device functions, which the kernels of `o2nc.backends.triton.passes` call.
+"""The rules as device functions, which the kernels of `o2nc.backends.triton.kernels` call.
 
-    measure   per element, before anything moves: two terms p, q whose sums the learner needs (joint norms only)
-    gather    per tensor: up to four terms, added up over all tensors
-    settle    per tensor: the coefficients c0…c4 of the update, and the numbers h0, h1 that survive
-    play      per element: the direction of the update, and the slots a, b, c; a is the direction that was last added
+    measure(g, slots, lr, constants) → two terms
+        per element, before anything moves: ``sums`` are those terms added up over a tensor (joint norms only)
+    gather(lr, kept, sums, constants) → four terms
+        per tensor: ``joint`` are those terms added up over all tensors
+    settle(group, is_new, kept, sums, joint, weight, constants) → rate, coefficients, kept
+        per tensor: Δ = rate·direction, what `play` needs to know, and the numbers that survive
+    play(g, slots, coefficients) → direction, slots
+        per element: the update is x ← x + s·rate·direction
 
-The update is x ← x + scale·direction. ``at`` points at the numbers of the parameter group, ``k`` at the constants of
-the learner, the first of which is β. The formulas are those of `o2nc.learners`, with the gradient weighted by w(s_t)
-(``w``) under a law that is weighted.
+``slots`` is the state of the parameter's shape; the first is the direction that was last added. ``kept`` is the state
+that is a number, ``constants`` what the rule was made with, ``group`` the lr and two more numbers of the parameter
+group. They are tuples, whose entries get their names where a rule takes them apart. The formulas are those of
+`o2nc.learners`, with the gradient weighted by w(s_t) (``weight``) under a law that is weighted.
 """
 
 from dataclasses import dataclass
@@ -59,14 +64,15 @@ class Rule:
 
     settle: Any
     play: Any
+    coefficients: int  # how many `settle` gives to `play`
     slots: tuple[str, ...] = ()  # state of the parameter's shape beside the direction itself
-    numbers: tuple[str, ...] = ()  # state that is one number per parameter: h0, h1
+    numbers: tuple[str, ...] = ()  # state that is one number per parameter
     constants: tuple[float, ...] = ()
     measure: Any = None
     gather: Any = None
 
 
-SGD = Rule(settle_sgd, play_momentum)
+SGD = Rule(settle_sgd, play_momentum, 3)
 
 
 def device_rule(step: Step) -> Rule | None:
@@ -89,31 +95,33 @@ def learner_rule(learner: Learner, beta: float, dtype: torch.dtype) -> Rule | No
     joint: tuple[Any, ...]
     match learner:
         case learners.OGD():
-            return Rule(settle_ogd, play_linear, (), ("last_lr",), (beta, learner.decay, float(learner.kappa)))
+            return Rule(settle_ogd, play_linear, 2, (), ("last_lr",), (beta, learner.decay, float(learner.kappa)))
         case learners.BallOGD():
             constants = (beta, learner.decay, learner.radius)
             joint = (measure_ball, gather_ball) if learner.radius != float("inf") else ()
-            return Rule(settle_ball, play_linear, (), (), constants, *joint)
+            return Rule(settle_ball, play_linear, 2, (), (), constants, *joint)
         case learners.AdaGrad(diagonal=True):
             constants = (beta, learner.decay, float(learner.kappa))
-            return Rule(settle_diagonal_adagrad, play_diagonal_adagrad, ("sum_squares",), ("last_lr",), constants)
+            return Rule(settle_diagonal_adagrad, play_diagonal_adagrad, 6, ("sum_squares",), ("last_lr",), constants)
         case learners.AdaGrad():
             constants = (beta, learner.decay, float(learner.kappa), floor)
             numbers = ("sum_squares", "last_lr")
-            return Rule(settle_adagrad, play_linear, (), numbers, constants, measure_gradient, gather_adagrad)
+            return Rule(settle_adagrad, play_linear, 2, (), numbers, constants, measure_gradient, gather_adagrad)
         case learners.FTRL():
             constants = (beta, learner.decay, learner.radius)
             joint = (measure_leader, gather_ftrl) if learner.radius != float("inf") else ()
-            return Rule(settle_ftrl, play_leader, ("momentum",), ("decay_weight",), constants, *joint)
+            return Rule(settle_ftrl, play_leader, 3, ("momentum",), ("decay_weight",), constants, *joint)
         case learners.ScaleFree(diagonal=True):
             joint = (measure_adam, gather_adam) if learner.radius != float("inf") else ()
-            return Rule(settle_adam, play_adam, ("momentum", "sum_squares"), (), (beta, learner.radius), *joint)
+            return Rule(settle_adam, play_adam, 4, ("momentum", "sum_squares"), (), (beta, learner.radius), *joint)
         case learners.ScaleFree():
             constants = (beta, learner.radius, floor)
             slots, numbers = ("momentum",), ("sum_squares",)
-            return Rule(settle_scale_free, play_leader, slots, numbers, constants, measure_leader, gather_scale_free)
+            return Rule(
+                settle_scale_free, play_leader, 3, slots, numbers, constants, measure_leader, gather_scale_free
+            )
         case learners.CoinBetting():
             constants = (beta, learner.wealth, learner.lipschitz, info.max**0.5)
             slots, numbers = ("momentum",), ("gain", "sum_norms")
-            return Rule(settle_coin, play_leader, slots, numbers, constants, measure_gradient, gather_coin)
+            return Rule(settle_coin, play_leader, 3, slots, numbers, constants, measure_gradient, gather_coin)
     return None

@@ -1,4 +1,4 @@
-"""Learners with M ← c0·M + c1·g, Δ ← c2·M: FTRL, ScaleFree by the joint norm, CoinBetting; b is M."""
+"""Learners with M ← keep·M + gain·g, Δ ← lead·M: FTRL, ScaleFree by the joint norm, CoinBetting."""
 
 import triton
 import triton.language as tl
@@ -7,68 +7,69 @@ from o2nc.backends.triton.rules.linear import at_least, clip_to
 
 
 @triton.jit
-def play_leader(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
-    m = c0 * b + c1 * d
-    delta = c2 * m
-    return delta, delta, m, c
+def play_leader(g, slots, coefficients, FLOOR: tl.constexpr):
+    keep, gain, lead = coefficients
+    m = keep * slots[1] + gain * g
+    delta = lead * m
+    return delta, (delta, m)
 
 
 @triton.jit
-def measure_leader(d, a, b, c, lr, k, FLOOR: tl.constexpr):
-    m = tl.load(k) * b + d
-    return d * d, m * m  # ‖g‖² and ‖M‖²
+def measure_leader(g, slots, lr, constants, FLOOR: tl.constexpr):
+    m = constants[0] * slots[1] + g
+    return g * g, m * m  # ‖g‖² and ‖M‖²
 
 
 @triton.jit
-def ftrl_leader(lr, weight, k):
-    return -lr * tl.load(k) / (1 + lr * tl.load(k + 1) * weight)
+def ftrl_lead(lr, decay_weight, constants):
+    beta, decay, radius = constants
+    return -lr * beta / (1 + lr * decay * decay_weight)
 
 
 @triton.jit
-def gather_ftrl(lr, h0, h1, p, q, k):
-    lead = ftrl_leader(lr, 1 + tl.load(k) * h0, k)
-    return lead * lead * q, p * 0, p * 0, p * 0
+def gather_ftrl(lr, kept, sums, constants):
+    lead = ftrl_lead(lr, 1 + constants[0] * kept[0], constants)
+    return lead * lead * sums[1], 0.0, 0.0, 0.0
 
 
 @triton.jit
-def settle_ftrl(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
-    beta = tl.load(k)
-    weight = 1 + beta * h0
-    clip = clip_to(tl.load(k + 2), j0)
-    return s, 1.0, 0.0, beta, w, ftrl_leader(tl.load(at), weight, k) * clip, 0.0, 0.0, weight, h1
+def settle_ftrl(group, is_new, kept, sums, joint, weight, constants):
+    beta, decay, radius = constants
+    decay_weight = 1 + beta * kept[0]
+    lead = ftrl_lead(group[0], decay_weight, constants) * clip_to(radius, joint[0])
+    return 1.0, (beta, weight, lead), (decay_weight,)
 
 
 @triton.jit
-def gather_scale_free(lr, h0, h1, p, q, k):
-    beta = tl.load(k)
-    return beta * beta * h0 + p, lr * lr * q, p * 0, p * 0
+def gather_scale_free(lr, kept, sums, constants):
+    beta = constants[0]
+    return beta * beta * kept[0] + sums[0], lr * lr * sums[1], 0.0, 0.0
 
 
 @triton.jit
-def settle_scale_free(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
-    beta = tl.load(k)
-    norm = at_least(tl.sqrt(j0), tl.load(k + 2))
-    clip = clip_to(tl.load(k + 1), j1 / (norm * norm))
-    return s, 1.0, 0.0, beta, w, -tl.load(at) / norm * clip, 0.0, 0.0, beta * beta * h0 + p, h1
+def settle_scale_free(group, is_new, kept, sums, joint, weight, constants):
+    beta, radius, floor = constants
+    norm = at_least(tl.sqrt(joint[0]), floor)
+    clip = clip_to(radius, joint[1] / (norm * norm))
+    return 1.0, (beta, weight, -group[0] / norm * clip), (beta * beta * kept[0] + sums[0],)
 
 
 @triton.jit
-def gather_coin(lr, h0, h1, p, q, k):
-    return p, q, h0, h1
+def gather_coin(lr, kept, sums, constants):
+    return sums[0], sums[1], kept[0], kept[1]
 
 
 @triton.jit
-def settle_coin(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
-    beta = tl.load(k)
-    lipschitz = tl.load(k + 2)
-    norm = tl.sqrt(j0)
-    shorten = clip_to(lipschitz, j0)
-    share = p / at_least(norm, 2.2250738585072014e-308)
-    gain = beta * h0 - shorten * q
-    norms = beta * h1 + shorten * share
-    wealth = tl.load(k + 1) + beta * j2 - shorten * j1
-    most = tl.load(k + 3)
+def settle_coin(group, is_new, kept, sums, joint, weight, constants):
+    beta, endowment, lipschitz, most = constants
+    gain, norms = kept
+    square, slope, all_gains, all_norms = joint
+    norm = tl.sqrt(square)
+    shorten = clip_to(lipschitz, square)
+    share = sums[0] / at_least(norm, 2.2250738585072014e-308)
+    wealth = endowment + beta * all_gains - shorten * slope
     wealth = at_least(tl.where(wealth > most, most, wealth), 0.0)
-    total = beta * j3 + shorten * norm
+    total = beta * all_norms + shorten * norm
     bet = -beta * beta * wealth / (lipschitz * (lipschitz + beta * total))
-    return s, 1.0, 0.0, beta, shorten * w, bet * tl.load(at), 0.0, 0.0, gain, norms
+    kept = (beta * gain - shorten * sums[1], beta * norms + shorten * share)
+    return 1.0, (beta, shorten * weight, bet * group[0]), kept

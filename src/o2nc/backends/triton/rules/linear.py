@@ -1,4 +1,4 @@
-"""Learners with Δ ← c0·Δ + c1·g: OGD, BallOGD, AdaGrad by the joint norm."""
+"""Learners with Δ ← keep·Δ + gain·g: OGD, BallOGD, AdaGrad by the joint norm."""
 
 import triton
 import triton.language as tl
@@ -15,54 +15,54 @@ def clip_to(radius, square):
 
 
 @triton.jit
-def play_linear(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
-    delta = c0 * a + c1 * d
-    return delta, delta, b, c
+def play_linear(g, slots, coefficients, FLOOR: tl.constexpr):
+    keep, gain = coefficients
+    delta = keep * slots[0] + gain * g
+    return delta, (delta,)
 
 
 @triton.jit
-def settle_ogd(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
-    beta = tl.load(k)
-    decay = tl.load(k + 1)
-    kappa = tl.load(k + 2)
-    h_next = tl.load(at)
-    h = tl.where(h0 == 0, h_next, h0)
+def settle_ogd(group, is_new, kept, sums, joint, weight, constants):
+    beta, decay, kappa = constants
+    h_next = group[0]
+    h = tl.where(kept[0] == 0, h_next, kept[0])
     stopped = h_next == 0
     growth = h / (beta * tl.where(stopped, 1.0, h_next)) - 1
     growth = tl.where(kappa == 2, at_least(growth, 0.0), growth)
     shrink = 1 + h * decay / beta + kappa * growth
     keep = tl.where(stopped, 0.0, 1 / shrink)
-    gain = tl.where(stopped, 0.0, -h / shrink) * w
-    return s, 1.0, 0.0, keep, gain, 0.0, 0.0, 0.0, h_next, h1
+    gain = tl.where(stopped, 0.0, -h / shrink) * weight
+    return 1.0, (keep, gain), (h_next,)
 
 
 @triton.jit
-def measure_ball(d, a, b, c, lr, k, FLOOR: tl.constexpr):
-    y = (1 - lr * tl.load(k + 1)) * a - lr * d
-    return y * y, d * 0
+def measure_ball(g, slots, lr, constants, FLOOR: tl.constexpr):
+    y = (1 - lr * constants[1]) * slots[0] - lr * g
+    return y * y, g * 0
 
 
 @triton.jit
-def gather_ball(lr, h0, h1, p, q, k):
-    return p, p * 0, p * 0, p * 0
+def gather_ball(lr, kept, sums, constants):
+    return sums[0], 0.0, 0.0, 0.0
 
 
 @triton.jit
-def settle_ball(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
-    lr = tl.load(at)
-    clip = clip_to(tl.load(k + 2), j0)
-    return s, 1.0, 0.0, (1 - lr * tl.load(k + 1)) * clip, -lr * w * clip, 0.0, 0.0, 0.0, h0, h1
+def settle_ball(group, is_new, kept, sums, joint, weight, constants):
+    beta, decay, radius = constants
+    lr = group[0]
+    clip = clip_to(radius, joint[0])
+    return 1.0, ((1 - lr * decay) * clip, -lr * weight * clip), kept
 
 
 @triton.jit
-def measure_gradient(d, a, b, c, lr, k, FLOOR: tl.constexpr):
-    return d * d, d * a  # ‖g‖² and ⟨g, Δ⟩
+def measure_gradient(g, slots, lr, constants, FLOOR: tl.constexpr):
+    return g * g, g * slots[0]  # ‖g‖² and ⟨g, Δ⟩
 
 
 @triton.jit
-def gather_adagrad(lr, h0, h1, p, q, k):
-    beta = tl.load(k)
-    return h0, beta * beta * h0 + p, p * 0, p * 0  # v before and after
+def gather_adagrad(lr, kept, sums, constants):
+    v, beta = kept[0], constants[0]
+    return v, beta * beta * v + sums[0], 0.0, 0.0
 
 
 @triton.jit
@@ -75,13 +75,12 @@ def adagrad_sizes(v, v_next, last, scale, beta, kappa, floor):
 
 
 @triton.jit
-def settle_adagrad(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
-    beta = tl.load(k)
-    kappa = tl.load(k + 2)
-    scale = tl.load(at)
+def settle_adagrad(group, is_new, kept, sums, joint, weight, constants):
+    beta, decay, kappa, floor = constants
+    v, last = kept
+    scale = group[0]
     stopped = scale == 0
-    last = tl.where(h1 == 0, scale, h1)
-    e, growth = adagrad_sizes(j0, j1, last, tl.where(stopped, 1.0, scale), beta, kappa, tl.load(k + 3))
-    shrink = 1 + e * tl.load(k + 1) / beta + growth
-    keep = tl.where(stopped, 0.0, 1 / shrink)
-    return s, 1.0, 0.0, keep, -e * w * keep, 0.0, 0.0, 0.0, beta * beta * h0 + p, scale
+    last = tl.where(last == 0, scale, last)
+    e, growth = adagrad_sizes(joint[0], joint[1], last, tl.where(stopped, 1.0, scale), beta, kappa, floor)
+    keep = tl.where(stopped, 0.0, 1 / (1 + e * decay / beta + growth))
+    return 1.0, (keep, -e * weight * keep), (beta * beta * v + sums[0], scale)

@@ -1,6 +1,7 @@
 """SGD with momentum, as torch.optim.SGD has it.
 
-a is the momentum buffer, also the direction last added; where both are kept, a is the direction and b the buffer.
+The first slot is the momentum buffer, also the direction last added; where both are kept, it is the direction and the
+second is the buffer.
 """
 
 import triton
@@ -8,43 +9,45 @@ import triton.language as tl
 
 
 @triton.jit
-def settle_sgd(at, here, fresh, h0, h1, p, q, j0, j1, j2, j3, s, w, k):
-    lr = tl.load(at)
-    momentum = tl.load(at + 1)
-    gain = tl.where(fresh, 1.0, 1 - tl.load(at + 2))  # torch starts the buffer at g_1, undampened
-    decay = tl.where(here, tl.load(at + 3), 0.0)  # without a gradient nothing is seen
-    return -lr * s, -lr, decay, momentum, gain * w, momentum, w, 0.0, h0, h1
+def settle_sgd(group, is_new, kept, sums, joint, weight, constants):
+    lr, momentum, dampening = group
+    gain = tl.where(is_new, 1.0, 1 - dampening)  # torch starts the buffer at g_1, undampened
+    return -lr, (momentum, gain * weight, weight), kept
 
 
 @triton.jit
-def play_sgd(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
-    d *= c3
-    return d, d, b, c
+def play_sgd(g, slots, coefficients, FLOOR: tl.constexpr):
+    g *= coefficients[2]
+    return g, (g,)
 
 
 @triton.jit
-def play_momentum(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
-    m = c0 * a + c1 * d
-    return m, m, b, c
+def play_momentum(g, slots, coefficients, FLOOR: tl.constexpr):
+    momentum, gain, weight = coefficients
+    buffer = momentum * slots[0] + gain * g
+    return buffer, (buffer,)
 
 
 @triton.jit
-def play_kept_momentum(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
-    m = c0 * b + c1 * d
-    return m, m, m, c
+def play_kept_momentum(g, slots, coefficients, FLOOR: tl.constexpr):
+    momentum, gain, weight = coefficients
+    buffer = momentum * slots[1] + gain * g
+    return buffer, (buffer, buffer)
 
 
 @triton.jit
-def play_nesterov(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
-    m = c0 * a + c1 * d
-    return c3 * d + c2 * m, m, b, c
+def play_nesterov(g, slots, coefficients, FLOOR: tl.constexpr):
+    momentum, gain, weight = coefficients
+    buffer = momentum * slots[0] + gain * g
+    return weight * g + momentum * buffer, (buffer,)
 
 
 @triton.jit
-def play_kept_nesterov(d, a, b, c, c0, c1, c2, c3, c4, FLOOR: tl.constexpr):
-    m = c0 * b + c1 * d
-    direction = c3 * d + c2 * m
-    return direction, direction, m, c
+def play_kept_nesterov(g, slots, coefficients, FLOOR: tl.constexpr):
+    momentum, gain, weight = coefficients
+    buffer = momentum * slots[1] + gain * g
+    direction = weight * g + momentum * buffer
+    return direction, (direction, buffer)
 
 
 SGD_PLAYS = {  # (has momentum, is Nesterov, keeps the direction beside the buffer)
