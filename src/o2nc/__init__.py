@@ -13,6 +13,7 @@ BatchNorm's statistics fit x̄, `CertificateLogger` writes certificates down, `c
 """
 
 from o2nc import learners, problems, theory
+from o2nc.averages import Polynomial
 from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
 from o2nc.logger import CertificateLogger
@@ -34,6 +35,7 @@ __all__ = [
     "Goldstein",
     "Law",
     "OriginalO2NC",
+    "Polynomial",
     "ScaledSGDM",
     "Uniform",
     "Weibull",

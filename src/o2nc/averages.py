@@ -1,9 +1,12 @@
 """The averages x̄, ḡ, V and the progress: their weights, their state, and how one iterate moves them.
 
-With the weights of Algorithm 2, p_{n,t} ∝ β^{n−t} (times w(s_t) under a law that is weighted):
+The weights of earlier iterates fall by δ_n at step n; w_n is 1, or w(s_n) under a law that is weighted:
 
-    W_n = w_n + βW_{n−1},   γ_n = w_n/W_n,   e = x_n − x̄_{n−1},
+    W_n = w_n + δ_nW_{n−1},   γ_n = w_n/W_n,   e = x_n − x̄_{n−1},
     x̄_n = x̄_{n−1} + γ_n e,   ḡ_n = ḡ_{n−1} + γ_n(g_n − ḡ_{n−1}),   V_n = (1 − γ_n)(V_{n−1} + γ_n‖e‖²).
+
+A window says what δ_n is. A constant β gives the weights of Algorithm 2, p_{n,t} ∝ β^{n−t}: the last 1/(1 − β) steps.
+(n − 1)/(n − 1 + r) gives weights that grow like t^r (`Polynomial`): the last share of a run, however long it is.
 
 V is Welford's update in float64; E‖x‖² − ‖x̄‖² would cancel. V, ‖ḡ‖² and ⟨g, Δ⟩ are sums over coordinates: they are
 kept per parameter and added up only when asked, so a step never waits for the host.
@@ -21,11 +24,13 @@ exp(−difference of ``log_decay``), and with it in the place of one 1 − γ th
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from o2nc import checks
 from o2nc.state import Field, Kind
 from o2nc.vector import Scalar, as_numbers, real, wide
 
@@ -44,7 +49,7 @@ FIELDS = {
 # of the weights, in every parameter group, the same in each; and how many averages there were
 COUNTERS = ("weight_sum", "weight_square_sum", "log_decay", "averaged")
 
-_ALL_GONE = 1e3  # as a decay: nothing is left of e^{−1000} in float64
+ALL_GONE = 1e3  # as a decay: nothing is left of e^{−1000} in float64
 _EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
 
 Inner: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -73,10 +78,14 @@ class Weights(NamedTuple):
         return 1 / (self.concentration + math.exp(2 * (joined - self.log_decay)))
 
 
-class Discount(NamedTuple):
-    """The window of Algorithm 2: the weights of earlier iterates fall by β at every step."""
+class _Running:
+    """A window over all iterates so far."""
 
-    beta: float
+    start = 0  # how many iterates it lets pass: until then x̄ is x itself, and not to be asked for
+
+    def discount(self, n: int) -> float:
+        """Return δ_n, n = 1, 2, …"""
+        raise NotImplementedError
 
     def weights(self, group: dict[str, Any]) -> Weights:
         """Return the weights so far, from a parameter group."""
@@ -88,19 +97,69 @@ class Discount(NamedTuple):
 
     def advance(self, before: Weights, n: int, weight: float) -> tuple[Weights, float]:
         """Return the weights with that of iterate n added, and γ_n."""
-        total = weight + self.beta * before.total
+        discount = self.discount(n)
+        total = weight + discount * before.total
         gamma = weight / total
         if gamma < 1:
             log_decay = before.log_decay - math.log1p(-gamma)
-        else:  # the first iterate, or a β below all rounding
-            log_decay = before.log_decay + (_ALL_GONE if before.total else 0.0)
-        return Weights(total, weight**2 + self.beta**2 * before.squares, log_decay), gamma
+        else:  # the first iterate, or a δ below all rounding
+            log_decay = before.log_decay + (ALL_GONE if before.total else 0.0)
+        return Weights(total, weight**2 + discount**2 * before.squares, log_decay), gamma
+
+
+@dataclass(frozen=True)
+class Discount(_Running):
+    """The window of Algorithm 2: the weights of earlier iterates fall by β at every step."""
+
+    beta: float
+
+    def discount(self, n: int) -> float:
+        """Return β."""
+        return self.beta
+
+
+@dataclass(frozen=True)
+class Polynomial(_Running):
+    """A window that grows with the run: x̄_n weights x_t by about t^power, the last n/(power + 1) steps.
+
+    There is no horizon in it: at every moment x̄ is the average that a run of this length asks for. A constant
+    learning rate and such an average do what a decayed learning rate does, at all lengths at once.
+
+    Args:
+        power: r >= 0; 0 is the plain mean, 12 the last 8 % of the run.
+        start: how many iterates it lets pass, such as those of a warm-up.
+
+    Example:
+        >>> import torch, o2nc
+        >>> x = torch.nn.Parameter(torch.tensor([3.0]))
+        >>> opt = o2nc.ScaledSGDM([x], lr=0.1, scaling=None, average=o2nc.Polynomial(12))
+        >>> for _ in range(60):
+        ...     opt.zero_grad()
+        ...     x.abs().sum().backward()
+        ...     opt.step()
+        >>> with opt.averaged():
+        ...     bool(x.abs() < 0.1)
+        True
+    """
+
+    power: float
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        checks.non_negative("power", self.power)
+        checks.integer("start", self.start, 0)
+
+    def discount(self, n: int) -> float:
+        """Return (k − 1)/(k − 1 + r), with k iterates since the start."""
+        before = n - self.start - 1
+        return before / (before + self.power) if before > 0 else 0.0
 
 
 class Blocks(NamedTuple):
     """The window of Algorithm 1: uniform weights within a block, and nothing is left of the blocks before."""
 
     period: int
+    start: int = 0
 
     def weights(self, group: dict[str, Any]) -> Weights:
         """Return the weights so far, from a parameter group."""
@@ -117,10 +176,24 @@ class Blocks(NamedTuple):
 
     def _after(self, n: int) -> Weights:
         block, steps = divmod(max(n, 1) - 1, self.period)
-        return Weights(steps + 1, steps + 1, _ALL_GONE * block + math.log(steps + 1))
+        return Weights(steps + 1, steps + 1, ALL_GONE * block + math.log(steps + 1))
 
 
-Window: TypeAlias = Discount | Blocks
+Window: TypeAlias = Discount | Polynomial | Blocks
+Average: TypeAlias = float | Polynomial | None  # what optimizers are asked for
+
+
+def check_average(value: Any) -> None:
+    """Refuse ``value`` unless it says how to average, or None."""
+    if value is None or isinstance(value, Polynomial):
+        return
+    allowed = "a number in (0, 1), o2nc.Polynomial(power) or None"
+    checks.number("average", value, allowed, lambda v: 0 < v < 1)
+
+
+def running(average: Average) -> Discount | Polynomial | None:
+    """Return the window that an optimizer is asked for."""
+    return Discount(average) if isinstance(average, float | int) else average
 
 
 class Coupling(NamedTuple):

@@ -58,12 +58,13 @@ class Eager:
             for part in parts:
                 part.move_(drawn)
         else:
-            count = first["averaged"] + 1 if step.block is None else step.block  # of what the output is drawn from
+            n = t if step.block is not None else first["averaged"] + 1  # iterates, this one included
+            count = step.block if step.block is not None else max(n - window.start, 1)  # of averages to draw from
             drawn = draw(step.law, step.seed, t, count=count)
             if step.between:  # the gradient is at a uniform point of the way: its identity needs no weight
                 drawn = drawn._replace(progress_weight=1.0)
             before = window.weights(first)
-            after, gamma = window.advance(before, t, drawn.weight)
+            after, gamma = window.advance(before, n, drawn.weight)
             for part in parts:
                 _begin(part, after, is_start=t == 1)
                 _catch_up(part.params, part.states, before.log_decay, step.seed, t)
@@ -79,7 +80,7 @@ class Eager:
                     state["rate"] = rate
                     state["log_decay"] = after.log_decay
             if step.block is None:  # else the step says it all
-                counters |= zip(COUNTERS, (*after, count), strict=True)
+                counters |= zip(COUNTERS, (*after, n), strict=True)
         for group in step.groups:
             group.update(counters)
         if window is not None and count:

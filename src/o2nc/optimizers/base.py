@@ -380,6 +380,9 @@ class CertifiedOptimizer(Optimizer):
                 i += 1
         if not params or self.param_groups[0]["step"] == 0:
             raise NoAverages(f"{wish}: {self.published.nothing_yet}")
+        start = getattr(self.param_groups[0].get("average"), "start", 0)
+        if key != "progress" and start and int(self.param_groups[0]["averaged"]) <= start:
+            raise NoAverages(f"{wish}: the averages begin after {start} steps (start={start} in their Polynomial)")
         return names, params, states
 
     def _not_begun(self) -> set[int]:

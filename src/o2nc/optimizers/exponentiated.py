@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from o2nc import averages, checks
-from o2nc.averages import Coupling, Discount
+from o2nc.averages import Average, Coupling, check_average, running
 from o2nc.learners import Learner, is_elementwise
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
@@ -44,7 +44,8 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         scaling: the law of s, or None for no scaling (then no guarantee holds).
         seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
             them, draw the same s with the same seed: give each its own.
-        average: False saves the memory of x̄, ḡ and the kept output, and there is no certificate.
+        average: the window of x̄, ḡ and V: True is Algorithm 2's, with β; a number in (0, 1) or `o2nc.Polynomial` is
+            another; False or None saves the memory of x̄, ḡ and the kept output, and there is no certificate.
         fused: one pass over memory on a GPU; None takes it where it applies, True insists on it.
 
     Example:
@@ -72,14 +73,16 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         beta: float = 0.99,
         scaling: Law | None = Exponential(),
         seed: int = 0,
-        average: bool = True,
+        average: bool | Average = True,
         fused: bool | None = None,
     ) -> None:
         check_learner(learner)
         checks.fraction("beta", beta)
         check_law(scaling)
         checks.integer("seed", seed, 0)
-        checks.flag("average", average)
+        if isinstance(average, bool):
+            average = beta if average else None
+        check_average(average)
         if fused is not None:
             checks.flag("fused", fused)
         defaults = {
@@ -88,7 +91,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
             "beta": beta,
             "scaling": scaling,
             "seed": int(seed),
-            "average": beta if average else None,
+            "average": average,
             **dict.fromkeys(COUNTERS, 0.0),
             "step": 0,
             "averaged": 0,
@@ -111,7 +114,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
             Learned(learner, beta),
             law,
             seed,
-            None if average is None else Discount(average),
+            running(average),
             groups,
             self.state,
             self._shards is not None,

@@ -16,7 +16,7 @@ from torch.optim import SGD
 from torch.optim.optimizer import ParamsT
 
 from o2nc import averages, checks
-from o2nc.averages import Coupling, Discount
+from o2nc.averages import Average, Coupling, check_average, running
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
 from o2nc.state import Field, Fields, Kind
@@ -45,8 +45,9 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
         scaling: the law of s, or None for ``torch.optim.SGD`` itself.
         seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
             them, draw the same s with the same seed: give each its own.
-        average: the discount β in (0, 1) of x̄, ḡ and V; None keeps no averages. When it equals ``momentum`` (and
-            dampening is 0) ḡ is read off the momentum buffer, which is then not to be reset by hand.
+        average: the window of x̄, ḡ and V: a discount β in (0, 1), or `o2nc.Polynomial` for one that grows with the
+            run; None keeps no averages. Where β equals ``momentum`` (and dampening is 0) ḡ is read off the momentum
+            buffer, which is then not to be reset by hand.
 
     Example:
         >>> import torch, o2nc
@@ -80,12 +81,11 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
         fused: bool | None = None,
         scaling: Law | None = Exponential(),
         seed: int = 0,
-        average: float | None = None,
+        average: Average = None,
     ) -> None:
         check_law(scaling)
         checks.integer("seed", seed, 0)
-        if average is not None:
-            checks.fraction("average", average)
+        check_average(average)
         if not isinstance(lr, Tensor):
             checks.number("lr", lr, "a finite number >= 0", lambda v: True)  # torch refuses negative ones
         for name, value in (("momentum", momentum), ("dampening", dampening), ("weight_decay", weight_decay)):
@@ -122,7 +122,7 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
             Momentum(),
             law,
             seed,
-            None if average is None else Discount(average),
+            running(average),
             groups,
             self.state,
             self._shards is not None,

@@ -36,6 +36,7 @@ _KNOWN = {
         scaling.Uniform,
         scaling.Weibull,
         scaling.Gamma,
+        averages.Polynomial,
         learners.OGD,
         learners.BallOGD,
         learners.FTRL,
@@ -283,8 +284,10 @@ def _check(group: dict[str, Any], shared: tuple[str, ...]) -> None:
             checks.non_negative(key, float(value))
         elif key == "scaling":
             scaling.check_law(value)
-        elif key == "beta" or (key == "average" and value is not None):
+        elif key == "beta":
             checks.fraction(key, value)
+        elif key == "average":
+            averages.check_average(value)
         elif key == "period":
             checks.integer(key, value, 1)
 

@@ -10,6 +10,7 @@ tuples: see `o2nc.backends.triton.rules`.
 import triton
 import triton.language as tl
 
+from o2nc import averages
 from o2nc.backends.triton.laws import uniform
 
 # columns of `addresses`; a rule has up to three slots
@@ -22,9 +23,11 @@ SPREAD, PROGRESS, LAST_RATE, IS_FRESH, LOG_DECAY, JOINED, KEPT = (tl.constexpr(i
 # entries of `now`
 S, GAMMA, WEIGHT, RELATIVE, KEEP, GO, BEFORE, AFTER, JOINING, DITHER = (tl.constexpr(i) for i in range(10))
 NOW = 10
+ALL_GONE = tl.constexpr(averages.ALL_GONE)
 EXPONENT = tl.constexpr(0x7F800000)  # the bits of a float32 that say in which power of two it lies
-# entries of `constants`: the discount of the averages, the law's mean and two parameters, then the rule's
-DISCOUNT, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(5))
+# entries of `constants`: of the window a discount, or else a power and a start; the law's mean and two parameters;
+# then the rule's
+DISCOUNT, POWER, START, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(7))
 # numbers of a parameter group: the sign of the gradient, coupled weight decay, lr, and two of the rule's
 SIGN, COUPLED, LR = (tl.constexpr(i) for i in range(3))
 NUMBERS = tl.constexpr(5)
@@ -119,17 +122,23 @@ def open_kernel(
         tl.store(now + RELATIVE, relative)
         tl.store(now + GO, go)
         if AVERAGED:
-            discount = tl.load(constants + DISCOUNT)
+            count = tl.load(averaged) + 1
+            power = tl.load(constants + POWER)
+            passed = tl.maximum(count.to(tl.float64) - tl.load(constants + START) - 1, 0.0)
+            discount = passed / tl.where(passed > 0, passed + power, 1.0)
+            discount = tl.where(power < 0, tl.load(constants + DISCOUNT), discount)
             old = tl.load(weight_sum)
             total = relative + discount * old
             square = relative * relative + discount * discount * tl.load(weight_square_sum)
             before = tl.load(log_decay)
-            after = tl.where(old > 0, before - tl.log(tl.where(old > 0, discount * old / total, 1.0)), before)
+            stays = discount * old / total
+            fall = tl.where(stays > 0, -tl.log(tl.where(stays > 0, stays, 1.0)), tl.where(old > 0, ALL_GONE, 0.0))
+            after = before + fall
             missed = 1 - square / (total * total)
             joining = after + 0.5 * tl.log(tl.where(missed > 0, missed, 1.0))
             joining = tl.where(missed > 0, joining, float("-inf"))
-            count = tl.load(averaged) + 1
-            keep = tl.where(uniform(tl.load(keys + 1), count) * count.to(tl.float64) < 1, 1.0, 0.0)
+            chances = tl.maximum(passed + 1, 1.0)
+            keep = tl.where(uniform(tl.load(keys + 1), chances.to(tl.int64)) * chances < 1, 1.0, 0.0)
             tl.store(now + GAMMA, relative / total)
             tl.store(now + BEFORE, before)
             tl.store(now + AFTER, after)

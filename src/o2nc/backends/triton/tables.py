@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages import FIELDS, Discount
+from o2nc.averages import FIELDS, Polynomial
 from o2nc.backends.triton import kernels
 from o2nc.backends.triton.engine import OtherDtype
 from o2nc.backends.triton.launches import Sequence as LaunchSequence
@@ -154,8 +154,12 @@ class Tables:
                     table[column, t] = row.state[key].data_ptr()
         self.addresses = torch.from_numpy(table).to(device)
         self.x_addresses = [p.data_ptr() for p in self.params]
-        discount = step.window.beta if isinstance(step.window, Discount) else 0.0
-        constants = [discount, self.law.mean, self.law.a, self.law.b, *self.rule.constants]
+        window: Any = step.window
+        if isinstance(window, Polynomial):
+            constants = [0.0, float(window.power), float(window.start)]
+        else:
+            constants = [window.beta if window is not None else 0.0, -1.0, 0.0]
+        constants += [self.law.mean, self.law.a, self.law.b, *self.rule.constants]
         constants.append(0.0)  # one is read even of a rule that has none
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
         hashes = [seed_key(self.seed, stream) for stream in (S, OUTPUT, ROUNDING)]
