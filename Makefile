@@ -37,7 +37,7 @@ rates: $(LIGHT)
 
 # a process per core, each with one thread: most tests are too small for more
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -47,7 +47,7 @@ test-gpu:
 	PYTHONPATH=$(CURDIR)/src $(PYTHON) -m pytest tests/test_fused*.py tests/test_compile.py tests/test_absent.py tests/test_rounding.py \
 		tests/test_default_device.py tests/test_loading.py tests/test_silent.py tests/test_costs.py 'tests/test_docs.py::test_page_runs[docs/performance.md]'
 
-# the oldest torch, the newest and some between, each in an environment of several GB, which stays in build/versions
+# the oldest torch, the newest and one between, each in an environment of several GB, which stays in build/versions
 test-versions:
 	$(PYTHON) tests/versions.py
 
