@@ -312,7 +312,7 @@ def test_what_random_scaling_fails_on_is_left_as_it_was():
 
     inner = torch.optim.SGD([ones()], lr=0.1)
     before = copy.deepcopy(inner.param_groups[0]["lr"]), set(inner.param_groups[0])
-    with pytest.raises(AttributeError):
+    with pytest.raises(ValueError, match="then wrap"):
         o2nc.random_scaling(Wrapper(inner))
     assert (inner.param_groups[0]["lr"], set(inner.param_groups[0])) == before
     o2nc.random_scaling(inner)

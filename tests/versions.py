@@ -3,10 +3,11 @@
     python tests/versions.py [VERSION...]
 
 Without versions it takes the oldest that pyproject.toml allows, one between and the newest that pip finds; the one
-that constraints.txt pins is the business of `make test`. An environment takes some GB in build/versions and is used again. Each imports o2nc with
-warnings as errors and runs two parts: all tests but those of the experiments, the command line and the pages; and
-those of the kernels, interpreted where there is no GPU. What comes out goes to docs/results/versions.json and into
-the table of docs/versions.md. A PYTEST_ADDOPTS such as "-n 2" adds to how the tests run.
+that constraints.txt pins is the business of `make test`. An environment takes some GB in build/versions and is used
+again. Each imports o2nc with warnings as errors and runs two parts: all tests but those of the experiments, the
+command line and the pages; and those of the kernels, interpreted where there is no GPU. What comes out goes to
+docs/results/versions.json and into the table of docs/versions.md. A PYTEST_ADDOPTS such as "-n 2" adds to how the
+tests run.
 """
 
 import json

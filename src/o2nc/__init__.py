@@ -18,7 +18,7 @@ from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
 from o2nc.logger import CertificateLogger
 from o2nc.optimizers.exponentiated import ExponentiatedO2NC
-from o2nc.optimizers.extend import random_scaling
+from o2nc.optimizers.extend import extend, random_scaling
 from o2nc.optimizers.original import OriginalO2NC
 from o2nc.optimizers.sgdm import ScaledSGDM
 from o2nc.scaling import Exponential, Gamma, Law, Uniform, Weibull
@@ -40,6 +40,7 @@ __all__ = [
     "Uniform",
     "Weibull",
     "certify",
+    "extend",
     "learners",
     "problems",
     "random_scaling",

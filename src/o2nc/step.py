@@ -71,3 +71,4 @@ class Step(NamedTuple):
     between: bool = False  # Algorithm 1: gradients are taken at x_{t−1} + s_tΔ_t, so (1 − s_t)Δ_t is still to come
     block: int | None = None  # Algorithm 1: which block ends, to be published; 0 within one, None without blocks
     restarts: bool = False  # Algorithm 1: so does the learner
+    certificate: bool = True  # whether ḡ is kept

@@ -66,7 +66,7 @@ class Eager:
             before = window.weights(first)
             after, gamma = window.advance(before, n, drawn.weight)
             for part in parts:
-                _begin(part, after, is_start=t == 1)
+                _begin(part, after, is_start=t == 1, certificate=step.certificate)
                 _catch_up(part.params, part.states, before.log_decay, step.seed, t)
                 blocks = self._packing(part, step.state).add_(part, gamma, drawn)
                 if part.in_blocks:
@@ -94,7 +94,7 @@ class Eager:
         return packing
 
 
-def _begin(part: Part, weights: Any, is_start: bool) -> None:
+def _begin(part: Part, weights: Any, is_start: bool, certificate: bool) -> None:
     """Begin the averages of parameters that are new."""
     for p, g, state in zip(part.params, part.grads, part.states, strict=True):
         if "average" not in state:
@@ -103,7 +103,8 @@ def _begin(part: Part, weights: Any, is_start: bool) -> None:
                 dtype = wide(x.dtype)
                 # from the very first step on, and in a dtype that an average can be kept in
                 told = part.reads_buffer and is_start and dtype == x.dtype and state.get("momentum_buffer") is None
-                state.update(start(x, None if told else part.coupling(real(g).to(dtype), x), weights))
+                gradient = None if told or not certificate else part.coupling(real(g).to(dtype), x)
+                state.update(start(x, gradient, weights))
 
 
 def _catch_up(params: list[Tensor], states: list[dict[str, Any]], log_decay: float, seed: int, t: int) -> None:
@@ -129,7 +130,7 @@ def _keep_output(step: Step, t: int, log_decay: float, drawn: Draw) -> None:
             state["block_gradient_squared"] = norm.square()
             state["block_spread"] = state["spread"].clone()
             state["block_average"] = state["average"].clone()
-    if drawn.keeps_output:
+    if drawn.keeps_output and known:
         foreach_copy_([s["output"] for s in known.values()], [s["average"] for s in known.values()])
 
 

@@ -54,7 +54,8 @@ class CertifiedOptimizer(Optimizer):
     published: ClassVar[Published] = Published()
     advice = "average=None: pass average=0.999, say, when you construct it"
     has_other_fused = False  # whether torch has a fused step of its own where ours does not run
-    owns_state = True  # whether the state is ours: it keeps its dtype, and is split where parameters are
+    is_guest = False  # whether the state is another optimizer's, and only what `fields` declares is ours
+    names: ClassVar[dict[str, str]] = {}  # by which our entries go in the parameter groups, where not by their own
 
     # On the instance, with no defaults on the class: Lightning's wrapper is of a class made from ours, and looks up
     # in the optimizer only what that class lacks.
@@ -74,6 +75,16 @@ class CertifiedOptimizer(Optimizer):
     def _begin(self) -> None:
         compiling.register(self)
         self._shards, self._is_whole, self._swaps, self._watchers = None, False, [], {}
+
+    @property
+    def _groups(self) -> list[Any]:
+        """The parameter groups, with our entries under our names."""
+        return self.param_groups
+
+    @property
+    def _keeps_state(self) -> bool:
+        """Whether any of the state is ours: it keeps its dtype, and is split where parameters are."""
+        return not self.is_guest or self._groups[0].get("average") is not None
 
     @property
     @abstractmethod
@@ -144,8 +155,8 @@ class CertifiedOptimizer(Optimizer):
                 if step.fused:
                     refused = f"fused=True, but the fused step cannot be taken: {reason}"
                     raise RuntimeError(f"{refused} (fused=None does without by itself)")
-            if isinstance(self.param_groups[0]["step"], Tensor):
-                checkpoints.to_host(self.param_groups, self.state, self.fields)
+            if isinstance(self._groups[0]["step"], Tensor):
+                checkpoints.to_host(self._groups, self.state, self.fields)
             eager.take(step)
 
     def _wants_fused(self) -> bool | None:
@@ -189,7 +200,7 @@ class CertifiedOptimizer(Optimizer):
         compiling.register(self)
         self._known = [ref(p) for group in self.param_groups for p in group["params"]]
         params = self._listed
-        self._shards = Shards(params) if self.owns_state and any(map(is_sharded, params)) else None
+        self._shards = Shards(params) if self._keeps_state and any(map(is_sharded, params)) else None
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = self._shards is None and not differentiable
 
@@ -206,9 +217,9 @@ class CertifiedOptimizer(Optimizer):
 
     def _refuse_partial(self) -> None:
         """Refuse parameters whose other parts are out of reach, where norms or certificates need them."""
-        group = self.param_groups[0]
+        group = self._groups[0]
         learner = group.get("learner")
-        if not self.owns_state or (group.get("average", 0.0) is None and (not learner or is_elementwise(learner))):
+        if not self._keeps_state or (group.get("average", 0.0) is None and (not learner or is_elementwise(learner))):
             return
         reason = why_partial(self._listed)
         if reason is not None:
@@ -245,7 +256,7 @@ class CertifiedOptimizer(Optimizer):
         with self._local():
             # now, so that what asks for the averages later finds nothing to do and leaves a checkpoint as it is
             known = {p: state for p, state in self.state.items() if "average" in state and "log_decay" in state}
-            if known and self.owns_state and self.param_groups[0].get("average", 0.0) is not None:
+            if known and self._groups[0].get("average", 0.0) is not None:
                 self._catch_up(list(known), list(known.values()))
         return checkpoints.saved(self, super().state_dict())
 
@@ -294,6 +305,7 @@ class CertifiedOptimizer(Optimizer):
         """
         checks.positive("c", c)
         c = float(c)
+        self._refuse_unless("certificate()", "certificate")
         with self._local():
             names, params, states = self._averages("certificate()", self.published.average)
             self._catch_up(params, states)
@@ -355,15 +367,21 @@ class CertifiedOptimizer(Optimizer):
         not start at 0, have the mean of s in its place; then a term that telescopes is left out. Its noise adds up
         over the steps: with minibatches or long steps one run's value can be far off.
         """
+        self._refuse_unless("progress", "progress")
         with self._local():
             _, params, states = self._averages("progress", "progress")
             gains = [state["progress"] for state in states]
             together = torch.stack([gain.to(gains[0].device) for gain in gains])
             return math.fsum(self._totals(together, params))
 
+    def _refuse_unless(self, wish: str, option: str) -> None:
+        """Refuse what the optimizer was made without."""
+        if not self._groups[0].get(option, True) and self._groups[0].get("average") is not None:
+            raise NoAverages(f"{wish}: this optimizer was made with {option}=False; pass {option}=True")
+
     def _averages(self, wish: str, key: str) -> tuple[list[str | int], list[Tensor], list[dict[str, Any]]]:
         """Return names, parameters and states of all that have averages, or say why there are none."""
-        if self.param_groups[0].get("average", 0.0) is None:
+        if self._groups[0].get("average", 0.0) is None:
             raise NoAverages(f"{wish} needs averages, and this optimizer was made with {self.advice}")
         names: list[str | int] = []
         params, states = [], []
@@ -378,10 +396,10 @@ class CertifiedOptimizer(Optimizer):
                     params.append(p)
                     states.append(state)
                 i += 1
-        if not params or self.param_groups[0]["step"] == 0:
+        if not params or self._groups[0]["step"] == 0:
             raise NoAverages(f"{wish}: {self.published.nothing_yet}")
-        start = getattr(self.param_groups[0].get("average"), "start", 0)
-        if key != "progress" and start and int(self.param_groups[0]["averaged"]) <= start:
+        start = getattr(self._groups[0].get("average"), "start", 0)
+        if key != "progress" and start and int(self._groups[0]["averaged"]) <= start:
             raise NoAverages(f"{wish}: the averages begin after {start} steps (start={start} in their Polynomial)")
         return names, params, states
 
@@ -396,12 +414,12 @@ class CertifiedOptimizer(Optimizer):
         """Return the weights of the iterates so far, or of those that the published averages are of."""
         window = self._describe().window
         assert window is not None
-        group = self.param_groups[0]
+        group = self._groups[0]
         return Weights(*as_numbers(window.published(group) if published else window.weights(group)))
 
     def _catch_up(self, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
         """Bring averages up to date, of parameters without a gradient at the last steps, too."""
-        group = self.param_groups[0]
+        group = self._groups[0]
         dither = uniform(group["seed"], max(int(group["step"]), 1), stream=ROUNDING, draw=1) - 0.5
         catch_up_(params, states, self._weights().log_decay, dither)
 
@@ -416,7 +434,7 @@ class CertifiedOptimizer(Optimizer):
             means = [real(s["momentum_buffer"]) if t else s["gradient"] for s, t in zip(states, told, strict=True)]
             found = squares(means)
             if any(told):
-                total = torch.as_tensor(self.param_groups[0]["weight_sum"], dtype=torch.float64, device=found.device)
+                total = torch.as_tensor(self._groups[0]["weight_sum"], dtype=torch.float64, device=found.device)
                 found = torch.where(torch.tensor(told, device="cpu").to(found.device), found / total.square(), found)
         return found, torch.stack([state[keys.spread].to(found.device) for state in states])
 
@@ -447,12 +465,12 @@ def certified(optimizer: Any) -> CertifiedOptimizer:
     """
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
-    if not isinstance(optimizer, CertifiedOptimizer) or not optimizer.owns_state:
+    if not isinstance(optimizer, CertifiedOptimizer) or not optimizer._keeps_state:
         raise TypeError(
             "optimizer must be one that certifies, such as o2nc.ScaledSGDM(…, average=0.999), "
             f"got {type(optimizer).__name__}"
         )
-    if optimizer.param_groups[0].get("average", 0.0) is None:
+    if optimizer._groups[0].get("average", 0.0) is None:
         raise ValueError(f"optimizer keeps no averages, it was made with {optimizer.advice}")
     return optimizer
 
@@ -460,4 +478,4 @@ def certified(optimizer: Any) -> CertifiedOptimizer:
 def has_averages(optimizer: CertifiedOptimizer) -> bool:
     """Say whether there is anything to certify: a step was made, and with `OriginalO2NC` a block is complete."""
     begun = any(optimizer.published.average in state for state in optimizer.state.values())
-    return begun and int(optimizer.param_groups[0]["step"]) > 0
+    return begun and int(optimizer._groups[0]["step"]) > 0

@@ -1,25 +1,30 @@
-"""Random scaling for any torch optimizer, in place.
+"""Any torch optimizer, extended in place: averages, a certificate and random scaling around its own step.
 
-    x_{t+1} = x_t + s_{t+1}·(what the optimizer would have added)
+    x̄, ḡ, V  ←  x_t, g_t                    before the step, with whatever window
+    x_{t+1} = x_t + s_{t+1}·Δ_{t+1}          Δ is what the optimizer adds; s = 1 without a law
 
 Most of torch's optimizers move by lr times something that lr does not enter, so it is enough to multiply lr by s for
 the duration of a step: no memory, and the same bits as if lr·s had been set by hand. Any other optimizer's
 parameters are remembered before the step, and the displacement is scaled after it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
+from weakref import ref
 
 import torch
-from torch import optim
+from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from o2nc import checks
+from o2nc import averages, checks
+from o2nc.averages import Average, Coupling, check_average, running
+from o2nc.backends.triton import engine
 from o2nc.optimizers.base import CertifiedOptimizer
-from o2nc.scaling import Exponential, Law, check_law, is_weighted
-from o2nc.state import Fields
-from o2nc.step import Step
-from o2nc.torch_support.compiling import refuse_capture, take_as_one_node
-from o2nc.torch_support.private import disable_dynamo
+from o2nc.scaling import Draw, Exponential, Law, check_law, is_weighted
+from o2nc.state import Field, Fields, Kind
+from o2nc.step import COUNTERS, Step
+from o2nc.vector import real, wide
 
 # Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
 _LINEAR_IN_LR: frozenset[type[Optimizer]] = frozenset(
@@ -41,17 +46,59 @@ _LINEAR_IN_LR: frozenset[type[Optimizer]] = frozenset(
 )
 
 
+def extend(
+    optimizer: Optimizer,
+    average: Average = None,
+    scaling: Law | None = None,
+    seed: int = 0,
+    *,
+    certificate: bool = True,
+    progress: bool = True,
+) -> Any:
+    """Give ``optimizer`` averages and a certificate, and random scaling if asked for; return the same object.
+
+    The object stays an instance of its class, with ``averaged``, ``certificate``, ``output`` and ``progress`` like
+    o2nc's own. Without ``scaling`` its parameters move as they would without us, to the bit. Deep copies, pickles
+    and checkpoints go on where it was; a checkpoint is loaded into an optimizer that was extended as well.
+
+    Args:
+        optimizer: any torch optimizer that takes one gradient per step, except o2nc's own, which have it all.
+        average: the window of x̄, ḡ and V: a discount β in (0, 1), or `o2nc.Polynomial` for one that grows with the
+            run; None keeps no averages.
+        scaling: the law of s, which multiplies every update; None leaves the updates as they are.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
+            them, draw the same s with the same seed: give each its own.
+        certificate: False saves ḡ, 4 bytes per parameter, and there is no certificate.
+        progress: False saves the last iterate, by which Δ is known, and there is no ``progress``.
+
+    Returns:
+        ``optimizer``.
+
+    Example:
+        >>> import torch, o2nc
+        >>> model = torch.nn.Linear(3, 1)
+        >>> opt = o2nc.extend(torch.optim.NAdam(model.parameters()), average=o2nc.Polynomial(12))
+        >>> for _ in range(20):
+        ...     opt.zero_grad()
+        ...     model(torch.ones(4, 3)).abs().mean().backward()
+        ...     opt.step()
+        >>> with opt.averaged():
+        ...     loss = model(torch.ones(4, 3)).abs().mean()
+        >>> isinstance(opt, torch.optim.NAdam)
+        True
+    """
+    return _extend(optimizer, average, scaling, seed, certificate, progress, "extend")
+
+
 def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), seed: int = 0) -> Any:
     """Multiply every update of ``optimizer`` by a random scalar, and return the same object.
 
-    The object stays an instance of its class. Deep copies and pickles of it are scaled too and go on with the same
-    scalars. So do checkpoints, loaded into an optimizer that `random_scaling` was applied to as well.
+    It is `extend` with scaling and no averages.
 
     Args:
         optimizer: any torch optimizer except o2nc's own, which scale already.
         scaling: the law of s; None leaves the updates as they are.
-        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
-            them, draw the same s with the same seed: give each its own.
+        seed: a non-negative integer; s_n is a pure function of it and n.
 
     Returns:
         ``optimizer``.
@@ -63,27 +110,68 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
         >>> isinstance(opt, torch.optim.AdamW)
         True
     """
+    return _extend(optimizer, None, scaling, seed, True, True, "random_scaling")
+
+
+def _extend(
+    optimizer: Any, average: Average, scaling: Law | None, seed: int, certificate: bool, progress: bool, name: str
+) -> Any:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if isinstance(optimizer, optim.LBFGS):
         raise ValueError(
-            "optimizer must not be LBFGS: it learns the curvature from the steps that it thinks it made, and scaled "
-            "ones are others"
+            "optimizer must not be LBFGS: it asks for several gradients per step, and learns the curvature from the "
+            "steps that it thinks it made"
         )
-    if vars(optimizer).get("param_groups") is None:  # such as accelerate's and Lightning's
+    made = vars(optimizer)
+    if made.get("param_groups") is None or "_optimizer_step_pre_hooks" not in made:  # as accelerate's, Lightning's
         raise ValueError(
             f"optimizer must be a torch optimizer itself, not {type(optimizer).__name__}, which wraps one: "
-            "apply random_scaling first, then wrap"
+            f"apply {name} first, then wrap"
         )
-    if isinstance(optimizer, RandomlyScaled):
-        raise ValueError("optimizer is random-scaled already: scaling it twice would multiply two scalars")
+    if isinstance(optimizer, Extended):
+        raise ValueError("optimizer is extended already: say all at once, extend(optimizer, average=…, scaling=…)")
     if isinstance(optimizer, CertifiedOptimizer):
         raise ValueError(
-            f"optimizer must not be one of o2nc's own ({type(optimizer).__name__} scales by itself): "
-            "pass scaling=… when you construct it"
+            f"optimizer must not be one of o2nc's own ({type(optimizer).__name__} averages and scales by itself): "
+            "pass average=… and scaling=… when you construct it"
         )
     if optimizer.defaults.get("differentiable"):
-        raise ValueError("optimizer must not be differentiable=True: autograd cannot follow the step hooks")
+        raise ValueError("optimizer must not be differentiable=True: autograd cannot follow its step from outside")
+    own = check_extension(average, scaling, seed, certificate, progress)
+    if any(key in group for group in optimizer.param_groups for key in Extended.shared):
+        raise ValueError(
+            "optimizer's parameter groups have entries of an extended one, from a checkpoint perhaps: "
+            f"apply {name} first, then load"
+        )
+    step = made.get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise ValueError(f"optimizer.step was replaced by hand: apply {name} first, then replace it")
+    plain = type(optimizer)
+    optimizer.__class__ = _extended(plain)
+    try:
+        assert isinstance(optimizer, Extended)
+        optimizer._begin()
+        optimizer._share(own)
+        optimizer._list()
+        optimizer._refuse_partial()
+        optimizer._patch_step_function()
+        if step is not None:  # a scheduler's, which calls the step that it has found
+            optimizer.step = _noted(optimizer)  # type: ignore[method-assign]
+    except BaseException:
+        optimizer.__class__ = plain
+        for group in (optimizer.defaults, *optimizer.param_groups):
+            for key in Extended.shared:
+                group.pop(key, None)
+        raise
+    return optimizer
+
+
+def check_extension(
+    average: Average, scaling: Law | None, seed: int, certificate: bool, progress: bool
+) -> dict[str, Any]:
+    """Refuse arguments that say nothing; return the entries of the parameter groups, by their names there."""
+    check_average(average)
     check_law(scaling)
     if is_weighted(scaling):
         raise ValueError(
@@ -91,160 +179,292 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
             "optimizer's here; ExponentiatedO2NC and ScaledSGDM take them"
         )
     checks.integer("seed", seed, 0)
-    if any(key in group for group in optimizer.param_groups for key in RandomlyScaled.shared):
-        raise ValueError(
-            "optimizer's parameter groups have entries of a scaled one, from a checkpoint perhaps: "
-            "apply random_scaling first, then load"
-        )
-    plain = type(optimizer)
-    optimizer.__class__ = _scaled(plain)
-    try:
-        assert isinstance(optimizer, RandomlyScaled)
-        optimizer._begin()
-        optimizer._share({"scaling": scaling, "scaling_seed": int(seed), "scaling_step": 0, "average": None})
-        optimizer._hook()
-    except BaseException:
-        optimizer.__class__ = plain
-        for group in (optimizer.defaults, *optimizer.param_groups):
-            for key in RandomlyScaled.shared:
-                group.pop(key, None)
-        raise
-    return optimizer
+    checks.flag("certificate", certificate)
+    checks.flag("progress", progress)
+    values = (scaling, int(seed), average, certificate, progress, 0, 0.0, 0.0, 0.0, 0)
+    return dict(zip(Extended.shared, values, strict=True))
 
 
-class RandomlyScaled(CertifiedOptimizer):
-    """What `random_scaling` adds to an optimizer's class: two step hooks, and surviving copies."""
+class Named:
+    """A parameter group of another optimizer's, in which our entries have names that it will not use itself."""
 
-    shared: ClassVar[tuple[str, ...]] = ("scaling", "scaling_seed", "scaling_step", "average")
-    advice = "random_scaling, which keeps none: o2nc.ScaledSGDM(…, average=0.999) does, say"
-    owns_state = False  # it is the wrapped optimizer's
-    _hooked = False
-    _guarded = False  # inside `step`, which cleans up after an error
-    _depth = 0  # of hooks within hooks: a subclass that calls super().step() runs them twice
-    _before: list[Any] | None = None  # what `_scale_after` needs: the learning rates, or the parameters
+    def __init__(self, group: dict[str, Any]) -> None:
+        self.group = group
+
+    def __getitem__(self, key: str) -> Any:
+        return self.group[NAMES.get(key, key)]
+
+    def __contains__(self, key: str) -> bool:
+        return NAMES.get(key, key) in self.group
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an entry, or the default."""
+        return self.group.get(NAMES.get(key, key), default)
+
+    def update(self, entries: Any, **others: Any) -> None:
+        """Replace entries."""
+        self.group.update({NAMES.get(key, key): value for key, value in (dict(entries) | others).items()})
+
+
+NAMES: dict[str, str] = {
+    "seed": "scaling_seed",
+    "certificate": "average_certificate",
+    "progress": "average_progress",
+    "step": "scaling_step",
+}
+NAMES.update((counter, f"average_{counter}") for counter in averages.COUNTERS)
+
+
+class Extended(CertifiedOptimizer):
+    """What `extend` puts before an optimizer's class: it takes the iterates in, then has the optimizer step."""
+
+    names: ClassVar[dict[str, str]] = NAMES
+    shared: ClassVar[tuple[str, ...]] = tuple(
+        NAMES.get(key, key) for key in ("scaling", "seed", "average", "certificate", "progress", *COUNTERS)
+    )
+    advice = "average=None: pass average=o2nc.Polynomial(12), say, when you extend it"
+    is_guest = True  # in the state, most of which is the optimizer's own
 
     @property
     def needed(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The numbers of the wrapped optimizer, by which its checkpoints are known."""
+        """The numbers of the optimizer, by which its checkpoints are known."""
         numbers = (key for key, value in self.defaults.items() if isinstance(value, int | float | tuple))
         return tuple(key for key in numbers if key not in self.shared and not isinstance(self.defaults[key], bool))
 
     @property
     def fields(self) -> Fields:
-        """Nothing is kept per parameter."""
-        return {}
+        """The state that is kept per parameter, beside the optimizer's own."""
+        return averages.FIELDS | {"previous": Field(Kind.SHAPED)}
+
+    @property
+    def _groups(self) -> list[Any]:
+        return [Named(group) for group in self.param_groups]
 
     def _describe(self, fused: bool | None = False) -> Step:
-        raise AssertionError  # the step is the wrapped optimizer's
+        groups = self._groups
+        law, seed, average, certificate, progress = (groups[0].group[key] for key in self.shared[:5])
+        new = (p for p in _params(self) if p.grad is not None and "average" not in self.state.get(p, ()))
+        if average is None or any(True for _ in new):
+            fused = False
+        self._observed = self._rule(progress)
+        return Step(
+            type(self).__name__,
+            self._observed,
+            law,
+            seed,
+            running(average),
+            groups,
+            self.state,
+            self._shards is not None,
+            getattr(self, "found_inf", None),
+            getattr(self, "grad_scale", None),
+            fused,
+            certificate=certificate,
+        )
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # torch drops step hooks from copies; `_restore` and __setstate__ put them back
-        return _restore, (_plain(type(self)),), self.__getstate__()
+    def _wants_fused(self) -> bool | None:
+        """Take the iterates in by a kernel where that applies: how the optimizer steps is its own business."""
+        return None if any(p.device.type in engine.DEVICES for p in _params(self)) else False
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if not self._hooked:
-            self._hook()
+    def _rule(self, progress: bool) -> "Observed":
+        return Observed(progress)
+
+    def _take_whole(self) -> None:
+        """Take the iterate in, each process its part of it; then step, and tell those who watch."""
+        self._notice_exchange()
+        with self._local():
+            self._observe()
+        self._move()
+        if self._watchers:
+            self._notify()
 
     def _take(self) -> None:
-        self.step()
+        self._observe()
+        self._move()
 
-    def _hook(self) -> None:
-        self._list()
-        self._hooked = True
-        self.register_step_pre_hook(_scale_before)
-        self.register_step_post_hook(_scale_after)
+    def _observe(self) -> None:
+        group = self.param_groups[0]
+        if group["scaling"] is not None or group["average"] is not None:
+            super()._take()
+
+    def _move(self) -> None:
+        """Have the optimizer step, at a scaled rate if there is a law."""
+        try:
+            with self._scaled():
+                inner_step(plain_class(type(self)))(self)
+        except BaseException:
+            if self.param_groups[0]["average"] is None and self._advances():  # what only counts is taken back
+                for group in self.param_groups:
+                    group["scaling_step"] -= 1
+            raise
+        for p, new in self.__dict__.pop("_observed").begun if "_observed" in self.__dict__ else ():
+            new.setdefault("output", new["average"].clone())
+            self.state[p if self._shards is None else self._shards.owners[p]].update(new)
+
+    def _advances(self) -> bool:
+        """Say whether this step counts: there are gradients, and a GradScaler has not called it off."""
+        if self.param_groups[0]["scaling"] is None or all(p.grad is None for p in _params(self)):
+            return False
+        found_inf = getattr(self, "found_inf", None)
+        return found_inf is None or not found_inf.item()
+
+    def _count(self) -> int:
+        """Return how many steps have counted, without asking a device at every one of them."""
+        step = self.param_groups[0]["scaling_step"]
+        if not isinstance(step, Tensor):
+            self.__dict__.pop("_clock", None)
+            return step
+        tensor, known = self.__dict__.get("_clock", (None, 0))
+        self._clock = (step, known + 1 if tensor is step else int(step))
+        return self._clock[1]
+
+    @contextmanager
+    def _scaled(self) -> Iterator[None]:
+        """Multiply what a step within adds by s."""
+        law, seed = self.param_groups[0]["scaling"], self.param_groups[0]["scaling_seed"]
+        if not self._advances():
+            yield
+            return
+        s = law.sample(seed, self._count() + 1)
+        if plain_class(type(self)) in _LINEAR_IN_LR:
+            lrs = [group["lr"] for group in self.param_groups]
+            try:
+                for group, lr in zip(self.param_groups, lrs, strict=True):
+                    group["lr"] = lr * s
+                yield
+            finally:
+                for group, lr in zip(self.param_groups, lrs, strict=True):
+                    group["lr"] = lr
+            return
+        before = [(p, p.detach().clone()) for p in _params(self) if p.requires_grad or p.grad is not None]
+        yield
+        with torch.no_grad():
+            for p, x in before:
+                p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))  # infinities that stood still go on doing so
 
 
-def _guarded_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Step, and put the learning rates back if the step ends in an error."""
-    if torch.compiler.is_compiling() and not (args or kwargs):  # a closure's gradients come too late for one node
-        return take_as_one_node(self)
-    step = _plain(type(self)).step
-    if self._guarded:
-        return step(self, *args, **kwargs)
-    self._guarded = True
-    try:
-        return step(self, *args, **kwargs)
-    finally:
-        self._guarded, self._depth = False, 0
-        if self._before is not None:
-            _clean_up(self)
+def _params(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
 
 
-_guarded_step.hooked = True  # type: ignore[attr-defined]  # the parent's step runs the hooks
+class Observed:
+    """The rule of a step that somebody else takes: nothing is moved.
+
+    Args:
+        progress: whether Δ is wanted, for which the last iterate is kept.
+    """
+
+    def __init__(self, progress: bool) -> None:
+        self.progress = progress
+        self.begun: list[tuple[Tensor, dict[str, Any]]] = []  # of parameters that the optimizer has no state of yet
+
+    def structure(self, group: Any) -> tuple[Any, ...]:
+        """Return what must stay as it is in a group for tables of addresses to hold."""
+        return self.progress, group["certificate"]
+
+    def numbers(self, group: Any) -> tuple[Any, ...]:
+        """Return the sign of the gradient; nothing else is needed."""
+        return -1.0 if group.get("maximize") else 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+
+    def parts(self, step: Step, unscale: float) -> "Iterator[Seen]":
+        """Yield the parameters of every group that have gradients."""
+        found = [[p for p in group["params"] if p.grad is not None] for group in step.groups]
+        if step.window is not None:
+            for params in found:
+                for p in params:
+                    assert p.grad is not None
+                    checks.gradient(p.grad)
+        for k, (group, params) in enumerate(zip(step.groups, found, strict=True)):
+            if params:
+                yield self.part(k, group, params, step, -unscale if group.get("maximize") else unscale)
+
+    def part(self, key: int, group: Any, params: list[Tensor], step: Step, scale: float) -> "Seen":
+        """Return those of one group."""
+        return Seen(key, params, step, scale, self)
+
+
+class Seen:
+    """Parameters and their gradients, to be taken in.
+
+    An optimizer begins the state of a parameter when it finds none, so ours is added when it has made its own.
+    """
+
+    reads_buffer = False
+    in_blocks = False
+
+    def __init__(self, key: int, params: list[Tensor], step: Step, scale: float, rule: Observed) -> None:
+        self.key, self.params, self.coupling = key, params, Coupling(scale)
+        self.grads: list[Any] = [p.grad for p in params]
+        self.states: list[dict[str, Any]] = [step.state.get(p) or {} for p in params]
+        self.updates = self._updates() if rule.progress and step.window is not None else None
+        if step.window is not None:
+            rule.begun += [(p, new) for p, new in zip(params, self.states, strict=True) if not new]
+
+    @torch.no_grad()
+    def _updates(self) -> list[Tensor]:
+        """Return what was added last."""
+        found = []
+        for p, state in zip(self.params, self.states, strict=True):
+            x = real(p).to(wide(p.dtype))
+            found.append(x - state["previous"] if "previous" in state else torch.zeros_like(x))
+        return found
+
+    @torch.no_grad()
+    def move_(self, draw: Draw) -> float:
+        """Move nothing; note where everything was before the step."""
+        for p, state in zip(self.params, self.states, strict=True) if self.updates is not None else ():
+            if "previous" in state:
+                state["previous"].copy_(real(p))
+            else:
+                state["previous"] = real(p).clone()
+        return 1.0 if draw.s is None else 1 / draw.s
+
+    def move_block_(self, x: list[Tensor], g: list[Tensor], u: list[Tensor], draw: Draw) -> float:
+        """Nothing is moved in blocks either."""
+        raise AssertionError
+
+
+# --- classes made on demand
+
 _CLASSES: dict[type[Optimizer], type[Optimizer]] = {}
 
 
-def _scaled(cls: type[Optimizer]) -> type[Optimizer]:
-    """Return the class that is ``cls`` with `RandomlyScaled` in front, under the same name."""
+def _extended(cls: type[Optimizer]) -> type[Optimizer]:
+    """Return the class that is ``cls`` with `Extended` in front, under the same name."""
     if cls not in _CLASSES:
-        namespace = {"__doc__": cls.__doc__, "__module__": cls.__module__, "step": _guarded_step}
-        _CLASSES[cls] = type(cls.__name__, (RandomlyScaled, cls), namespace)
+        namespace = {"__doc__": cls.__doc__, "__module__": cls.__module__, "__reduce_ex__": _reduce}
+        _CLASSES[cls] = type(cls.__name__, (Extended, cls), namespace)
     return _CLASSES[cls]
 
 
-def _plain(scaled: type[Optimizer]) -> type[Optimizer]:
-    """Return the class that ``scaled`` was made from."""
-    return next(base for cls in scaled.__mro__ if RandomlyScaled in cls.__bases__ for base in cls.__bases__[1:])
+def _reduce(self: Any, protocol: Any) -> Any:
+    return _restore, (plain_class(type(self)),), self.__getstate__()
 
 
 def _restore(cls: type[Optimizer]) -> Optimizer:
-    scaled = _scaled(cls)
-    return scaled.__new__(scaled)
+    extended = _extended(cls)
+    return extended.__new__(extended)
 
 
-def _is_linear(optimizer: Optimizer) -> bool:
-    return _plain(type(optimizer)) in _LINEAR_IN_LR
+def plain_class(extended: type[Optimizer]) -> type[Optimizer]:
+    """Return the class that an extended one was made from."""
+    return next(base for cls in extended.__mro__ if Extended in cls.__bases__ for base in cls.__bases__[1:])
 
 
-def _scalar(optimizer: Any) -> float:
-    law, seed, step = (optimizer.param_groups[0][key] for key in optimizer.shared[:3])
-    return law.sample(seed, step + 2)
+def inner_step(cls: type[Optimizer]) -> Any:
+    """Return the step of a class without torch's hooks, which have run when this one is called."""
+    step: Any = cls.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
-@disable_dynamo
-def _scale_before(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if optimizer.param_groups[0]["scaling"] is None:
-        return
-    refuse_capture(type(optimizer).__name__, optimizer.param_groups[0]["scaling"])
-    if optimizer._before is not None and optimizer._guarded:
-        optimizer._depth += 1
-        return
-    if optimizer._before is not None:  # an error in a step that a scheduler had wrapped before we came
-        _clean_up(optimizer)
-    if _is_linear(optimizer):
-        s = _scalar(optimizer)
-        optimizer._before = [(group, group["lr"]) for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * s
-    else:
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        optimizer._before = [(p, p.detach().clone()) for p in params if p.requires_grad or p.grad is not None]
+def _noted(optimizer: Optimizer) -> Any:
+    """Return a step that a scheduler knows to be one, and that finds the class as it is now."""
+    owner = ref(optimizer)
 
+    def step(*args: Any, **kwargs: Any) -> Any:
+        found: Any = owner()
+        found._opt_called = True
+        return type(found).step(found, *args, **kwargs)
 
-def _clean_up(optimizer: Any) -> None:
-    if _is_linear(optimizer):
-        for group, lr in optimizer._before:
-            group["lr"] = lr
-    optimizer._before = None
-
-
-@disable_dynamo
-@torch.no_grad()
-def _scale_after(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if optimizer._before is None:
-        return
-    if optimizer._depth:
-        optimizer._depth -= 1
-        return
-    if not _is_linear(optimizer):
-        s = _scalar(optimizer)
-        for p, x in optimizer._before:
-            p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))  # infinities that stood still go on standing still
-    _clean_up(optimizer)
-    found_inf = getattr(optimizer, "found_inf", None)
-    skipped = found_inf is not None and bool(found_inf.item())
-    if not skipped and any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
-        for group in optimizer.param_groups:
-            group["scaling_step"] += 1
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step

@@ -169,11 +169,12 @@ def refuse_foreign(optimizer: Any, group: dict[str, Any]) -> None:
 
 def saved(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a state_dict of torch's with laws and learners as plain dictionaries, and whole state."""
-    counters, states = plain(optimizer.param_groups[0], state_dict["state"], optimizer.fields)
+    counters, states = plain(optimizer._groups[0], state_dict["state"], optimizer.fields)
+    counters = {optimizer.names.get(k, k): v for k, v in counters.items()}
     groups = [{k: counters.get(k, encode(v)) for k, v in group.items()} for group in state_dict["param_groups"]]
     params = dict(enumerate(optimizer._listed))
     kept = {i: state for i, state in states.items() if state is not None}
-    if optimizer.owns_state:
+    if optimizer._keeps_state:
         kept = {i: _to_saved(optimizer, params[i], state) for i, state in kept.items()}
     return {**state_dict, "state": kept, "param_groups": groups}
 
@@ -190,7 +191,7 @@ def _to_saved(optimizer: Any, p: Tensor, state: dict[str, Any]) -> dict[str, Any
             zeros = torch.zeros_like(like) if distributed_runs() else like.new_zeros(()).expand(like.shape)
             state = state | {key: zeros}
         state = state | {"blank": bool(blank)}
-    return to_whole(p, state, optimizer._shards, fields) if is_sharded(p) else state
+    return to_whole(p, state, optimizer._shards, fields, optimizer.is_guest) if is_sharded(p) else state
 
 
 # --- loading
@@ -207,13 +208,14 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
     owners = dict(zip(ids, optimizer._listed, strict=False))  # torch says itself when there are more of one
     fields = optimizer.fields
     states = state_dict["state"]
-    if optimizer.owns_state:
+    if optimizer._keeps_state:
         _refuse_incomplete(optimizer, saved, states, fields)
-        states = {i: _from_saved(owners[i], s, fields) if i in owners else s for i, s in states.items()}
+        guest = optimizer.is_guest
+        states = {i: _from_saved(owners[i], s, fields, guest) if i in owners else s for i, s in states.items()}
         for state in states.values():
             if "average" in state and "log_decay" not in state:  # of 0.1.0's first checkpoints: none was ever absent
                 state |= {"log_decay": groups[0].get("log_decay", 0.0), "joined": -math.inf}
-    kept = _kept(owners, states, fields) if optimizer.owns_state else []
+    kept = _kept(owners, states, fields, optimizer.is_guest) if optimizer._keeps_state else []
     by_torch({**state_dict, "state": states, "param_groups": groups})
     for p, key, value in kept:
         optimizer.state[p][key] = value.detach().to(p.device, copy=True)
@@ -227,14 +229,15 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
         raise ValueError(f"the checkpoint is not one of {name}: its groups lack {missing}")
     own = {key: optimizer.param_groups[0][key] for key in shared}
     # a checkpoint without counters, as torch's own, begins anew
-    begin = own | {key: 0 if key in ("step", "averaged") else 0.0 for key in COUNTERS if key in own}
+    counters = {optimizer.names.get(key, key): key for key in COUNTERS}
+    begin = own | {name: 0 if key in ("step", "averaged") else 0.0 for name, key in counters.items() if name in own}
     groups = [begin | {k: decode(k, v, own[k]) if k in own else v for k, v in _known(group)} for group in saved]
     for group, theirs in zip(groups, saved, strict=True):
         if "averaged" in own and "averaged" not in theirs and group["weight_sum"]:  # of 0.1.0's first checkpoints
             group["averaged"] = group["step"]
     for group in groups:
         refuse_foreign(optimizer, group)
-        _check(group, shared)
+        _check(group, shared, {name: key for key, name in optimizer.names.items()})
     found = groups[0] if groups else own
     if own.get("average") is not None and found["average"] is None:
         warnings.warn(
@@ -243,7 +246,6 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
         )
         for group in groups:
             group["average"] = own["average"]
-    counters = (*COUNTERS, "scaling_step")
     changed = [key for key in shared if key not in counters and found[key] != own[key]]
     if changed:
         replaced = ", ".join(f"{key}={found[key]!r} (made with {own[key]!r})" for key in changed)
@@ -272,13 +274,13 @@ def _known(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _check(group: dict[str, Any], shared: tuple[str, ...]) -> None:
+def _check(group: dict[str, Any], shared: tuple[str, ...], names: dict[str, str]) -> None:
     """Refuse values that the constructors would refuse, too."""
     if not isinstance(group.get("lr", 0.0), Tensor):
         checks.non_negative("lr", group.get("lr", 0.0))
-    for key in shared:
-        value = group[key]
-        if key in ("seed", "scaling_seed", "step", "scaling_step", "averaged"):
+    for name in shared:
+        key, value = names.get(name, name), group[name]
+        if key in ("seed", "step", "averaged"):
             checks.integer(key, int(value) if isinstance(value, Tensor) else value, 0)
         elif key in ("weight_sum", "weight_square_sum", "log_decay"):
             checks.non_negative(key, float(value))
@@ -295,7 +297,8 @@ def _check(group: dict[str, Any], shared: tuple[str, ...]) -> None:
 def _refuse_incomplete(optimizer: Any, groups: list[Any], states: dict[Any, Any], fields: Fields) -> None:
     """Refuse averages without what they cannot go on without."""
     averaged = {i: state for i, state in states.items() if "average" in state}
-    counters = [key for key in ("step", "weight_sum", "weight_square_sum") if key in optimizer.shared]
+    names = (optimizer.names.get(key, key) for key in ("step", "weight_sum", "weight_square_sum"))
+    counters = [name for name in names if name in optimizer.shared]
     missing = [key for key in counters if averaged and any(key not in group for group in groups)]
     if missing:
         raise ValueError(f"the checkpoint is incomplete: it has averages, and its groups lack {missing}")
@@ -310,22 +313,24 @@ def _refuse_incomplete(optimizer: Any, groups: list[Any], states: dict[Any, Any]
             )
 
 
-def _from_saved(p: Tensor, state: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    state = to_part(p, state, fields) if is_sharded(p) else state
+def _from_saved(p: Tensor, state: dict[str, Any], fields: Fields, guest: bool) -> dict[str, Any]:
+    state = to_part(p, state, fields, guest) if is_sharded(p) else state
     gone = {"blank"}
     if state.get("blank"):
         gone.update(key for key, field in fields.items() if field.like is not None)
     return {key: value for key, value in state.items() if key not in gone}
 
 
-def _kept(owners: dict[Any, Tensor], states: dict[Any, Any], fields: Fields) -> list[tuple[Tensor, str, Tensor]]:
+def _kept(
+    owners: dict[Any, Tensor], states: dict[Any, Any], fields: Fields, guest: bool
+) -> list[tuple[Tensor, str, Tensor]]:
     """Return the saved tensors that are to keep their dtype, with parameter and key; refuse other shapes."""
     kept = []
     for i, p in owners.items():
         shape = real(local(p)).shape
         for key, value in states.get(i, {}).items():
             field = fields.get(key)
-            if isinstance(value, Tensor) and not (field is not None and field.is_torchs):
+            if isinstance(value, Tensor) and not (guest if field is None else field.is_torchs):
                 if field is not None and field.kind is Kind.SHAPED and value.shape != shape:
                     raise ValueError(
                         f"the checkpoint's {key} of parameter {i} has shape {tuple(value.shape)}, "

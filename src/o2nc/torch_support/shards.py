@@ -178,13 +178,15 @@ def assemble(p: Any, part: Tensor) -> Tensor:
     return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 
-def to_whole(p: Any, state: dict[str, Any], shards: Shards, fields: Fields) -> dict[str, Any]:
-    """Return a sharded parameter's state as a checkpoint has it."""
+def to_whole(p: Any, state: dict[str, Any], shards: Shards, fields: Fields, guest: bool = False) -> dict[str, Any]:
+    """Return a sharded parameter's state as a checkpoint has it; of a guest's state, what is declared."""
     part = shards.parts[p]
     whole = {}
     for key, value in state.items():
         kind = fields.get(key, _UNKNOWN).kind
-        if isinstance(value, Tensor) and value.dim() and value.shape == part.shape:
+        if guest and key not in fields:
+            pass
+        elif isinstance(value, Tensor) and value.dim() and value.shape == part.shape:
             value = assemble(p, value)
         elif kind is Kind.SUM:
             value = shards.total(value.reshape(1), [part]).reshape(())
@@ -192,13 +194,15 @@ def to_whole(p: Any, state: dict[str, Any], shards: Shards, fields: Fields) -> d
     return whole
 
 
-def to_part(p: Any, state: dict[str, Any], fields: Fields) -> dict[str, Any]:
+def to_part(p: Any, state: dict[str, Any], fields: Fields, guest: bool = False) -> dict[str, Any]:
     """Undo `to_whole`: a sum over the processes is given to the first of them."""
     coordinate = p.device_mesh.get_coordinate()
     first = all(c == 0 for c, placement in zip(coordinate, p.placements, strict=True) if not placement.is_replicate())
     part = {}
     for key, value in state.items():
-        if is_sharded(value):
+        if guest and key not in fields:
+            pass
+        elif is_sharded(value):
             value = value.redistribute(p.device_mesh, p.placements).to_local()
         elif fields.get(key, _UNKNOWN).kind is Kind.SUM and not first:
             value = torch.zeros_like(value)

@@ -1,0 +1,350 @@
+"""extend(optimizer): averages and a certificate around any torch optimizer, which moves as it would without."""
+
+import copy
+import inspect
+import io
+import math
+import pickle
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch import optim
+
+import o2nc
+from problem import parameters, set_gradients
+from test_windows import WINDOWS, weights
+
+OPTIMIZERS = {
+    "SGD": lambda ps: optim.SGD(ps, lr=0.02, momentum=0.9, weight_decay=0.1),
+    "SGD plain": lambda ps: optim.SGD(ps, lr=0.02),
+    "Adam": lambda ps: optim.Adam(ps, lr=0.02, weight_decay=0.1, amsgrad=True),
+    "AdamW": lambda ps: optim.AdamW(ps, lr=0.02, weight_decay=0.1),
+    "AdamW fused": lambda ps: optim.AdamW(ps, lr=0.02, fused=True),
+    "AdamW maximize": lambda ps: optim.AdamW(ps, lr=torch.tensor(0.02), maximize=True),
+    "NAdam": lambda ps: optim.NAdam(ps, lr=0.02),
+    "RAdam": lambda ps: optim.RAdam(ps, lr=0.02),
+    "Adamax": lambda ps: optim.Adamax(ps, lr=0.02),
+    "Adagrad": lambda ps: optim.Adagrad(ps, lr=0.02),
+    "Adadelta": lambda ps: optim.Adadelta(ps, lr=0.5),
+    "RMSprop": lambda ps: optim.RMSprop(ps, lr=0.02, momentum=0.5),
+    "ASGD": lambda ps: optim.ASGD(ps, lr=0.02),
+    "Rprop": lambda ps: optim.Rprop(ps, lr=0.02),
+    "Adafactor": lambda ps: optim.Adafactor(ps, lr=0.02),
+}
+if hasattr(optim, "Muon"):
+    OPTIMIZERS["Muon"] = lambda ps: optim.Muon([p for p in ps if p.dim() == 2], lr=0.02)
+
+
+class Lion(optim.Optimizer):
+    """An optimizer from outside, with state in an order and under names of its own."""
+
+    def __init__(self, params, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1):
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "step": 0, "weight_sum": 7.0}
+        )
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is None
+        for group in self.param_groups:
+            group["step"] += 1  # names that are ours, too
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if len(state) == 0:
+                    state["average"] = None  # goes on only if nobody has been here before
+                    del state["average"]
+                    state["m"] = torch.zeros_like(p)
+                low, high = group["betas"]
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] * torch.sign(low * state["m"] + (1 - low) * p.grad))
+                state["m"].lerp_(p.grad, 1 - high)
+
+
+OPTIMIZERS["Lion"] = Lion
+EVERY = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def steps(opt, params, count, first=1):
+    xs, gs = [], []
+    used = [p for group in opt.param_groups for p in group["params"]]
+    for t in range(first, first + count):
+        set_gradients(params, t)
+        xs.append(torch.cat([p.detach().flatten() for p in used]))
+        gs.append(torch.cat([p.grad.flatten() for p in used]))
+        opt.step()
+    return torch.stack(xs), torch.stack(gs)
+
+
+@EVERY
+def test_it_moves_as_it_would_alone(name):
+    a, b = parameters(torch.float32), parameters(torch.float32)
+    opt = o2nc.extend(OPTIMIZERS[name](a), average=o2nc.Polynomial(3))
+    plain = OPTIMIZERS[name](b)
+    for t in range(1, 12):
+        set_gradients(a, t)
+        set_gradients(b, t)
+        opt.step()
+        plain.step()
+        assert all(map(torch.equal, a, b))
+        for p, q in zip(a, b, strict=True):
+            for key, value in plain.state.get(q, {}).items():
+                assert torch.equal(torch.as_tensor(opt.state[p][key]), torch.as_tensor(value)), key
+
+
+@EVERY
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_averages_are_the_sums(name, window):
+    params = parameters()
+    opt = o2nc.extend(OPTIMIZERS[name](params), average=window)
+    xs, gs = steps(opt, params, 15)
+    if "maximize" in name:
+        gs = -gs
+    p = weights(window, 15)
+    mean, gradient = p @ xs, p @ gs
+    found = opt.certificate(2.0)
+    assert found.gradient == pytest.approx(float(gradient.norm()), rel=1e-10)
+    assert found.spread == pytest.approx(float(p @ (xs - mean).square().sum(1)), rel=1e-9)
+    assert found.ess == pytest.approx(float(1 / p.square().sum()), rel=1e-10)
+    used = [p for group in opt.param_groups for p in group["params"]]
+    with opt.averaged():
+        torch.testing.assert_close(torch.cat([q.detach().flatten() for q in used]), mean, rtol=1e-12, atol=1e-13)
+    slopes = (gs[1:] * (xs[1:] - xs[:-1])).sum()
+    assert opt.progress == pytest.approx(float(slopes), rel=1e-9)
+
+
+def test_progress_with_scaling_is_of_the_unscaled_update():
+    params = parameters()
+    opt = o2nc.extend(optim.AdamW(params, lr=0.02), average=0.9, scaling=o2nc.Exponential(), seed=3)
+    xs, gs = steps(opt, params, 10)
+    s = torch.tensor([o2nc.Exponential().sample(3, t) for t in range(2, 11)], dtype=torch.float64)
+    slopes = (gs[1:] * (xs[1:] - xs[:-1])).sum(1) / s
+    assert opt.progress == pytest.approx(float(slopes.sum()), rel=1e-9)
+
+
+@EVERY
+def test_scaling_is_that_of_random_scaling(name):
+    a, b = parameters(), parameters()
+    both = o2nc.extend(OPTIMIZERS[name](a), average=0.9, scaling=o2nc.Exponential(), seed=2)
+    alone = o2nc.random_scaling(OPTIMIZERS[name](b), seed=2)
+    for t in range(1, 6):
+        set_gradients(a, t)
+        set_gradients(b, t)
+        both.step()
+        alone.step()
+    assert all(map(torch.equal, a, b))
+
+
+def copies(opt, make):
+    buffer = io.BytesIO()
+    torch.save(opt.state_dict(), buffer)
+    buffer.seek(0)
+    groups = opt.param_groups
+    own = [torch.nn.Parameter(p.detach().clone()) for group in groups for p in group["params"]]
+    loaded = o2nc.extend(make(own), average=o2nc.Polynomial(3), seed=5)
+    loaded.load_state_dict(torch.load(buffer, weights_only=True))
+    return {"deepcopy": copy.deepcopy(opt), "pickle": pickle.loads(pickle.dumps(opt)), "state_dict": loaded}
+
+
+@EVERY
+def test_copies_go_on_to_the_bit(name):
+    params = parameters(torch.float32)
+    opt = o2nc.extend(OPTIMIZERS[name](params), average=o2nc.Polynomial(3), seed=5)
+    if isinstance(opt, optim.Adafactor) and torch.cuda.is_available():
+        pytest.skip("torch's own copies of Adafactor miss `capturable` where there is a GPU (2.11)")
+    used = [p for group in opt.param_groups for p in group["params"]]
+    steps(opt, params, 4)
+    others = copies(opt, OPTIMIZERS[name])
+    for t in range(5, 9):
+        set_gradients(params, t)
+        for other in others.values():
+            for p, q in zip(used, (p for group in other.param_groups for p in group["params"]), strict=True):
+                q.grad = p.grad.clone()
+            other.step()
+        opt.step()
+    for kind, other in others.items():
+        theirs = [p for group in other.param_groups for p in group["params"]]
+        assert all(map(torch.equal, used, theirs)), kind
+        assert other.certificate() == opt.certificate()
+        assert all(map(torch.equal, other.output(), opt.output()))
+        assert other.progress == opt.progress
+
+
+def test_a_closure_is_called_once_and_its_gradients_count():
+    p = torch.nn.Parameter(torch.tensor([2.0, -1.0]))
+    opt = o2nc.extend(optim.Adam([p], lr=0.1), average=0.9)
+    calls = []
+
+    def closure():
+        calls.append(p.detach().clone())
+        opt.zero_grad()
+        loss = (p**2).sum()
+        loss.backward()
+        return loss
+
+    assert opt.step(closure) == 5
+    assert len(calls) == 1
+    assert opt.certificate().gradient == pytest.approx(math.sqrt(20))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_schedulers(when):
+    params, twins = parameters(), parameters()
+    opt, plain = optim.AdamW(params, lr=0.1), optim.AdamW(twins, lr=0.1)
+    make = optim.lr_scheduler.OneCycleLR
+    if when == "before":
+        schedule = make(opt, max_lr=0.1, total_steps=20)
+    opt = o2nc.extend(opt, average=0.9)
+    if when == "after":
+        schedule = make(opt, max_lr=0.1, total_steps=20)
+    other = make(plain, max_lr=0.1, total_steps=20)
+    for t in range(1, 9):
+        for o, s, ps in ((opt, schedule, params), (plain, other, twins)):
+            set_gradients(ps, t)
+            o.step()
+            s.step()
+    assert all(map(torch.equal, params, twins))
+    assert opt.certificate().ess > 1
+
+
+def test_hooks_run_once():
+    seen = []
+    params = parameters()
+    opt = optim.AdamW(params)
+    opt.register_step_pre_hook(lambda *_: seen.append("before"))
+    o2nc.extend(opt, average=0.9).register_step_post_hook(lambda *_: seen.append("after"))
+    set_gradients(params, 1)
+    opt.step()
+    assert seen == ["before", "after"]
+
+
+def test_nothing_asked_for_changes_nothing():
+    a, b = parameters(), parameters()
+    opt, plain = o2nc.extend(optim.AdamW(a)), optim.AdamW(b)
+    for t in range(1, 4):
+        for o, ps in ((opt, a), (plain, b)):
+            set_gradients(ps, t)
+            o.step()
+    assert all(map(torch.equal, a, b))
+    with pytest.raises(RuntimeError, match=r"pass average=o2nc.Polynomial\(12\)"):
+        opt.certificate()
+
+
+def test_what_is_not_wanted_is_not_kept():
+    params = parameters()
+    kept = {}
+    for certificate in (True, False):
+        for progress in (True, False):
+            opt = o2nc.extend(optim.SGD(params, lr=0.1), average=0.9, certificate=certificate, progress=progress)
+            steps(opt, params, 3)
+            state = opt.state[params[0]]
+            shaped = {key for key, v in state.items() if isinstance(v, torch.Tensor) and v.shape == params[0].shape}
+            kept[certificate, progress] = shaped - {"output"}
+            with opt.averaged():
+                pass
+            if not certificate:
+                with pytest.raises(RuntimeError, match="certificate=True"):
+                    opt.certificate()
+            if not progress:
+                with pytest.raises(RuntimeError, match="progress=True"):
+                    _ = opt.progress
+    assert kept == {
+        (True, True): {"average", "gradient", "previous"},
+        (True, False): {"average", "gradient"},
+        (False, True): {"average", "previous"},
+        (False, False): {"average"},
+    }
+
+
+def test_grad_scaler_overflow_consumes_nothing():
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = o2nc.extend(optim.AdamW([p], lr=0.1, fused=True), average=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor, count in ((1.0, 1), (float("inf"), 1), (1.0, 2)):
+        opt.zero_grad()
+        scaler.scale((p * factor).sum()).backward()
+        scaler.step(opt)
+        scaler.update()
+        assert opt.param_groups[0]["scaling_step"] == count
+        assert opt.certificate().gradient == pytest.approx(math.sqrt(3))  # unscaled
+    assert opt.certificate().ess == pytest.approx(1 / float(weights(0.9, 2).square().sum()))
+
+
+def test_a_parameter_without_a_gradient_now_and_then():
+    params = parameters()
+    opt = o2nc.extend(optim.Adam(params, lr=0.02), average=0.8)
+    xs, gs = [], []
+    for t in range(1, 12):
+        set_gradients(params, t)
+        if t % 3 == 0:
+            params[0].grad = None
+        xs.append(torch.cat([p.detach().flatten() for p in params]))
+        gs.append(torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params]))
+        opt.step()
+    p = weights(0.8, 11)
+    xs, gs = torch.stack(xs), torch.stack(gs)
+    assert opt.certificate().gradient == pytest.approx(float((p @ gs).norm()), rel=1e-10)
+    with opt.averaged():
+        torch.testing.assert_close(torch.cat([q.detach().flatten() for q in params]), p @ xs)
+
+
+def test_compiled_it_is_one_graph_and_the_same_run():
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        return model, o2nc.extend(optim.AdamW(model.parameters(), lr=0.1), average=o2nc.Polynomial(2))
+
+    runs = []
+    torch._dynamo.reset()
+    for compiled in (False, True):
+        model, opt = make()
+
+        count = torch._dynamo.testing.CompileCounter()
+        step = torch.compile(opt.step, backend=count, fullgraph=True) if compiled else opt.step
+        for _ in range(6):
+            opt.zero_grad()
+            model(torch.ones(2, 4)).abs().sum().backward()
+            step()
+        if compiled:
+            assert count.frame_count == 1
+        runs.append((model.weight.detach().clone(), opt.certificate()))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda ps: o2nc.extend(o2nc.extend(optim.SGD(ps), average=0.9), average=0.9), ValueError, "already"),
+        (lambda ps: o2nc.extend(o2nc.ScaledSGDM(ps), average=0.9), ValueError, "ScaledSGDM"),
+        (lambda ps: o2nc.extend(optim.LBFGS(ps), average=0.9), ValueError, "several gradients per step"),
+        (lambda ps: o2nc.extend(ps, average=0.9), TypeError, "optimizer must be"),
+        (lambda ps: o2nc.extend(optim.SGD(ps), average=2), ValueError, "average must be"),
+        (lambda ps: o2nc.extend(optim.SGD(ps), average=0.9, scaling=3), TypeError, "scaling"),
+        (lambda ps: o2nc.extend(optim.SGD(ps), average=0.9, seed=1.5), TypeError, "seed"),
+        (lambda ps: o2nc.extend(optim.SGD(ps), average=0.9, certificate=1), TypeError, "certificate"),
+        (lambda ps: o2nc.extend(optim.SGD(ps, differentiable=True), average=0.9), ValueError, "differentiable"),
+    ],
+)
+def test_bad_arguments(call, error, words):
+    with pytest.raises(error, match=words):
+        call(parameters())
+
+
+def test_sparse_gradients_are_refused_and_nothing_is_done():
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    opt = o2nc.extend(optim.SGD(table.parameters(), lr=0.1), average=0.9)
+    before = table.weight.detach().clone()
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse"):
+        opt.step()
+    assert torch.equal(before, table.weight)
+    assert opt.param_groups[0]["scaling_step"] == 0
+
+
+def test_every_optimizer_of_torch_is_here():
+    names = {name for name, cls in vars(optim).items() if inspect.isclass(cls) and issubclass(cls, optim.Optimizer)}
+    here = {type(make(parameters())).__name__ for make in OPTIMIZERS.values()}
+    assert names - {"Optimizer", "LBFGS", "SparseAdam"} <= here
