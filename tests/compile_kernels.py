@@ -64,6 +64,15 @@ def step(make, dtype, scaled=False):
     opt.step()
 
 
+def observe(progress):
+    """An extended optimizer: its first step is not the kernel's."""
+    params = begin("cpu", torch.float32, shapes=[(700,), (3, 4)])
+    opt = o2nc.extend(torch.optim.SGD(params, lr=0.1), average=0.9, progress=progress)
+    for t in (1, 2):
+        set_noise(params, t)
+        opt.step()
+
+
 def sgdm(**options):
     return lambda ps: o2nc.ScaledSGDM(ps, lr=0.01, fused=True, **options)
 
@@ -78,6 +87,7 @@ def main():
     for learner in (learners.ScaleFree(0.01, radius=0.05), learners.CoinBetting()):
         step(o2nc_with(learner), torch.bfloat16)
     step(sgdm(momentum=0.9, average=0.99), torch.float32)
+    step(lambda ps: o2nc.AdamW(ps, average=o2nc.Polynomial(12), fused=True), torch.float32)
     if sys.argv[1:] != ["some"]:
         compile_all()
     print(*sorted({name for name, _ in compiled}), len(compiled))
@@ -95,6 +105,10 @@ def compile_all():
         step(sgdm(momentum=0.9, average=0.99), dtype)
         for learner in LEARNERS if dtype == torch.bfloat16 else LEARNERS[-3:]:
             step(o2nc_with(learner), dtype)
+    for dtype, amsgrad, average in itertools.product((torch.float32, *OTHERS), (False, True), (None, 0.9)):
+        step(lambda ps, a=amsgrad, w=average: o2nc.AdamW(ps, amsgrad=a, average=w, fused=True), dtype)
+    for progress in (False, True):
+        observe(progress)
     # only the opening knows the law
     for law in (None, o2nc.Uniform(), o2nc.Uniform(weighted=True), o2nc.Weibull(2.5)):
         step(sgdm(momentum=0.9, average=0.99, scaling=law), torch.float32)

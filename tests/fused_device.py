@@ -57,8 +57,8 @@ def _guard(monkeypatch):
     write, run = Tables._write, Tables.run
     own = ("average", "gradient", "output")
 
-    def note(self, rows, step):
-        write(self, rows, step)
+    def note(self, rows, *others):
+        write(self, rows, *others)
         keys = [(row.state, key) for row in rows for key in (*row.slots, *own) if key in row.state]
         self.promised = [(state, key, state[key].data_ptr()) for state, key in keys]
 

@@ -11,6 +11,7 @@ import torch
 import torch._dynamo.testing
 from torch import optim
 
+import fused_device as rig
 import o2nc
 from problem import parameters, set_gradients
 from test_windows import WINDOWS, weights
@@ -348,3 +349,36 @@ def test_every_optimizer_of_torch_is_here():
     names = {name for name, cls in vars(optim).items() if inspect.isclass(cls) and issubclass(cls, optim.Optimizer)}
     here = {type(make(parameters())).__name__ for make in OPTIMIZERS.values()}
     assert names - {"Optimizer", "LBFGS", "SparseAdam"} <= here
+
+
+@pytest.mark.parametrize("name", ["SGD plain", "AdamW", "Rprop", "Adafactor", "Lion"])
+@pytest.mark.parametrize("progress", [False, True])
+def test_a_kernel_takes_the_iterates_in(name, progress, device):
+    """The same averages as without, while the optimizer moves as it would alone."""
+    shapes = [(5, 3), (4,)]
+    runs = {}
+    for fused in (False, True):
+        params = rig.begin(device, torch.float64, shapes=shapes)
+        opt = o2nc.extend(
+            OPTIMIZERS[name](params), average=o2nc.Polynomial(3), scaling=o2nc.Uniform(0.5, 1.5), progress=progress
+        )
+        if not fused:
+            opt._engine.take = lambda step: "not here"
+        for t in range(1, 9):
+            set_gradients(params, t)
+            if t in (4, 5):
+                params[1].grad = None
+            opt.step()
+        assert isinstance(opt.param_groups[0]["scaling_step"], torch.Tensor) == fused
+        runs[fused] = opt, params
+    (a, xs), (b, ys) = runs.values()
+    assert all(map(torch.equal, xs, ys))
+    assert a.certificate().value == pytest.approx(b.certificate().value, rel=1e-10)
+    if progress:
+        assert a.progress == pytest.approx(b.progress, rel=1e-9)
+    for x, y in zip(a.output(), b.output(), strict=True):
+        torch.testing.assert_close(x, y)
+    saved = b.state_dict()
+    assert all(group["scaling_step"] == 8 for group in saved["param_groups"])
+    for key, value in a.state_dict()["state"][0].items():
+        torch.testing.assert_close(torch.as_tensor(saved["state"][0][key]), torch.as_tensor(value))

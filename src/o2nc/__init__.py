@@ -17,6 +17,7 @@ from o2nc.averages import Polynomial
 from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
 from o2nc.logger import CertificateLogger
+from o2nc.optimizers.adamw import AdamW
 from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 from o2nc.optimizers.extend import extend, random_scaling
 from o2nc.optimizers.original import OriginalO2NC
@@ -27,6 +28,7 @@ from o2nc.torch_support.batchnorm import recalibrated
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdamW",
     "Certificate",
     "CertificateLogger",
     "Exponential",

@@ -78,13 +78,13 @@ class Weights(NamedTuple):
         return 1 / (self.concentration + math.exp(2 * (joined - self.log_decay)))
 
 
-class _Running:
-    """A window over all iterates so far."""
+class Running:
+    """A window over all iterates so far; one of your own is a frozen dataclass that inherits from it."""
 
-    start = 0  # how many iterates it lets pass: until then x̄ is x itself, and not to be asked for
+    start: int = 0  # how many iterates pass before: until then x̄ is x itself, not to be asked for
 
     def discount(self, n: int) -> float:
-        """Return δ_n, n = 1, 2, …"""
+        """Return δ_n in [0, 1] for the n-th iterate that is averaged, n = 1, 2, …; δ_n = 0 begins anew."""
         raise NotImplementedError
 
     def weights(self, group: dict[str, Any]) -> Weights:
@@ -108,7 +108,7 @@ class _Running:
 
 
 @dataclass(frozen=True)
-class Discount(_Running):
+class Discount(Running):
     """The window of Algorithm 2: the weights of earlier iterates fall by β at every step."""
 
     beta: float
@@ -119,7 +119,7 @@ class Discount(_Running):
 
 
 @dataclass(frozen=True)
-class Polynomial(_Running):
+class Polynomial(Running):
     """A window that grows with the run: x̄_n weights x_t by about t^power, the last n/(power + 1) steps.
 
     There is no horizon in it: at every moment x̄ is the average that a run of this length asks for. A constant
@@ -179,21 +179,21 @@ class Blocks(NamedTuple):
         return Weights(steps + 1, steps + 1, ALL_GONE * block + math.log(steps + 1))
 
 
-Window: TypeAlias = Discount | Polynomial | Blocks
-Average: TypeAlias = float | Polynomial | None  # what optimizers are asked for
+Window: TypeAlias = Running | Blocks
+Average: TypeAlias = float | Running | None  # what optimizers are asked for
 
 
 def check_average(value: Any) -> None:
     """Refuse ``value`` unless it says how to average, or None."""
-    if value is None or isinstance(value, Polynomial):
+    if value is None or (isinstance(value, Running) and not isinstance(value, Discount)):
         return
     allowed = "a number in (0, 1), o2nc.Polynomial(power) or None"
     checks.number("average", value, allowed, lambda v: 0 < v < 1)
 
 
-def running(average: Average) -> Discount | Polynomial | None:
+def running(average: Average) -> Running | None:
     """Return the window that an optimizer is asked for."""
-    return Discount(average) if isinstance(average, float | int) else average
+    return average if average is None or isinstance(average, Running) else Discount(average)
 
 
 class Coupling(NamedTuple):

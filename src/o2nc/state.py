@@ -16,6 +16,7 @@ class Kind(Enum):
     SHAPED = auto()  # of the parameter's shape; of a shard, the part that this process has
     SUM = auto()  # a sum over coordinates, 0-d in float64; of a shard, this process's share of the sum
     NUMBER = auto()  # a plain number, the same on all processes; a 0-d tensor while kernels run
+    COUNT = auto()  # likewise, but where torch keeps it as a tensor of float32
 
 
 class Field(NamedTuple):

@@ -45,7 +45,7 @@ class Rule(Protocol):
         """Return what must stay as it is in a group for tables of addresses to hold."""
 
     def numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the sign of the gradient, coupled weight decay, lr and two more, as numbers or tensors."""
+        """Return the sign of the gradient, coupled weight decay, lr and four more, as numbers or tensors."""
 
     def parts(self, step: "Step", unscale: float) -> Iterator[Part]:
         """Yield the parameters that have gradients, with the rule's state made; ``unscale`` undoes a scaled loss.

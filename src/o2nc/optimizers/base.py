@@ -140,8 +140,8 @@ class CertifiedOptimizer(Optimizer):
         """Break the graph: shards cannot be handed to an operator, and autograd cannot look into one."""
         self._take_whole()
 
-    def _take(self) -> None:
-        """Have a backend carry out the step: the fused one if it is demanded or applies."""
+    def _take(self) -> bool:
+        """Have a backend carry out the step: the fused one if it is demanded or applies; return whether it was."""
         for group in self.param_groups if self.foreign else ():
             if not self.foreign.isdisjoint(group):
                 checkpoints.refuse_foreign(self, group)
@@ -151,13 +151,14 @@ class CertifiedOptimizer(Optimizer):
             if step.fused is not False:
                 reason = self._engine.take(step)
                 if reason is None:
-                    return
+                    return True
                 if step.fused:
                     refused = f"fused=True, but the fused step cannot be taken: {reason}"
                     raise RuntimeError(f"{refused} (fused=None does without by itself)")
             if isinstance(self._groups[0]["step"], Tensor):
                 checkpoints.to_host(self._groups, self.state, self.fields)
             eager.take(step)
+        return False
 
     def _wants_fused(self) -> bool | None:
         """Return what the groups ask for: True insists on the fused step, None takes it, False does without."""
@@ -400,7 +401,7 @@ class CertifiedOptimizer(Optimizer):
             raise NoAverages(f"{wish}: {self.published.nothing_yet}")
         start = getattr(self._groups[0].get("average"), "start", 0)
         if key != "progress" and start and int(self._groups[0]["averaged"]) <= start:
-            raise NoAverages(f"{wish}: the averages begin after {start} steps (start={start} in their Polynomial)")
+            raise NoAverages(f"{wish}: the averages begin after {start} steps (start={start} in average=…)")
         return names, params, states
 
     def _not_begun(self) -> set[int]:

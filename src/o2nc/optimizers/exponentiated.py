@@ -146,8 +146,8 @@ class Learned:
         return group["learner"], group["beta"]
 
     def numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the sign of the gradient, coupled weight decay, lr and two that are free."""
-        return 1.0, 0.0, group["lr"], 0.0, 0.0
+        """Return the sign of the gradient, coupled weight decay, lr and four that are free."""
+        return 1.0, 0.0, group["lr"], 0.0, 0.0, 0.0, 0.0
 
     def parts(self, step: Step, unscale: float) -> "Iterator[VectorPart]":
         """Yield the vector.

@@ -203,7 +203,8 @@ class Named:
 
     def update(self, entries: Any, **others: Any) -> None:
         """Replace entries."""
-        self.group.update({NAMES.get(key, key): value for key, value in (dict(entries) | others).items()})
+        for key, value in {**dict(entries), **others}.items():
+            self.group[NAMES.get(key, key)] = value
 
 
 NAMES: dict[str, str] = {
@@ -231,25 +232,30 @@ class Extended(CertifiedOptimizer):
         numbers = (key for key, value in self.defaults.items() if isinstance(value, int | float | tuple))
         return tuple(key for key in numbers if key not in self.shared and not isinstance(self.defaults[key], bool))
 
+    own_fields: ClassVar[Fields] = averages.FIELDS | {"previous": Field(Kind.SHAPED)}
+
     @property
     def fields(self) -> Fields:
         """The state that is kept per parameter, beside the optimizer's own."""
-        return averages.FIELDS | {"previous": Field(Kind.SHAPED)}
+        return self.own_fields
 
     @property
     def _groups(self) -> list[Any]:
         return [Named(group) for group in self.param_groups]
 
     def _describe(self, fused: bool | None = False) -> Step:
-        groups = self._groups
-        law, seed, average, certificate, progress = (groups[0].group[key] for key in self.shared[:5])
         new = (p for p in _params(self) if p.grad is not None and "average" not in self.state.get(p, ()))
-        if average is None or any(True for _ in new):
+        if self.param_groups[0]["average"] is None or any(True for _ in new):
             fused = False
-        self._observed = self._rule(progress)
+        return self._step(Observed(self.param_groups[0][NAMES["progress"]]), fused)
+
+    def _step(self, rule: "Observed", fused: bool | None) -> Step:
+        groups = self._groups
+        law, seed, average, certificate = (groups[0].group[key] for key in self.shared[:4])
+        self._observed = rule
         return Step(
             type(self).__name__,
-            self._observed,
+            rule,
             law,
             seed,
             running(average),
@@ -266,26 +272,27 @@ class Extended(CertifiedOptimizer):
         """Take the iterates in by a kernel where that applies: how the optimizer steps is its own business."""
         return None if any(p.device.type in engine.DEVICES for p in _params(self)) else False
 
-    def _rule(self, progress: bool) -> "Observed":
-        return Observed(progress)
-
     def _take_whole(self) -> None:
         """Take the iterate in, each process its part of it; then step, and tell those who watch."""
         self._notice_exchange()
         with self._local():
-            self._observe()
-        self._move()
+            moved = self._observe()
+        if not moved:
+            self._move()
         if self._watchers:
             self._notify()
 
-    def _take(self) -> None:
-        self._observe()
-        self._move()
+    def _take(self) -> bool:
+        if not self._observe():
+            self._move()
+        return True
 
-    def _observe(self) -> None:
+    def _observe(self) -> bool:
+        """Take the iterate in; return whether a kernel has moved it already."""
         group = self.param_groups[0]
-        if group["scaling"] is not None or group["average"] is not None:
-            super()._take()
+        if group["scaling"] is None and group["average"] is None and not (self.has_other_fused and group["fused"]):
+            return False
+        return super()._take() and type(self._observed) is not Observed
 
     def _move(self) -> None:
         """Have the optimizer step, at a scaled rate if there is a law."""
@@ -297,7 +304,8 @@ class Extended(CertifiedOptimizer):
                 for group in self.param_groups:
                     group["scaling_step"] -= 1
             raise
-        for p, new in self.__dict__.pop("_observed").begun if "_observed" in self.__dict__ else ():
+        rule = self.__dict__.pop("_observed", None)
+        for p, new in rule.begun if rule is not None else ():
             new.setdefault("output", new["average"].clone())
             self.state[p if self._shards is None else self._shards.owners[p]].update(new)
 

@@ -148,7 +148,7 @@ class Momentum:
     def numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Return the sign of the gradient, coupled weight decay, lr, momentum and dampening."""
         sign = -1.0 if group["maximize"] else 1.0
-        return sign, group["weight_decay"], group["lr"], group["momentum"], group["dampening"]
+        return sign, group["weight_decay"], group["lr"], group["momentum"], group["dampening"], 0.0, 0.0
 
     def parts(self, step: Step, unscale: float) -> "Iterator[MomentumPart]":
         """Yield the parameters of every group that have gradients."""

@@ -107,14 +107,15 @@ def plain(
         The counters of the group; the states, with None for a parameter all of whose steps so far were called off.
     """
     keys = [key for key in COUNTERS if key in group]
-    numbers = ["fresh", *(key for key, field in fields.items() if field.kind is Kind.NUMBER)]
+    numbers = ["fresh", *(key for key, field in fields.items() if field.kind in (Kind.NUMBER, Kind.COUNT))]
     entries = [(k, key) for k, state in states.items() for key in numbers if key in state and "fresh" in state]
     found = as_numbers([group[key] for key in keys] + [states[k][key] for k, key in entries])
     counters = dict(zip(keys, found, strict=False))
     counters |= {key: int(counters[key]) for key in ("step", "averaged") if key in counters}
     read: dict[Any, dict[str, Any]] = {}
     for (k, key), number in zip(entries, found[len(keys) :], strict=True):
-        read.setdefault(k, {})[key] = number
+        counts = key in fields and fields[key].kind is Kind.COUNT
+        read.setdefault(k, {})[key] = torch.tensor(number, dtype=torch.float32, device="cpu") if counts else number
     return counters, {k: _begun(state | read[k], fields) if k in read else state for k, state in states.items()}
 
 

@@ -38,7 +38,7 @@ def why_not(step: Step) -> str | None:
 
     if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
         return f"it needs Triton {'.'.join(map(str, OLDEST_TRITON))} or later, and {triton.__version__} is installed"
-    from o2nc.backends.triton.laws import device_law
+    from o2nc.backends.triton.laws import device_law, device_window
     from o2nc.backends.triton.rules import device_rule
     from o2nc.backends.triton.tables import DTYPES
 
@@ -48,9 +48,11 @@ def why_not(step: Step) -> str | None:
         return "it takes {}, and some parameters are {}".format(*names)
     if device_law(step.law) is None:
         return f"the law {type(step.law).__name__} has no device form"
+    if device_window(step.window) is None:
+        return f"the average {type(step.window).__name__} has no device form"
     rule = device_rule(step)
     if rule is None:
-        return "the learner has no device form"
+        return f"{type(getattr(step.rule, 'learner', step.rule)).__name__} has no device form"
     if rule.measure is not None and len({p.device for p in params}) > 1:
         return "the learner's norm is joint, and the parameters are on several devices"
     if rule.measure is not None and step.is_sharded:

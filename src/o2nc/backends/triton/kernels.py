@@ -28,9 +28,9 @@ EXPONENT = tl.constexpr(0x7F800000)  # the bits of a float32 that say in which p
 # entries of `constants`: of the window a discount, or else a power and a start; the law's mean and two parameters;
 # then the rule's
 DISCOUNT, POWER, START, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(7))
-# numbers of a parameter group: the sign of the gradient, coupled weight decay, lr, and two of the rule's
+# numbers of a parameter group: the sign of the gradient, coupled weight decay, lr, and four of the rule's
 SIGN, COUPLED, LR = (tl.constexpr(i) for i in range(3))
-NUMBERS = tl.constexpr(5)
+NUMBERS = tl.constexpr(7)
 
 
 @triton.jit
@@ -39,6 +39,15 @@ def read(at, stride, mask, other, COUNT: tl.constexpr):
     found = (tl.load(at, mask=mask, other=other),)
     for k in tl.static_range(1, COUNT):
         found = found + (tl.load(at + k * stride, mask=mask, other=other),)
+    return found
+
+
+@triton.jit
+def narrowed(numbers, TYPE: tl.constexpr, COUNT: tl.constexpr):
+    """Cast a tuple of numbers."""
+    found = (numbers[0].to(TYPE),)
+    for k in tl.static_range(1, COUNT):
+        found = found + (numbers[k].to(TYPE),)
     return found
 
 
@@ -190,7 +199,7 @@ def open_kernel(
             if JOINT:
                 sums = read(totals + i, n, mask, 0.0, 2)
             rate, own, kept = SETTLE(
-                read(at + LR, 1, mask, 0.0, 3), fresh >= 2, kept, sums, (j0, j1, j2, j3), relative, settled
+                read(at + LR, 1, mask, 0.0, 5), fresh >= 2, kept, sums, (j0, j1, j2, j3), (s, relative), settled
             )
             decay = tl.where(here, tl.load(at + COUPLED), 0.0)  # without a gradient nothing is seen
             joins = (fresh == 1) | (fresh == 3)
@@ -224,8 +233,9 @@ def open_kernel(
 @triton.jit
 def step_kernel(
     which, first, sizes, addresses, gradients, now, coefficients, partial, n, low, chunks,
-    PLAY: tl.constexpr, COEFFICIENTS: tl.constexpr, SLOTS: tl.constexpr, AVERAGED: tl.constexpr,
-    HAS_GRADIENT: tl.constexpr, JOINT: tl.constexpr, ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
+    PLAY: tl.constexpr, MOVES: tl.constexpr, EXACT: tl.constexpr, COEFFICIENTS: tl.constexpr, SLOTS: tl.constexpr,
+    AVERAGED: tl.constexpr, HAS_GRADIENT: tl.constexpr, JOINT: tl.constexpr, ROUNDED: tl.constexpr,
+    FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr, WIDE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -250,9 +260,9 @@ def step_kernel(
     unit = tl.load(coefficients + UNIT * n + t).to(WIDE)
     decay = tl.load(coefficients + DECAY * n + t).to(WIDE)
     scale = tl.load(coefficients + SCALE * n + t).to(WIDE)
-    own = (tl.load(coefficients + OWN * n + t).to(WIDE),)
-    for k in tl.static_range(1, COEFFICIENTS):
-        own = own + (tl.load(coefficients + (OWN + k) * n + t).to(WIDE),)
+    own = read(coefficients + OWN * n + t, n, None, None, COEFFICIENTS)
+    if not EXACT:
+        own = narrowed(own, WIDE, COEFFICIENTS)
     slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
     if AVERAGED:
         exact = tl.load(now + GAMMA)
@@ -284,15 +294,16 @@ def step_kernel(
             gradient = tl.load(gradient_at + i, mask=mask, other=0.0)
         d = g * unit
         d = tl.where(decay != 0, d + decay * x, d)
-        direction, played_slots = PLAY(d, slots, own, FLOOR)
-        tl.store(x_at + i, x + scale * direction, mask=i < present)
+        x_next, last, played_slots = PLAY(x, d, slots, scale, own, FLOOR)
+        if MOVES:
+            tl.store(x_at + i, x_next, mask=i < present)
         for k in tl.static_range(SLOTS):
             tl.store(slots_at[k] + i, played_slots[k], mask=i < played)
         if AVERAGED:
             e = x - average
             squares += e * e
             if SLOTS > 0:
-                slopes += d * slots[0]
+                slopes += d * last
             move = gamma * e
             if ROUNDED:  # at random, see o2nc.averages
                 power = (average.to(tl.int32, bitcast=True) & EXPONENT).to(tl.float32, bitcast=True)

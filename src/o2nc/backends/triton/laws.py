@@ -1,4 +1,6 @@
-"""The laws of s on the device: the same counter-based numbers as `o2nc.scaling`, from the same (seed, step).
+"""The laws of s and the windows of the averages on the device.
+
+s comes from the same counter-based numbers as in `o2nc.scaling`, from the same (seed, step).
 
 The uniform numbers are the host's to the bit. A logarithm may differ from the host's in the last place of float64.
 """
@@ -8,7 +10,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from o2nc import scaling
+from o2nc import averages, scaling
+from o2nc.averages import Window
 from o2nc.scaling import Law
 
 GOLDEN = tl.constexpr(scaling.GOLDEN)
@@ -91,4 +94,23 @@ def device_law(law: Law | None) -> DeviceLaw | None:
         return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, law.weighted, law.estimates)
     if type(law) is scaling.Weibull:
         return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, law.weighted, law.estimates)
+    return None
+
+
+class DeviceWindow(NamedTuple):
+    """A window: δ_n is ``discount``, or with a power >= 0 that of `o2nc.Polynomial`."""
+
+    discount: float = 0.0
+    power: float = -1.0
+    start: float = 0.0
+
+
+def device_window(window: Window | None) -> DeviceWindow | None:
+    """Return a window on the device, or None for one that has no device form."""
+    if window is None:
+        return DeviceWindow()
+    if type(window) is averages.Discount:
+        return DeviceWindow(window.beta)
+    if type(window) is averages.Polynomial:
+        return DeviceWindow(power=float(window.power), start=float(window.start))
     return None

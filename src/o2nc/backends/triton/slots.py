@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from o2nc.averages import start
-from o2nc.backends.triton.rules import SGD_PLAYS, device_rule
+from o2nc.backends.triton.rules import SGD_PLAYS, device_rule, play_adamw, play_amsgrad, play_observed
+from o2nc.optimizers.adamw import Adam
 from o2nc.optimizers.exponentiated import Learned, initial
+from o2nc.optimizers.extend import Observed
 from o2nc.optimizers.sgdm import Momentum, buffer_is_mean, keep_own_gradient
 from o2nc.step import Step
 from o2nc.torch_support.checkpoints import BOTH, FRESH_AVERAGES, FRESH_RULE
@@ -54,21 +56,19 @@ class Row(NamedTuple):
 @torch.no_grad()
 def lay_out(step: Step) -> list[Row]:
     """Return the parameters that take part, with all state made that they need."""
+    key, begin = _BEGINNINGS[type(step.rule)]
     rows = []
     for k, group in enumerate(step.groups):
         for p in group["params"]:
-            if p.grad is None and not (step.state.get(p) if isinstance(step.rule, Momentum) else _is_known(step, p)):
+            known = step.state.get(p, ())
+            if p.grad is None and not (key in known if key else known):
                 continue
             state = step.state[p]
             if not isinstance(state, State):
                 state = step.state[p] = State(state)
-            play, slots = (_momentum if isinstance(step.rule, Momentum) else _learned)(step, group, p, state)
+            play, slots = begin(step, group, p, state)
             rows.append(Row(p, state, k, play, slots))
     return rows
-
-
-def _is_known(step: Step, p: Tensor) -> bool:
-    return "delta" in step.state.get(p, ())
 
 
 def _momentum(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tuple[Any, tuple[str, ...]]:
@@ -112,6 +112,38 @@ def _learned(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tupl
         fresh |= FRESH_AVERAGES
     _mark(state, fresh)
     return rule.play, ("delta", *rule.slots)
+
+
+def _observed(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tuple[Any, tuple[str, ...]]:
+    """Take state as it is: an optimizer that is observed has begun its own, and ours was added."""
+    _mark(state, 0)
+    return play_observed, ("previous",) * step.rule.progress
+
+
+def _adam(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tuple[Any, tuple[str, ...]]:
+    """Begin the state of AdamW where it is missing."""
+    slots = ("exp_avg", "exp_avg_sq") + ("max_exp_avg_sq",) * group["amsgrad"]
+    fresh = 0
+    if "exp_avg" not in state:
+        state["step"] = 0.0
+        fresh = BOTH
+    for key in slots:
+        if key not in state:
+            state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    if step.window is not None and "average" not in state:
+        _begin_averages(state, p, own=step.certificate)
+        fresh |= FRESH_AVERAGES
+    _mark(state, fresh)
+    return play_amsgrad if group["amsgrad"] else play_adamw, slots
+
+
+# by rule: the state by which one is known that has no gradient now, and what begins it
+_BEGINNINGS: dict[type, tuple[str | None, Any]] = {
+    Momentum: (None, _momentum),
+    Learned: ("delta", _learned),
+    Observed: ("average", _observed),
+    Adam: ("exp_avg", _adam),
+}
 
 
 def _mark(state: State, fresh: int) -> None:

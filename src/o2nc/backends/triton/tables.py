@@ -11,12 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages import FIELDS, Polynomial
+from o2nc.averages import FIELDS
 from o2nc.backends.triton import kernels
 from o2nc.backends.triton.engine import OtherDtype
 from o2nc.backends.triton.launches import Sequence as LaunchSequence
 from o2nc.backends.triton.launches import launches
-from o2nc.backends.triton.laws import device_law
+from o2nc.backends.triton.laws import DeviceWindow, device_law, device_window
 from o2nc.backends.triton.rules import device_rule
 from o2nc.backends.triton.slots import Row
 from o2nc.backends.triton.uploads import Uploads
@@ -74,12 +74,13 @@ class Tables:
     """The parameters of one device, written down once and used until something is no longer where it was."""
 
     def __init__(self, step: Step, rows: list[Row], counters: Counters) -> None:
-        law, rule = device_law(step.law), device_rule(step)
+        law, rule, window = device_law(step.law), device_rule(step), device_window(step.window)
         assert law is not None, "why_not was not asked"
+        assert window is not None, "why_not was not asked"
         assert rule is not None, "why_not was not asked"
         self.device = rows[0].param.device
         self.rule, self.law, self.seed, self.counters = rule, law, step.seed, counters
-        self.averaged = step.window is not None
+        self.averaged, self.certificate = step.window is not None, step.certificate
         rows = sorted(rows, key=lambda row: repr(self._kind(row)))  # what shares a launch stands together
         self.params = [row.param for row in rows]
         self.states = [row.state for row in rows]
@@ -93,7 +94,7 @@ class Tables:
         self.dtypes = [x.dtype for x in self.xs]
         self.gradients = [0] * self.n  # where they lay at the last step
         self._lay_out_state(rows)
-        self._write(rows, step)
+        self._write(rows, step, window)
         self.sequences: dict[bool, LaunchSequence] = {}  # with and without a GradScaler
         self.scaler = torch.zeros(2, dtype=torch.float32, device=self.device)  # flag and scale
         self.uploads = Uploads(self.n, len(step.groups) * kernels.NUMBERS.value, self.device)
@@ -134,7 +135,7 @@ class Tables:
         for state in self.states:
             state.touched = self.touched
 
-    def _write(self, rows: list[Row], step: Step) -> None:
+    def _write(self, rows: list[Row], step: Step, window: DeviceWindow) -> None:
         device = self.device
         counts = [triton.cdiv(x.numel(), CHUNK) for x in self.xs]
         self.chunks = sum(counts)
@@ -154,12 +155,7 @@ class Tables:
                     table[column, t] = row.state[key].data_ptr()
         self.addresses = torch.from_numpy(table).to(device)
         self.x_addresses = [p.data_ptr() for p in self.params]
-        window: Any = step.window
-        if isinstance(window, Polynomial):
-            constants = [0.0, float(window.power), float(window.start)]
-        else:
-            constants = [window.beta if window is not None else 0.0, -1.0, 0.0]
-        constants += [self.law.mean, self.law.a, self.law.b, *self.rule.constants]
+        constants = [*window, self.law.mean, self.law.a, self.law.b, *self.rule.constants]
         constants.append(0.0)  # one is read even of a rule that has none
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
         hashes = [seed_key(self.seed, stream) for stream in (S, OUTPUT, ROUNDING)]
@@ -186,6 +182,8 @@ class Tables:
         slots = [_TYPES[row.state[key].dtype] for key in row.slots] + [_TYPES[dtype]] * 3
         return {
             "PLAY": row.play,
+            "MOVES": self.rule.moves,
+            "EXACT": self.rule.exact,
             "COEFFICIENTS": self.rule.coefficients,
             "SLOTS": len(row.slots),
             "AVERAGED": self.averaged,
@@ -218,7 +216,7 @@ class Tables:
 
     def lacks_gradient(self, addresses: list[int]) -> bool:
         """Say whether a parameter without a gradient now has no ḡ of its own, which it then needs."""
-        if not self.averaged or all(addresses):
+        if not self.averaged or not self.certificate or all(addresses):
             return False
         return any(not a and "gradient" not in s for a, s in zip(addresses, self.states, strict=True))
 

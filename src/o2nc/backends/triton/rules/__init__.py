@@ -1,18 +1,19 @@
 """The rules as device functions, which the kernels of `o2nc.backends.triton.kernels` call.
 
-    measure(g, slots, lr, constants) → two terms
+    measure(g, slots, lr, constants, FLOOR) → two terms
         per element, before anything moves: ``sums`` are those terms added up over a tensor (joint norms only)
     gather(lr, kept, sums, constants) → four terms
         per tensor: ``joint`` are those terms added up over all tensors
-    settle(group, is_new, kept, sums, joint, weight, constants) → rate, coefficients, kept
+    settle(group, is_new, kept, sums, joint, draw, constants) → rate, coefficients, kept
         per tensor: Δ = rate·direction, what `play` needs to know, and the numbers that survive
-    play(g, slots, coefficients) → direction, slots
-        per element: the update is x ← x + s·rate·direction
+    play(x, g, slots, scale, coefficients, FLOOR) → x, last, slots
+        per element: x + scale·direction, with scale = s·rate; ``last`` is the direction that led to x
 
-``slots`` is the state of the parameter's shape; the first is the direction that was last added. ``kept`` is the state
-that is a number, ``constants`` what the rule was made with, ``group`` the lr and two more numbers of the parameter
-group. They are tuples, whose entries get their names where a rule takes them apart. The formulas are those of
-`o2nc.learners`, with the gradient weighted by w(s_t) (``weight``) under a law that is weighted.
+``slots`` is the state of the parameter's shape, up to three. ``kept`` is the state that is a number, ``constants``
+what the rule was made with, ``group`` the lr and four more numbers of the parameter group, ``draw`` s and the weight
+of the gradient: `play` applies that, `measure` finds it applied. They are tuples, whose entries get their names where
+a rule takes them apart. FLOOR is compiled in, the smallest divisor. The formulas are those of `o2nc.learners` (whose
+rate is 1, and whose first slot is Δ) and of `o2nc.optimizers`.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from o2nc import learners
+from o2nc.backends.triton.rules.adamw import play_adamw, play_amsgrad, settle_adamw
 from o2nc.backends.triton.rules.diagonal import (
     gather_adam,
     measure_adam,
@@ -49,13 +51,17 @@ from o2nc.backends.triton.rules.linear import (
     settle_ball,
     settle_ogd,
 )
+from o2nc.backends.triton.rules.observed import play_observed, settle_observed
 from o2nc.backends.triton.rules.sgd import SGD_PLAYS, play_momentum, settle_sgd
 from o2nc.learners import Learner
+from o2nc.optimizers.adamw import Adam
+from o2nc.optimizers.exponentiated import Learned
+from o2nc.optimizers.extend import Observed
 from o2nc.optimizers.sgdm import Momentum
 from o2nc.step import Step
 from o2nc.vector import wide
 
-__all__ = ["SGD", "SGD_PLAYS", "Rule", "device_rule"]
+__all__ = ["SGD_PLAYS", "Rule", "device_rule", "play_adamw", "play_amsgrad", "play_observed"]
 
 
 @dataclass(frozen=True)
@@ -70,21 +76,26 @@ class Rule:
     constants: tuple[float, ...] = ()
     measure: Any = None
     gather: Any = None
+    moves: bool = True  # whether x is written
+    exact: bool = False  # whether `play` gets its coefficients in float64
 
 
 SGD = Rule(settle_sgd, play_momentum, 3)
+OBSERVED = Rule(settle_observed, play_observed, 1, moves=False)
+ADAMW = Rule(settle_adamw, play_adamw, 11, numbers=("step", "last_move", "last_decay"), exact=True)
 
 
 def device_rule(step: Step) -> Rule | None:
     """Return the rule of a step on the device, or None for one that has no device form."""
-    if isinstance(step.rule, Momentum):
-        return SGD
+    others = {Momentum: SGD, Observed: OBSERVED, Adam: ADAMW}
+    if type(step.rule) is not Learned:
+        return others.get(type(step.rule))
     dtypes = {wide(p.dtype) for group in step.groups for p in group["params"]}
     return learner_rule(step.rule.learner, step.rule.beta, min(dtypes, key=lambda dtype: dtype.itemsize))
 
 
 def learner_rule(learner: Learner, beta: float, dtype: torch.dtype) -> Rule | None:
-    """Return a learner on the device, or None for one of the user's own."""
+    """Return a learner on the device, or None for one that has no line here, such as the user's own."""
     if type(learner).__module__.rpartition(".")[0] != learners.__name__:
         return None
     info = torch.finfo(dtype)

@@ -7,7 +7,8 @@ from o2nc.backends.triton.rules.linear import adagrad_sizes, at_least, clip_to
 
 
 @triton.jit
-def settle_diagonal_adagrad(group, is_new, kept, sums, joint, weight, constants):
+def settle_diagonal_adagrad(group, is_new, kept, sums, joint, draw, constants):
+    s, weight = draw
     beta, decay, kappa = constants
     scale = group[0]
     last = tl.where(kept[0] == 0, scale, kept[0])
@@ -15,25 +16,25 @@ def settle_diagonal_adagrad(group, is_new, kept, sums, joint, weight, constants)
 
 
 @triton.jit
-def play_diagonal_adagrad(g, slots, coefficients, FLOOR: tl.constexpr):
+def play_diagonal_adagrad(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
     scale, last, weight, beta, pull, kappa = coefficients
-    delta, v = slots
+    last_delta, v = slots
     g = weight * g
     v_next = beta * beta * v + g * g
     stopped = scale == 0
     e, growth = adagrad_sizes(v, v_next, last, tl.where(stopped, 1.0, scale), beta, kappa, FLOOR)
-    delta = tl.where(stopped, 0.0, (delta - e * g) / (1 + e * pull + growth))
-    return delta, (delta, v_next)
+    delta = tl.where(stopped, 0.0, (last_delta - e * g) / (1 + e * pull + growth))
+    return x + scale * delta, last_delta, (delta, v_next)
 
 
 @triton.jit
-def play_adam(g, slots, coefficients, FLOOR: tl.constexpr):
+def play_adam(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
     keep, keep_square, gain, lead = coefficients
     g = gain * g
     m = keep * slots[1] + g
     v = keep_square * slots[2] + g * g
     delta = lead * (m / at_least(tl.sqrt(v), FLOOR))
-    return delta, (delta, m, v)
+    return x + scale * delta, slots[0], (delta, m, v)
 
 
 @triton.jit
@@ -49,6 +50,7 @@ def gather_adam(lr, kept, sums, constants):
 
 
 @triton.jit
-def settle_adam(group, is_new, kept, sums, joint, weight, constants):
+def settle_adam(group, is_new, kept, sums, joint, draw, constants):
+    s, weight = draw
     beta, radius = constants
     return 1.0, (beta, beta * beta, weight, -group[0] * clip_to(radius, joint[0])), kept

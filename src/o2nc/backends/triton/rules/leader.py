@@ -7,11 +7,11 @@ from o2nc.backends.triton.rules.linear import at_least, clip_to
 
 
 @triton.jit
-def play_leader(g, slots, coefficients, FLOOR: tl.constexpr):
+def play_leader(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
     keep, gain, lead = coefficients
     m = keep * slots[1] + gain * g
     delta = lead * m
-    return delta, (delta, m)
+    return x + scale * delta, slots[0], (delta, m)
 
 
 @triton.jit
@@ -33,7 +33,8 @@ def gather_ftrl(lr, kept, sums, constants):
 
 
 @triton.jit
-def settle_ftrl(group, is_new, kept, sums, joint, weight, constants):
+def settle_ftrl(group, is_new, kept, sums, joint, draw, constants):
+    s, weight = draw
     beta, decay, radius = constants
     decay_weight = 1 + beta * kept[0]
     lead = ftrl_lead(group[0], decay_weight, constants) * clip_to(radius, joint[0])
@@ -47,7 +48,8 @@ def gather_scale_free(lr, kept, sums, constants):
 
 
 @triton.jit
-def settle_scale_free(group, is_new, kept, sums, joint, weight, constants):
+def settle_scale_free(group, is_new, kept, sums, joint, draw, constants):
+    s, weight = draw
     beta, radius, floor = constants
     norm = at_least(tl.sqrt(joint[0]), floor)
     clip = clip_to(radius, joint[1] / (norm * norm))
@@ -60,7 +62,8 @@ def gather_coin(lr, kept, sums, constants):
 
 
 @triton.jit
-def settle_coin(group, is_new, kept, sums, joint, weight, constants):
+def settle_coin(group, is_new, kept, sums, joint, draw, constants):
+    s, weight = draw
     beta, endowment, lipschitz, most = constants
     gain, norms = kept
     square, slope, all_gains, all_norms = joint

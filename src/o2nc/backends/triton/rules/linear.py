@@ -15,14 +15,15 @@ def clip_to(radius, square):
 
 
 @triton.jit
-def play_linear(g, slots, coefficients, FLOOR: tl.constexpr):
+def play_linear(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
     keep, gain = coefficients
     delta = keep * slots[0] + gain * g
-    return delta, (delta,)
+    return x + scale * delta, slots[0], (delta,)
 
 
 @triton.jit
-def settle_ogd(group, is_new, kept, sums, joint, weight, constants):
+def settle_ogd(group, is_new, kept, sums, joint, draw, constants):
+    s, weight = draw
     beta, decay, kappa = constants
     h_next = group[0]
     h = tl.where(kept[0] == 0, h_next, kept[0])
@@ -47,7 +48,8 @@ def gather_ball(lr, kept, sums, constants):
 
 
 @triton.jit
-def settle_ball(group, is_new, kept, sums, joint, weight, constants):
+def settle_ball(group, is_new, kept, sums, joint, draw, constants):
+    s, weight = draw
     beta, decay, radius = constants
     lr = group[0]
     clip = clip_to(radius, joint[0])
@@ -75,7 +77,8 @@ def adagrad_sizes(v, v_next, last, scale, beta, kappa, floor):
 
 
 @triton.jit
-def settle_adagrad(group, is_new, kept, sums, joint, weight, constants):
+def settle_adagrad(group, is_new, kept, sums, joint, draw, constants):
+    s, weight = draw
     beta, decay, kappa, floor = constants
     v, last = kept
     scale = group[0]

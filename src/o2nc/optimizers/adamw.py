@@ -1,0 +1,186 @@
+"""AdamW with averages, a certificate and random scaling: ``torch.optim.AdamW`` with four more arguments.
+
+    m ← β₁m + (1 − β₁)g,   v ← β₂v + (1 − β₂)g²,
+    Δ = −lr·(m̂/(√v̂ + ε) + λx),   x ← x + sΔ,   m̂ = m/(1 − β₁^t),   v̂ = v/(1 − β₂^t).
+
+On a GPU one pass over memory does it all, with torch's own rounding. Elsewhere torch's step is called, so without
+scaling it is ``torch.optim.AdamW`` to the bit. Δ, of which the progress is made, needs no memory: m and v of the last
+step are still there when the next gradient comes.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, optim
+from torch.optim.optimizer import ParamsT
+
+from o2nc.averages import Average
+from o2nc.optimizers.base import CertifiedOptimizer
+from o2nc.optimizers.extend import Extended, Observed, Seen, check_extension
+from o2nc.scaling import Draw, Law
+from o2nc.state import Field, Fields, Kind
+from o2nc.step import Step
+from o2nc.vector import real, wide
+
+
+class AdamW(Extended, optim.AdamW):
+    """``torch.optim.AdamW`` that averages its iterates, certifies them, and scales its updates if asked to.
+
+    Args:
+        params: as in torch, and so are all arguments up to ``fused``.
+        lr: learning rate, a number or a tensor.
+        betas: discounts of m and v.
+        eps: ε.
+        weight_decay: decoupled weight decay λ.
+        amsgrad: use the largest v so far.
+        maximize: maximise instead of minimise.
+        foreach: torch's foreach implementation.
+        capturable: torch's, for steps that are captured outside the fused path.
+        differentiable: whether autograd goes through the step.
+        fused: on a GPU one pass over memory, averages included: None takes it where there is something to average or
+            to scale, True insists on it. On a CPU torch's fused implementation.
+        average: the window of x̄, ḡ and V: a discount β in (0, 1), or `o2nc.Polynomial` for one that grows with the
+            run; None keeps no averages.
+        scaling: the law of s, which multiplies every update; None, the default, scales nothing.
+        seed: a non-negative integer; s_n is a pure function of it and n.
+        certificate: False saves ḡ, 4 bytes per parameter, and there is no certificate.
+
+    Example:
+        >>> import torch, o2nc
+        >>> model = torch.nn.Linear(3, 1)
+        >>> opt = o2nc.AdamW(model.parameters(), lr=1e-2, average=o2nc.Polynomial(12))
+        >>> for _ in range(20):
+        ...     opt.zero_grad()
+        ...     model(torch.ones(4, 3)).abs().mean().backward()
+        ...     opt.step()
+        >>> certificate = opt.certificate(c=1.0)
+        >>> with opt.averaged():
+        ...     loss = model(torch.ones(4, 3)).abs().mean()
+    """
+
+    needed: ClassVar[tuple[str, ...]] = ("lr", "betas", "eps", "weight_decay")
+    advice = "average=None: pass average=o2nc.Polynomial(12), say, when you construct it"
+    has_other_fused = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        average: Average = None,
+        scaling: Law | None = None,
+        seed: int = 0,
+        certificate: bool = True,
+    ) -> None:
+        own = check_extension(average, scaling, seed, certificate, progress=True)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+        )
+        self._share(own)
+        self._list()
+        self._refuse_partial()
+
+    @property
+    def fields(self) -> Fields:
+        """The state that is kept per parameter, beside torch's own."""
+        return _FIELDS
+
+    def _wants_fused(self) -> bool | None:
+        return CertifiedOptimizer._wants_fused(self)
+
+    def _describe(self, fused: bool | None = False) -> Step:
+        group = self.param_groups[0]
+        nothing = group["scaling"] is None and group["average"] is None
+        if (nothing and not fused) or any(g["differentiable"] for g in self.param_groups):
+            fused = False
+        return self._step(Adam(), fused)
+
+
+_FIELDS: Fields = {
+    **Extended.own_fields,
+    "step": Field(Kind.COUNT, is_torchs=True),
+    "exp_avg": Field(Kind.SHAPED, is_torchs=True),
+    "exp_avg_sq": Field(Kind.SHAPED, is_torchs=True),
+    "max_exp_avg_sq": Field(Kind.SHAPED, is_torchs=True),
+    "last_move": Field(Kind.NUMBER),  # s·lr and λ of the last step
+    "last_decay": Field(Kind.NUMBER),
+}
+
+
+class Adam(Observed):
+    """The rule of AdamW: by a kernel, or observed while torch steps."""
+
+    def __init__(self) -> None:
+        super().__init__(progress=True)
+
+    def structure(self, group: Any) -> tuple[Any, ...]:
+        """Return what must stay as it is in a group for tables of addresses to hold."""
+        return group["amsgrad"], group["certificate"]
+
+    def numbers(self, group: Any) -> tuple[Any, ...]:
+        """Return the sign of the gradient, no coupled weight decay, lr, β₁, β₂, ε and λ."""
+        sign = -1.0 if group["maximize"] else 1.0
+        return sign, 0.0, group["lr"], *group["betas"], group["eps"], group["weight_decay"]
+
+    def part(self, key: int, group: Any, params: list[Tensor], step: Step, scale: float) -> "Seen":
+        """Return the parameters of one group."""
+        return SeenByAdam(key, group, params, step, scale, self)
+
+
+class SeenByAdam(Seen):
+    """Parameters whose last Δ is made of m and v."""
+
+    def __init__(self, key: int, group: Any, params: list[Tensor], step: Step, scale: float, rule: Observed) -> None:
+        self.group = group
+        super().__init__(key, params, step, scale, rule)
+
+    @torch.no_grad()
+    def _updates(self) -> list[Tensor]:
+        """Return u of the last Δ = −lr·u."""
+        beta1, beta2 = map(float, self.group["betas"])
+        found = []
+        for p, state in zip(self.params, self.states, strict=True):
+            x = real(p).to(wide(p.dtype))
+            t = float(state.get("step", 0.0))
+            if "last_move" not in state or not t:
+                found.append(torch.zeros_like(x))
+                continue
+            m, v = (real(state[key]).to(x.dtype) for key in ("exp_avg", _denominator(self.group)))
+            u = (v.sqrt() / (1 - beta2**t) ** 0.5).add_(self.group["eps"]).reciprocal_().mul_(m).div_(1 - beta1**t)
+            move, decay = state["last_move"], state["last_decay"]
+            if decay:
+                before = torch.add(x, u, alpha=move).div_(1 - move * decay)  # x one step ago
+                u.add_(before, alpha=decay)
+            found.append(u)
+        return found
+
+    def move_(self, draw: Draw) -> float:
+        """Move nothing; note at which rate torch will."""
+        lr = float(self.group["lr"])
+        for state in self.states:
+            state["last_move"] = lr if draw.s is None else lr * draw.s
+            state["last_decay"] = float(self.group["weight_decay"])
+        return -lr
+
+
+def _denominator(group: Any) -> str:
+    return "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
