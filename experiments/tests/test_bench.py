@@ -97,8 +97,13 @@ def test_traffic_and_order():
         "ScaledSGDM foreach": 20,
         "ScaledSGDM foreach, average=momentum": 28,
         "ScaledSGDM foreach, average=0.999": 36,
-        "Adam fused": 28,
         "AdamW fused": 28,
+        "o2nc.AdamW fused": 28,
+        "o2nc.AdamW fused, x̄": 36,
+        "o2nc.AdamW fused, x̄ and certificate": 44,
+        "extend(AdamW fused), x̄ and certificate": 52,
+        "AdamW fused and swa_utils' EMA": 40,
+        "Adam fused": 28,
         "ScaleFree fused, average=False": 32,
         "ScaleFree fused, average=True": 52,
         "SGD fused again": 20,
@@ -117,6 +122,8 @@ def test_a_contender_holds_no_more_than_its_estimate():
         optimizer = c.make(params)
         for _ in range(2):
             optimizer.step()
+        if isinstance(optimizer, contenders.WithEma):
+            optimizer = optimizer.optimizer
         kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
         assert sum(4 * v.numel() for v in kept if v.dim() > 0) <= c.held * numbers, c.name
     assert all(p.isfinite().all() for p in params)

@@ -39,7 +39,7 @@ FIELDS = {
     "gradient": Field(Kind.SHAPED),  # ḡ; absent where it is read off the momentum buffer
     "spread": Field(Kind.SUM),  # V
     "progress": Field(Kind.SUM),  # Σ w⟨g, Δ⟩
-    "output": Field(Kind.SHAPED),  # x̄ of a uniformly drawn step
+    "output": Field(Kind.SHAPED, on_host=True),  # x̄ of a uniformly drawn step; replaced some ln N times in N steps
     "update": Field(Kind.SHAPED),  # the direction last added, where no other state tells it
     "rate": Field(Kind.NUMBER),  # what it was multiplied by: Δ = rate·update
     "log_decay": Field(Kind.NUMBER),  # −Σ log(1 − γ) up to when all this is
@@ -231,6 +231,18 @@ def start(x: Tensor, gradient: Tensor | None, weights: Weights | None = None) ->
     state["log_decay"] = math.nan if weights is None else weights.log_decay
     state["joined"] = -math.inf if weights is None else weights.joined
     return state
+
+
+def on_host(x: Tensor, value: Tensor | None = None) -> Tensor:
+    """Return memory of the host, as x lies in its own, which a kernel can write to; with a value in it.
+
+    ``value`` itself is returned if it is such memory.
+    """
+    like = (torch.device("cpu"), x.dtype, x.stride())
+    if value is not None and (value.device, value.dtype, value.stride()) == like and value.is_pinned() >= x.is_cuda:
+        return value
+    twin = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+    return twin if value is None else twin.copy_(value)
 
 
 def end(groups: list[dict[str, Any]], states: Iterable[dict[str, Any]]) -> None:

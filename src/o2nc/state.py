@@ -26,11 +26,13 @@ class Field(NamedTuple):
         kind: what it is.
         like: for an entry that may come after the first step, the one that it has shape and dtype of.
         is_torchs: torch made it and may cast it to the parameter's dtype when it is loaded; ours keep theirs.
+        on_host: it is in the host's memory wherever the parameter is.
     """
 
     kind: Kind
     like: str | None = None
     is_torchs: bool = False
+    on_host: bool = False
 
 
 Fields = dict[str, Field]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.averages import COUNTERS, Coupling, Iterate, catch_up_, end, inner, move_, segments, start, widen_
+from o2nc.averages import COUNTERS, Coupling, Iterate, catch_up_, end, inner, move_, on_host, segments, start, widen_
 from o2nc.scaling import ROUNDING, Draw, draw, uniform
 from o2nc.step import Part, Step
 from o2nc.torch_support.compiling import refuse_capture
@@ -124,7 +124,7 @@ def _keep_output(step: Step, t: int, log_decay: float, drawn: Draw) -> None:
         _catch_up(list(known), list(known.values()), log_decay, step.seed, t)
     for state in known.values():
         if "output" not in state:
-            state["output"] = state["average"].clone()
+            state["output"] = on_host(state["average"]).copy_(state["average"])
         if step.block:
             norm = torch.linalg.vector_norm(state["gradient"], dtype=torch.float64)
             state["block_gradient_squared"] = norm.square()

@@ -242,6 +242,15 @@ class CertifiedOptimizer(Optimizer):
         super().add_param_group(param_group)
         self._list()
 
+    def _wait(self) -> None:
+        """Wait for kernels that write the output to the host's memory."""
+        for device in {p.device for p in self._listed if p is not None and p.is_cuda}:
+            torch.cuda.synchronize(device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._wait()
+        return super().__getstate__()
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._list()
@@ -350,13 +359,15 @@ class CertifiedOptimizer(Optimizer):
         """
         with self._local():
             self._averages("output()", "output")
+        self._wait()
         result = []
         for p in self._listed:
             kept = self.state.get(p, {}).get("output")
             if kept is None:
                 result.append(p.detach().clone())
                 continue
-            kept = torch.view_as_complex(kept.clone()) if p.is_complex() else kept.clone()
+            kept = kept.to(p.device, copy=True)
+            kept = torch.view_as_complex(kept) if p.is_complex() else kept
             result.append(assemble(p, kept) if is_sharded(p) else kept)
         return result
 

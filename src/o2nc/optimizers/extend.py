@@ -306,7 +306,7 @@ class Extended(CertifiedOptimizer):
             raise
         rule = self.__dict__.pop("_observed", None)
         for p, new in rule.begun if rule is not None else ():
-            new.setdefault("output", new["average"].clone())
+            new.setdefault("output", averages.on_host(new["average"]).copy_(new["average"]))
             self.state[p if self._shards is None else self._shards.owners[p]].update(new)
 
     def _advances(self) -> bool:

@@ -78,7 +78,7 @@ class OriginalO2NC(CertifiedOptimizer):
     @property
     def fields(self) -> Fields:
         """The state that is kept per parameter."""
-        kept = averages.FIELDS | {"output": Field(Kind.SHAPED, like="average")} | BLOCK_FIELDS
+        kept = averages.FIELDS | {"output": Field(Kind.SHAPED, like="average", on_host=True)} | BLOCK_FIELDS
         return kept | Learned(self.param_groups[0]["learner"], 1.0).fields
 
     def _describe(self, fused: bool | None = False) -> Step:

@@ -219,7 +219,8 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
     kept = _kept(owners, states, fields, optimizer.is_guest) if optimizer._keeps_state else []
     by_torch({**state_dict, "state": states, "param_groups": groups})
     for p, key, value in kept:
-        optimizer.state[p][key] = value.detach().to(p.device, copy=True)
+        place = "cpu" if key in fields and fields[key].on_host else p.device
+        optimizer.state[p][key] = value.detach().to(place, copy=True)
 
 
 def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:

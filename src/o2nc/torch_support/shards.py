@@ -187,7 +187,7 @@ def to_whole(p: Any, state: dict[str, Any], shards: Shards, fields: Fields, gues
         if guest and key not in fields:
             pass
         elif isinstance(value, Tensor) and value.dim() and value.shape == part.shape:
-            value = assemble(p, value)
+            value = assemble(p, value.to(part.device))
         elif kind is Kind.SUM:
             value = shards.total(value.reshape(1), [part]).reshape(())
         whole[key] = value

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import o2nc
 from o2nc_experiments.classification.resnet import ResNet18
@@ -84,15 +85,18 @@ def line_up(kind: str) -> list[Contender]:
     Traffic counts each array once per reading and once per writing: p, g and the momentum make 4·(2 + 1 + 2) = 20.
     """
     found = []
+    kept = 4 if kind == "cpu" else 0  # the kept x̄ is in the host's memory
     for setting in ("fused", "foreach"):
         common: dict[str, Any] = {"lr": LR, "momentum": MOMENTUM, setting: True}
         peer, name, ours = f"SGD {setting}", f"ScaledSGDM {setting}", o2nc.ScaledSGDM
         found += [
             Contender(peer, 20, 4, partial(SGD, **common), peer),
             Contender(name, 20, 4, partial(ours, **common), peer),
-            # x̄ is read and written as well, and a kept x̄ is held; ḡ is read off the momentum
-            Contender(f"{name}, average=momentum", 28, 12, partial(ours, average=MOMENTUM, **common), peer),
-            Contender(f"{name}, average={LONG_AVERAGE}", 36, 16, partial(ours, average=LONG_AVERAGE, **common), peer),
+            # x̄ is read and written as well; ḡ is read off the momentum
+            Contender(f"{name}, average=momentum", 28, 8 + kept, partial(ours, average=MOMENTUM, **common), peer),
+            Contender(
+                f"{name}, average={LONG_AVERAGE}", 36, 12 + kept, partial(ours, average=LONG_AVERAGE, **common), peer
+            ),
         ]
     adam: dict[str, Any] = {"lr": LR, "fused": True, "capturable": kind == "cuda"}
     # at this lr the learner is Adam with the other's lr and β₁ = β
@@ -101,13 +105,55 @@ def line_up(kind: str) -> list[Contender]:
     free, fused = partial(o2nc.ExponentiatedO2NC, **o2nc_), " fused" if kind == "cuda" else ""
     return [
         *found,
+        *adamw(kind, kept),
         Contender("Adam fused", 28, 8, partial(Adam, **adam), "Adam fused"),
-        Contender("AdamW fused", 28, 8, partial(AdamW, **adam), "Adam fused"),
         # M, v are read and written, Δ is written; the averages add Δ's reading and x̄, ḡ
         Contender(f"ScaleFree{fused}, average=False", 32, 16, partial(free, average=False), "Adam fused"),
-        Contender(f"ScaleFree{fused}, average=True", 52, 28, partial(free, average=True), "Adam fused"),
+        Contender(f"ScaleFree{fused}, average=True", 52, 24 + kept, partial(free, average=True), "Adam fused"),
         Contender(AGAIN, 20, 4, partial(SGD, lr=LR, momentum=MOMENTUM, fused=True)),
     ]
+
+
+def adamw(kind: str, kept: int) -> list[Contender]:
+    """Return AdamW, ours, torch's extended, and torch's with the average that torch offers."""
+    found = []
+    window = o2nc.Polynomial(12)
+    for setting in ("fused", "foreach") if kind == "cpu" else ("fused",):
+        common: dict[str, Any] = {"lr": LR, setting: True, "capturable": kind == "cuda"}
+        peer, ours = f"AdamW {setting}", partial(o2nc.AdamW, **common)
+
+        def extended(params: list[Tensor], common: dict[str, Any] = common) -> Optimizer:
+            found: Optimizer = o2nc.extend(AdamW(params, **common), average=window, progress=False)
+            return found
+
+        def with_ema(params: list[Tensor], common: dict[str, Any] = common) -> Any:
+            return WithEma(AdamW(params, **common), params)
+
+        found += [
+            Contender(peer, 28, 8, partial(AdamW, **common), peer),
+            Contender(f"o2nc.{peer}", 28, 8, ours, peer),
+            Contender(f"o2nc.{peer}, x̄", 36, 12 + kept, partial(ours, average=window, certificate=False), peer),
+            Contender(f"o2nc.{peer}, x̄ and certificate", 44, 16 + kept, partial(ours, average=window), peer),
+            Contender(f"extend({peer}), x̄ and certificate", 52, 16 + kept, extended, peer),
+            Contender(f"{peer} and swa_utils' EMA", 40, 12, with_ema, peer),
+        ]
+    return found
+
+
+class WithEma:
+    """An optimizer followed by torch's own average of the parameters."""
+
+    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
+        self.optimizer = optimizer
+        self.model = torch.nn.Module()
+        for i, p in enumerate(params):
+            self.model.register_parameter(f"p{i}", p if isinstance(p, torch.nn.Parameter) else torch.nn.Parameter(p))
+        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(LONG_AVERAGE))
+
+    def step(self) -> None:
+        """Make a step, and average."""
+        self.optimizer.step()
+        self.average.update_parameters(self.model)
 
 
 class LazyOptimizer:

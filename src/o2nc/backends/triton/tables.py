@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages import FIELDS
+from o2nc.averages import FIELDS, on_host
 from o2nc.backends.triton import kernels
 from o2nc.backends.triton.engine import OtherDtype
 from o2nc.backends.triton.launches import Sequence as LaunchSequence
@@ -115,7 +115,7 @@ class Tables:
                             f"state {key!r} has shape {tuple(value.shape)}, its parameter has {tuple(x.shape)}: "
                             "was a parameter replaced, or are they in another order than in the checkpoint?"
                         )
-                    row.state[key] = laid_like(x, value, value.dtype if key in row.slots else wide(x.dtype))
+                    row.state[key] = self._laid_out(row, key, x)
                     self.alive.append(row.state[key].detach())
         columns = ("spread", "progress", "rate", "fresh", "log_decay", "joined", *self.rule.numbers)
         # a line more: one is read even of a rule that keeps none
@@ -134,6 +134,14 @@ class Tables:
         self.touched: list[bool] = []
         for state in self.states:
             state.touched = self.touched
+
+    @staticmethod
+    def _laid_out(row: Row, key: str, x: Tensor) -> Tensor:
+        """Return an entry of the state in the memory order of its parameter, where it belongs."""
+        value: Tensor = row.state[key]
+        if key == "output":
+            return on_host(row.state["average"], value)
+        return laid_like(x, value, value.dtype if key in row.slots else wide(x.dtype))
 
     def _write(self, rows: list[Row], step: Step, window: DeviceWindow) -> None:
         device = self.device
