@@ -365,7 +365,7 @@ def test_a_kernel_takes_the_iterates_in(name, progress, device):
         if not fused:
             opt._engine.take = lambda step: "not here"
         for t in range(1, 9):
-            set_gradients(params, t)
+            rig.set_noise(params, t)
             if t in (4, 5):
                 params[1].grad = None
             opt.step()

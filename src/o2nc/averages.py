@@ -183,17 +183,13 @@ Window: TypeAlias = Running | Blocks
 Average: TypeAlias = float | Running | None  # what optimizers are asked for
 
 
-def check_average(value: Any) -> None:
-    """Refuse ``value`` unless it says how to average, or None."""
+def check_average(value: Any) -> Average:
+    """Return ``value`` if it says how to average, or None; refuse it otherwise."""
     if value is None or (isinstance(value, Running) and not isinstance(value, Discount)):
-        return
+        return value
     allowed = "a number in (0, 1), o2nc.Polynomial(power) or None"
     checks.number("average", value, allowed, lambda v: 0 < v < 1)
-
-
-def running(average: Average) -> Running | None:
-    """Return the window that an optimizer is asked for."""
-    return average if average is None or isinstance(average, Running) else Discount(average)
+    return float(value)
 
 
 class Coupling(NamedTuple):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from o2nc import averages, checks
-from o2nc.averages import Average, Coupling, check_average, running
+from o2nc.averages import Average, Coupling, Discount, check_average
 from o2nc.learners import Learner, is_elementwise
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
@@ -82,7 +82,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         checks.integer("seed", seed, 0)
         if isinstance(average, bool):
             average = beta if average else None
-        check_average(average)
+        average = check_average(average)
         if fused is not None:
             checks.flag("fused", fused)
         defaults = {
@@ -114,7 +114,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
             Learned(learner, beta),
             law,
             seed,
-            running(average),
+            Discount(average) if isinstance(average, float) else average,
             groups,
             self.state,
             self._shards is not None,

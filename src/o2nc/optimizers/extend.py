@@ -18,7 +18,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from o2nc import averages, checks
-from o2nc.averages import Average, Coupling, check_average, running
+from o2nc.averages import Average, Coupling, Discount, check_average
 from o2nc.backends.triton import engine
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law, is_weighted
@@ -171,7 +171,7 @@ def check_extension(
     average: Average, scaling: Law | None, seed: int, certificate: bool, progress: bool
 ) -> dict[str, Any]:
     """Refuse arguments that say nothing; return the entries of the parameter groups, by their names there."""
-    check_average(average)
+    average = check_average(average)
     check_law(scaling)
     if is_weighted(scaling):
         raise ValueError(
@@ -258,7 +258,7 @@ class Extended(CertifiedOptimizer):
             rule,
             law,
             seed,
-            running(average),
+            Discount(average) if isinstance(average, float) else average,
             groups,
             self.state,
             self._shards is not None,

@@ -16,7 +16,7 @@ from torch.optim import SGD
 from torch.optim.optimizer import ParamsT
 
 from o2nc import averages, checks
-from o2nc.averages import Average, Coupling, check_average, running
+from o2nc.averages import Average, Coupling, Discount, check_average
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
 from o2nc.state import Field, Fields, Kind
@@ -85,7 +85,7 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
     ) -> None:
         check_law(scaling)
         checks.integer("seed", seed, 0)
-        check_average(average)
+        average = check_average(average)
         if not isinstance(lr, Tensor):
             checks.number("lr", lr, "a finite number >= 0", lambda v: True)  # torch refuses negative ones
         for name, value in (("momentum", momentum), ("dampening", dampening), ("weight_decay", weight_decay)):
@@ -122,7 +122,7 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
             Momentum(),
             law,
             seed,
-            running(average),
+            Discount(average) if isinstance(average, float) else average,
             groups,
             self.state,
             self._shards is not None,

@@ -52,7 +52,7 @@ def why_not(step: Step) -> str | None:
         return f"the average {type(step.window).__name__} has no device form"
     rule = device_rule(step)
     if rule is None:
-        return f"{type(getattr(step.rule, 'learner', step.rule)).__name__} has no device form"
+        return f"the {'learner' if hasattr(step.rule, 'learner') else 'optimizer'} has no device form"
     if rule.measure is not None and len({p.device for p in params}) > 1:
         return "the learner's norm is joint, and the parameters are on several devices"
     if rule.measure is not None and step.is_sharded:

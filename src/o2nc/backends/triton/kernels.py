@@ -233,7 +233,7 @@ def open_kernel(
 @triton.jit
 def step_kernel(
     which, first, sizes, addresses, gradients, now, coefficients, partial, n, low, chunks,
-    PLAY: tl.constexpr, MOVES: tl.constexpr, EXACT: tl.constexpr, COEFFICIENTS: tl.constexpr, SLOTS: tl.constexpr,
+    PLAY: tl.constexpr, MOVES: tl.constexpr, COEFFICIENTS: tl.constexpr, SLOTS: tl.constexpr,
     AVERAGED: tl.constexpr, HAS_GRADIENT: tl.constexpr, JOINT: tl.constexpr, ROUNDED: tl.constexpr,
     FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr, WIDE: tl.constexpr,
@@ -260,9 +260,7 @@ def step_kernel(
     unit = tl.load(coefficients + UNIT * n + t).to(WIDE)
     decay = tl.load(coefficients + DECAY * n + t).to(WIDE)
     scale = tl.load(coefficients + SCALE * n + t).to(WIDE)
-    own = read(coefficients + OWN * n + t, n, None, None, COEFFICIENTS)
-    if not EXACT:
-        own = narrowed(own, WIDE, COEFFICIENTS)
+    own = narrowed(read(coefficients + OWN * n + t, n, None, None, COEFFICIENTS), WIDE, COEFFICIENTS)
     slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
     if AVERAGED:
         exact = tl.load(now + GAMMA)

@@ -155,4 +155,4 @@ def _mark(state: State, fresh: int) -> None:
 def _begin_averages(state: dict[str, Any], x: Tensor, own: bool) -> None:
     """Begin the averages; being fresh, ḡ is set to its first gradient by the kernel."""
     state.update(start(x, torch.zeros_like(x) if own else None))
-    state["output"] = on_host(state["average"])
+    state["output"] = on_host(state["average"]).copy_(state["average"])

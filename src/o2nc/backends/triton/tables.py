@@ -191,7 +191,6 @@ class Tables:
         return {
             "PLAY": row.play,
             "MOVES": self.rule.moves,
-            "EXACT": self.rule.exact,
             "COEFFICIENTS": self.rule.coefficients,
             "SLOTS": len(row.slots),
             "AVERAGED": self.averaged,

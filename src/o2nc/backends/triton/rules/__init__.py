@@ -77,12 +77,11 @@ class Rule:
     measure: Any = None
     gather: Any = None
     moves: bool = True  # whether x is written
-    exact: bool = False  # whether `play` gets its coefficients in float64
 
 
 SGD = Rule(settle_sgd, play_momentum, 3)
 OBSERVED = Rule(settle_observed, play_observed, 1, moves=False)
-ADAMW = Rule(settle_adamw, play_adamw, 11, numbers=("step", "last_move", "last_decay"), exact=True)
+ADAMW = Rule(settle_adamw, play_adamw, 12, numbers=("step", "last_move", "last_decay"))
 
 
 def device_rule(step: Step) -> Rule | None:

@@ -17,12 +17,12 @@ def settle_diagonal_adagrad(group, is_new, kept, sums, joint, draw, constants):
 
 @triton.jit
 def play_diagonal_adagrad(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
-    scale, last, weight, beta, pull, kappa = coefficients
+    size, last, weight, beta, pull, kappa = coefficients
     last_delta, v = slots
     g = weight * g
     v_next = beta * beta * v + g * g
-    stopped = scale == 0
-    e, growth = adagrad_sizes(v, v_next, last, tl.where(stopped, 1.0, scale), beta, kappa, FLOOR)
+    stopped = size == 0
+    e, growth = adagrad_sizes(v, v_next, last, tl.where(stopped, 1.0, size), beta, kappa, FLOOR)
     delta = tl.where(stopped, 0.0, (last_delta - e * g) / (1 + e * pull + growth))
     return x + scale * delta, last_delta, (delta, v_next)
 
