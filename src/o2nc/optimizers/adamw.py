@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from o2nc.averages import Average
 from o2nc.optimizers.base import CertifiedOptimizer
-from o2nc.optimizers.extend import Extended, Observed, Seen, check_extension
+from o2nc.optimizers.extend import NAMES, Extended, Observed, Seen, check_extension
 from o2nc.scaling import Draw, Law
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import Step
@@ -43,7 +43,7 @@ class AdamW(Extended, optim.AdamW):
             run; None keeps no averages.
         scaling: the law of s, which multiplies every update; None, the default, scales nothing.
         seed: a non-negative integer; s_n is a pure function of it and n.
-        certificate: False saves ḡ, 4 bytes per parameter, and there is no certificate.
+        certificate: False saves ḡ, 4 bytes per parameter, and there is neither a certificate nor ``progress``.
 
     Example:
         >>> import torch, o2nc
@@ -81,7 +81,7 @@ class AdamW(Extended, optim.AdamW):
         seed: int = 0,
         certificate: bool = True,
     ) -> None:
-        own = check_extension(average, scaling, seed, certificate, progress=True)
+        own = check_extension(average, scaling, seed, certificate, progress=certificate)
         super().__init__(
             params,
             lr,
@@ -112,7 +112,7 @@ class AdamW(Extended, optim.AdamW):
         nothing = group["scaling"] is None and group["average"] is None
         if (nothing and not fused) or any(g["differentiable"] for g in self.param_groups):
             fused = False
-        return self._step(Adam(), fused)
+        return self._step(Adam(group[NAMES["progress"]]), fused)
 
 
 _FIELDS: Fields = {
@@ -129,12 +129,9 @@ _FIELDS: Fields = {
 class Adam(Observed):
     """The rule of AdamW: by a kernel, or observed while torch steps."""
 
-    def __init__(self) -> None:
-        super().__init__(progress=True)
-
     def structure(self, group: Any) -> tuple[Any, ...]:
         """Return what must stay as it is in a group for tables of addresses to hold."""
-        return group["amsgrad"], group["certificate"]
+        return group["amsgrad"], self.progress, group["certificate"]
 
     def numbers(self, group: Any) -> tuple[Any, ...]:
         """Return the sign of the gradient, no coupled weight decay, lr, β₁, β₂, ε and λ."""

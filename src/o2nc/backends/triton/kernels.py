@@ -234,8 +234,8 @@ def open_kernel(
 def step_kernel(
     which, first, sizes, addresses, gradients, now, coefficients, partial, n, low, chunks,
     PLAY: tl.constexpr, MOVES: tl.constexpr, COEFFICIENTS: tl.constexpr, SLOTS: tl.constexpr,
-    AVERAGED: tl.constexpr, HAS_GRADIENT: tl.constexpr, JOINT: tl.constexpr, ROUNDED: tl.constexpr,
-    FLOOR: tl.constexpr,
+    AVERAGED: tl.constexpr, SUMMED: tl.constexpr, HAS_GRADIENT: tl.constexpr, JOINT: tl.constexpr,
+    ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr, WIDE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -299,9 +299,10 @@ def step_kernel(
             tl.store(slots_at[k] + i, played_slots[k], mask=i < played)
         if AVERAGED:
             e = x - average
-            squares += e * e
-            if SLOTS > 0:
-                slopes += d * last
+            if SUMMED:
+                squares += e * e
+                if SLOTS > 0:
+                    slopes += d * last
             move = gamma * e
             if ROUNDED:  # at random, see o2nc.averages
                 power = (average.to(tl.int32, bitcast=True) & EXPONENT).to(tl.float32, bitcast=True)
@@ -311,7 +312,7 @@ def step_kernel(
             tl.store(output_at + i, average, mask=i < kept)
         if HAS_GRADIENT:
             tl.store(gradient_at + i, tl.where(fresh, d, keep * gradient + share * d), mask=i < averaged)
-    if AVERAGED:
+    if SUMMED:
         tl.store(partial + chunk, tl.sum(squares, 0).to(tl.float64))
         tl.store(partial + chunks + chunk, tl.sum(slopes, 0).to(tl.float64))
 
@@ -342,7 +343,7 @@ def close_kernel(first, now, coefficients, state_numbers, partial, n, chunks, WI
 def measure_kernel(
     which, first, sizes, addresses, gradients, now, numbers, group_of, constants, scaler, partial, n, low, chunks,
     MEASURE: tl.constexpr, CONSTANTS: tl.constexpr, SLOTS: tl.constexpr, SCALED_LOSS: tl.constexpr,
-    FLOOR: tl.constexpr,
+    ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

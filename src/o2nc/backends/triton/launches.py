@@ -110,7 +110,7 @@ def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
     for low, number, compiled in tables.buckets:
         stepped = (*common, tables.coefficients, tables.partial, n, low, chunks)
         found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS))
-    if tables.averaged:
+    if tables.summed:
         closed = (tables.first, tables.now, tables.coefficients, tables.numbers, tables.partial, n, chunks)
         found.append(Launch(kernels.close_kernel, n, closed, {"WIDTH": FOLD}, FOLD_WARPS))
     return found

@@ -81,6 +81,7 @@ class Tables:
         self.device = rows[0].param.device
         self.rule, self.law, self.seed, self.counters = rule, law, step.seed, counters
         self.averaged, self.certificate = step.window is not None, step.certificate
+        self.summed = self.averaged and (step.certificate or getattr(step.rule, "progress", True))
         rows = sorted(rows, key=lambda row: repr(self._kind(row)))  # what shares a launch stands together
         self.params = [row.param for row in rows]
         self.states = [row.state for row in rows]
@@ -173,7 +174,7 @@ class Tables:
         columns = kernels.OWN.value + self.rule.coefficients
         self.coefficients = torch.zeros(columns, self.n, dtype=torch.float64, device=device)
         joint = self.rule.measure is not None
-        summed = self.chunks if self.averaged or joint else 1
+        summed = self.chunks if self.summed or joint else 1
         self.partial = torch.zeros(2, summed, dtype=torch.float64, device=device)
         self.totals = torch.zeros(2, self.n if joint else 1, dtype=torch.float64, device=device)
         self.buckets: list[tuple[int, int, dict[str, Any]]] = []  # first chunk, how many, what is compiled in
@@ -194,6 +195,7 @@ class Tables:
             "COEFFICIENTS": self.rule.coefficients,
             "SLOTS": len(row.slots),
             "AVERAGED": self.averaged,
+            "SUMMED": self.summed,
             "HAS_GRADIENT": self.averaged and "gradient" in row.state,
             "JOINT": self.rule.measure is not None,
             "ROUNDED": dtype == torch.float32,

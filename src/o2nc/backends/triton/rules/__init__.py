@@ -81,7 +81,7 @@ class Rule:
 
 SGD = Rule(settle_sgd, play_momentum, 3)
 OBSERVED = Rule(settle_observed, play_observed, 1, moves=False)
-ADAMW = Rule(settle_adamw, play_adamw, 12, numbers=("step", "last_move", "last_decay"))
+ADAMW = Rule(settle_adamw, play_adamw, 14, numbers=("step", "last_move", "last_decay"))
 
 
 def device_rule(step: Step) -> Rule | None:

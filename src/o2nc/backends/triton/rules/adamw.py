@@ -2,6 +2,16 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
+from triton.runtime.interpreter import InterpretedFunction
+
+
+@triton.jit
+def nothing():
+    pass
+
+
+INTERPRETED = tl.constexpr(isinstance(nothing, InterpretedFunction))
 
 
 @triton.jit
@@ -15,11 +25,17 @@ def ratio_of(a, b):
 
 
 @triton.jit
+def power(beta, step):
+    if INTERPRETED:
+        return tl.where(beta > 0, tl.exp(step * tl.log(tl.where(beta > 0, beta, 1.0))), 0.0)
+    else:
+        return libdevice.pow(beta, step)
+
+
+@triton.jit
 def corrections(beta1, beta2, step):
-    """Return 1 − β₁^t and √(1 − β₂^t); 1 before the first step."""
-    first = 1 - tl.where(beta1 > 0, tl.exp(step * tl.log(tl.where(beta1 > 0, beta1, 1.0))), 0.0)
-    second = 1 - tl.where(beta2 > 0, tl.exp(step * tl.log(tl.where(beta2 > 0, beta2, 1.0))), 0.0)
-    return tl.where(step > 0, first, 1.0), tl.where(step > 0, tl.sqrt(second), 1.0)
+    """Return 1 − β₁^t and √(1 − β₂^t)."""
+    return 1 - power(beta1, step), root_of(1 - power(beta2, step))
 
 
 @triton.jit
@@ -29,16 +45,21 @@ def settle_adamw(group, is_new, kept, sums, joint, draw, constants):
     step, last_move, last_decay = kept
     move = lr * s
     first, root = corrections(beta1, beta2, step + 1)
-    last_first, last_root = corrections(beta1, beta2, step)
+    # for parameters of float32 and below torch does this in float32, too
+    low_first, low_root = corrections(beta1.to(tl.float32), beta2.to(tl.float32), (step + 1).to(tl.float32))
+    last_first, last_root = corrections(beta1, beta2, tl.where(step > 0, step, 1.0))
     back = 1 / (1 - last_move * last_decay)
+    now = (beta1, beta2, eps, move, decay, first, root, low_first.to(tl.float64), low_root.to(tl.float64))
     before = (last_move, last_decay, 1 / last_first, 1 / last_root, back)  # of the step that led here
-    return -lr, (beta1, beta2, eps, move, decay, first, root) + before, (step + 1, move, decay)
+    return -lr, now + before, (step + 1, move, decay)
 
 
 @triton.jit
 def play_with(x, g, m, v, most, coefficients, AMSGRAD: tl.constexpr):
     """Return x, the direction of the Δ = −lr·u that led to it, m, v, and the largest v."""
-    beta1, beta2, eps, move, decay, first, root, last_move, last_decay, last_first, last_root, back = coefficients
+    beta1, beta2, eps, move, decay = coefficients[0:5]
+    first, root = coefficients[7:9] if x.dtype == tl.float32 else coefficients[5:7]
+    last_move, last_decay, last_first, last_root, back = coefficients[9:14]
     u = m * last_first / (tl.sqrt(most) * last_root + eps)
     last = u + last_decay * ((x + last_move * u) * back)
     square = g * g
