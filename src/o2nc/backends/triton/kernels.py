@@ -343,7 +343,7 @@ def close_kernel(first, now, coefficients, state_numbers, partial, n, chunks, WI
 def measure_kernel(
     which, first, sizes, addresses, gradients, now, numbers, group_of, constants, scaler, partial, n, low, chunks,
     MEASURE: tl.constexpr, CONSTANTS: tl.constexpr, SLOTS: tl.constexpr, SCALED_LOSS: tl.constexpr,
-    ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
+    FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

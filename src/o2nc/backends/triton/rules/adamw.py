@@ -67,7 +67,7 @@ def play_with(x, g, m, v, most, coefficients, AMSGRAD: tl.constexpr):
     v = tl.fma(beta2, v, tl.fma(-beta2, square, square))
     most = tl.maximum(most, v) if AMSGRAD else v
     x = tl.fma(-(move * decay), x, x)
-    below = ratio_of(root_of(most), root + x * 0) + eps
+    below = ratio_of(root_of(most), tl.zeros_like(most) + root) + eps
     return x - ratio_of(ratio_of(move, first) * m, below), last, m, v, most
 
 
