@@ -23,10 +23,12 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
     compiled_in: dict[str, Any]
     warps: int
+    registers: int | None = None  # of a thread
 
     def __call__(self) -> None:
         """Launch on the current stream."""
-        self.kernel[(self.programs,)](*self.arguments, **self.compiled_in, num_warps=self.warps)
+        options = {} if self.registers is None else {"maxnreg": self.registers}
+        self.kernel[(self.programs,)](*self.arguments, **self.compiled_in, num_warps=self.warps, **options)
 
 
 class Sequence:
@@ -109,7 +111,8 @@ def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
     found.append(Launch(kernels.open_kernel, 1, opening, law | {"TICK": not joint} | settle, 1))
     for low, number, compiled in tables.buckets:
         stepped = (*common, tables.coefficients, tables.partial, n, low, chunks)
-        found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS))
+        registers = rule.registers if tables.summed else None
+        found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS, registers))
     if tables.summed:
         closed = (tables.first, tables.now, tables.coefficients, tables.numbers, tables.partial, n, chunks)
         found.append(Launch(kernels.close_kernel, n, closed, {"WIDTH": FOLD}, FOLD_WARPS))

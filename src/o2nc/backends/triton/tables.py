@@ -206,7 +206,7 @@ class Tables:
             "SLOT_2": slots[2],
             "WIDE": _TYPES[dtype],
             "CHUNK": CHUNK,
-            "BLOCK": BLOCK,
+            "BLOCK": min(self.rule.block, BLOCK) if self.summed else BLOCK,
         }
 
     def hold(self) -> bool:

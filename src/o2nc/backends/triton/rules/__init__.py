@@ -77,11 +77,14 @@ class Rule:
     measure: Any = None
     gather: Any = None
     moves: bool = True  # whether x is written
+    # where sums are made as well, as measured: elements at a time, and registers per thread (None: as it comes)
+    block: int = 512
+    registers: int | None = None
 
 
 SGD = Rule(settle_sgd, play_momentum, 3)
 OBSERVED = Rule(settle_observed, play_observed, 1, moves=False)
-ADAMW = Rule(settle_adamw, play_adamw, 14, numbers=("step", "last_move", "last_decay"))
+ADAMW = Rule(settle_adamw, play_adamw, 14, numbers=("step", "last_move", "last_decay"), block=256, registers=64)
 
 
 def device_rule(step: Step) -> Rule | None:
@@ -123,7 +126,8 @@ def learner_rule(learner: Learner, beta: float, dtype: torch.dtype) -> Rule | No
             return Rule(settle_ftrl, play_leader, 3, ("momentum",), ("decay_weight",), constants, *joint)
         case learners.ScaleFree(diagonal=True):
             joint = (measure_adam, gather_adam) if learner.radius != float("inf") else ()
-            return Rule(settle_adam, play_adam, 4, ("momentum", "sum_squares"), (), (beta, learner.radius), *joint)
+            constants, slots = (beta, learner.radius), ("momentum", "sum_squares")
+            return Rule(settle_adam, play_adam, 4, slots, (), constants, *joint, registers=80)
         case learners.ScaleFree():
             constants = (beta, learner.radius, floor)
             slots, numbers = ("momentum",), ("sum_squares",)
