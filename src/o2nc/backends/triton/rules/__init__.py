@@ -127,7 +127,8 @@ def learner_rule(learner: Learner, beta: float, dtype: torch.dtype) -> Rule | No
         case learners.ScaleFree(diagonal=True):
             joint = (measure_adam, gather_adam) if learner.radius != float("inf") else ()
             constants, slots = (beta, learner.radius), ("momentum", "sum_squares")
-            return Rule(settle_adam, play_adam, 4, slots, (), constants, *joint, registers=80)
+            measure, gather = joint or (None, None)
+            return Rule(settle_adam, play_adam, 4, slots, (), constants, measure, gather, registers=80)
         case learners.ScaleFree():
             constants = (beta, learner.radius, floor)
             slots, numbers = ("momentum",), ("sum_squares",)
