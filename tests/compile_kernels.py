@@ -51,7 +51,7 @@ def compile_only(self):
     key = self.kernel.__name__, str({name: getattr(v, "__name__", v) for name, v in self.compiled_in.items()})
     if key not in compiled:
         source = ASTSource(self.kernel, signature, constants)
-        triton.compile(source, target=TARGET, options={"num_warps": self.warps})
+        triton.compile(source, target=TARGET, options={"num_warps": self.warps} | self.options)
         compiled.add(key)
 
 

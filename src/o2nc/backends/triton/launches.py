@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 WARPS = 4
 FOLD, FOLD_WARPS = 2048, 8  # partial sums added at a time
 TENSORS = 128  # tensors settled at a time
+UNFUSED = {"enable_fp_fusion": False}  # for numbers as the host and torch have them: a power is no longer one with it
 
 
 class Launch(NamedTuple):
@@ -23,12 +24,11 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
     compiled_in: dict[str, Any]
     warps: int
-    registers: int | None = None  # of a thread
+    options: dict[str, Any] = {}  # noqa: RUF012 (a NamedTuple's default, never written to)
 
     def __call__(self) -> None:
         """Launch on the current stream."""
-        options = {} if self.registers is None else {"maxnreg": self.registers}
-        self.kernel[(self.programs,)](*self.arguments, **self.compiled_in, num_warps=self.warps, **options)
+        self.kernel[(self.programs,)](*self.arguments, **self.compiled_in, num_warps=self.warps, **self.options)
 
 
 class Sequence:
@@ -98,7 +98,7 @@ def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
     found = []
     if joint:
         tick = {"TICK": True, "SETTLE": None, "GATHER": None, "JOINT": False} | counts
-        found.append(Launch(kernels.open_kernel, 1, opening, law | tick, 1))
+        found.append(Launch(kernels.open_kernel, 1, opening, law | tick, 1, UNFUSED))
         for low, number, compiled in tables.buckets:
             measured = (numbers, tables.group_of, tables.constants, tables.scaler, tables.partial, n, low, chunks)
             names = ("FLOOR", "X_TYPE", "SLOT_0", "SLOT_1", "SLOT_2", "CHUNK", "BLOCK")
@@ -108,11 +108,11 @@ def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
         folded = (tables.first, tables.now, tables.partial, tables.totals, n, chunks)
         found.append(Launch(kernels.total_kernel, n, folded, {"WIDTH": FOLD}, FOLD_WARPS))
     # one warp: the counters are read and written by the same threads
-    found.append(Launch(kernels.open_kernel, 1, opening, law | {"TICK": not joint} | settle, 1))
+    found.append(Launch(kernels.open_kernel, 1, opening, law | {"TICK": not joint} | settle, 1, UNFUSED))
+    limited = {"maxnreg": rule.registers} if rule.registers is not None and tables.summed else {}
     for low, number, compiled in tables.buckets:
         stepped = (*common, tables.coefficients, tables.partial, n, low, chunks)
-        registers = rule.registers if tables.summed else None
-        found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS, registers))
+        found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS, limited))
     if tables.summed:
         closed = (tables.first, tables.now, tables.coefficients, tables.numbers, tables.partial, n, chunks)
         found.append(Launch(kernels.close_kernel, n, closed, {"WIDTH": FOLD}, FOLD_WARPS))

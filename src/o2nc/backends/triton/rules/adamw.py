@@ -29,7 +29,7 @@ def power(beta, step):
     if INTERPRETED:
         return tl.where(beta > 0, tl.exp(step * tl.log(tl.where(beta > 0, beta, 1.0))), 0.0)
     else:
-        return libdevice.pow(beta.to(tl.float64), step.to(tl.float64)).to(beta.dtype)
+        return libdevice.pow(beta, step)
 
 
 @triton.jit
