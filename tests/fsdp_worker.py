@@ -50,6 +50,8 @@ OPTIMIZERS = {
     "coin betting": lambda ps: o2nc.ExponentiatedO2NC(ps, CoinBetting(), beta=0.9),
     "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.05), period=3),
     "AdamW, scaled": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.01)),
+    "AdamW, ours": lambda ps: o2nc.AdamW(ps, lr=0.01, average=o2nc.Polynomial(3), scaling=o2nc.Uniform(0.5, 1.5)),
+    "RAdam, extended": lambda ps: o2nc.extend(torch.optim.RAdam(ps, lr=0.01), average=o2nc.Polynomial(3, start=1)),
 }
 
 

@@ -61,6 +61,7 @@ class AdamW(Extended, optim.AdamW):
     needed: ClassVar[tuple[str, ...]] = ("lr", "betas", "eps", "weight_decay")
     advice = "average=None: pass average=o2nc.Polynomial(12), say, when you construct it"
     has_other_fused = True
+    in_parts = True
 
     def __init__(
         self,

@@ -225,6 +225,7 @@ class Extended(CertifiedOptimizer):
     )
     advice = "average=None: pass average=o2nc.Polynomial(12), say, when you extend it"
     is_guest = True  # in the state, most of which is the optimizer's own
+    in_parts = False  # whether the optimizer, too, steps what a process has of sharded parameters, and not the whole
 
     @property
     def needed(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -277,6 +278,9 @@ class Extended(CertifiedOptimizer):
         self._notice_exchange()
         with self._local():
             moved = self._observe()
+            if self.in_parts and not moved:
+                self._move()
+                moved = True
         if not moved:
             self._move()
         if self._watchers:
@@ -307,7 +311,7 @@ class Extended(CertifiedOptimizer):
         rule = self.__dict__.pop("_observed", None)
         for p, new in rule.begun if rule is not None else ():
             new.setdefault("output", averages.on_host(new["average"]).copy_(new["average"]))
-            self.state[p if self._shards is None else self._shards.owners[p]].update(new)
+            self.state[p if self._shards is None or self.in_parts else self._shards.owners[p]].update(new)
 
     def _advances(self) -> bool:
         """Say whether this step counts: there are gradients, and a GradScaler has not called it off."""
