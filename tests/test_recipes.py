@@ -186,11 +186,27 @@ def is_monitored(names):
     assert torch.equal(saved["net.0.weight"], average)
 
 
+def ships_the_average(names):
+    opt, model = names["opt"], names["model"]
+    assert opt.param_groups[0]["lr"] == pytest.approx(1e-2)
+    saved = torch.load("averaged.pt")
+    with opt.averaged():
+        assert all(torch.equal(saved[key], value) for key, value in model.state_dict().items())
+    assert opt.certificate().ess > 1
+
+
+def is_extended(names):
+    assert isinstance(names["opt"], torch.optim.RAdam)
+    assert names["opt"].certificate().ess > 1
+
+
 SAYS = {
     "Gradient accumulation": accumulates,
     "Clipping": clips,
     "Parameter groups": keeps_groups,
     "Learning-rate schedules": ends_at_zero,
+    "No schedule": ships_the_average,
+    "Any optimizer": is_extended,
     "Hooks": steps_with_every_batch,
     "torch.func": steps_with_every_batch,
     "torch.optim.swa_utils": has_two_averages,

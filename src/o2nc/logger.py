@@ -194,7 +194,7 @@ class CertificateLogger:
 
     def _count(self) -> int:
         """Return the step; the first one tells where this run begins."""
-        step = int(self._living().param_groups[0]["step"])
+        step = int(self._living()._groups[0]["step"])
         self._first = self._first or step
         self._is_first = self._is_first and is_first_process()
         return step
