@@ -382,3 +382,16 @@ def test_a_kernel_takes_the_iterates_in(name, progress, device):
     assert all(group["scaling_step"] == 8 for group in saved["param_groups"])
     for key, value in a.state_dict()["state"][0].items():
         torch.testing.assert_close(torch.as_tensor(saved["state"][0][key]), torch.as_tensor(value))
+
+
+def test_a_log_of_an_extended_optimizer(tmp_path):
+    params = parameters()
+    opt = o2nc.extend(optim.RAdam(params), average=o2nc.Polynomial(3, start=2), progress=False)
+    with o2nc.CertificateLogger(opt, tmp_path / "log.csv", every=1):
+        steps(opt, params, 5)
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows[1:]] == ["3", "4", "5"]
+    assert "nan" in rows[1]
+    alone = o2nc.extend(optim.RAdam(params), average=0.9, certificate=False)
+    with pytest.raises(ValueError, match="certificate=False"):
+        o2nc.CertificateLogger(alone, tmp_path / "other.csv")

@@ -23,7 +23,7 @@ from torch import distributed
 from o2nc import checks
 from o2nc.certificates.certificate import Certificate
 from o2nc.logfile import FIELDS, LAYER_FIELDS, Lock, LogFile, aside, beside
-from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages
+from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages, progress_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -205,7 +205,7 @@ class CertificateLogger:
             return
         self._logged = step
         if self._is_first or optimizer._shards is not None:  # all that have shards are needed
-            certificate, progress = optimizer.certificate(self.c), optimizer.progress
+            certificate, progress = optimizer.certificate(self.c), progress_of(optimizer)
             if self._is_first:
                 self._write(step, certificate, progress)
 

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from o2nc import checks
 from o2nc.logger import scalars
-from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages
+from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages, progress_of
 from o2nc.torch_support.batchnorm import recalibrated
 from o2nc.torch_support.shards import resharded
 
@@ -77,7 +77,7 @@ class CertificateCallback(Callback):
         optimizers = _optimizers(trainer)
         for k, optimizer in enumerate(optimizers):
             if has_averages(optimizer):
-                found = scalars(optimizer.certificate(self.c), optimizer.progress)
+                found = scalars(optimizer.certificate(self.c), progress_of(optimizer))
                 of_this = "" if len(optimizers) == 1 else f"/{k}"
                 pl_module.log_dict({name + of_this: value for name, value in found.items()}, on_step=True)
 

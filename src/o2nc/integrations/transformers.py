@@ -16,7 +16,7 @@ from transformers.training_args import TrainingArguments
 
 from o2nc import checks
 from o2nc.logger import scalars
-from o2nc.optimizers.base import certified, has_averages
+from o2nc.optimizers.base import certified, has_averages, progress_of
 from o2nc.torch_support.shards import resharded
 
 FOLDER = "averaged"  # of a checkpoint
@@ -77,7 +77,7 @@ class CertificateCallback(TrainerCallback):
         """Log the certificate after the loss."""
         optimizer = certified(self.trainer.optimizer)
         if "loss" in kwargs["logs"] and has_averages(optimizer):
-            self.trainer.log(scalars(optimizer.certificate(self.c), optimizer.progress))
+            self.trainer.log(scalars(optimizer.certificate(self.c), progress_of(optimizer)))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

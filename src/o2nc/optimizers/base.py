@@ -484,10 +484,19 @@ def certified(optimizer: Any) -> CertifiedOptimizer:
         )
     if optimizer._groups[0].get("average", 0.0) is None:
         raise ValueError(f"optimizer keeps no averages, it was made with {optimizer.advice}")
+    if not optimizer._groups[0].get("certificate", True):
+        raise ValueError("optimizer keeps no certificate, it was made with certificate=False")
     return optimizer
+
+
+def progress_of(optimizer: CertifiedOptimizer) -> float:
+    """Return the progress, or nan where the optimizer was made without."""
+    return optimizer.progress if optimizer._groups[0].get("progress", True) else math.nan
 
 
 def has_averages(optimizer: CertifiedOptimizer) -> bool:
     """Say whether there is anything to certify: a step was made, and with `OriginalO2NC` a block is complete."""
     begun = any(optimizer.published.average in state for state in optimizer.state.values())
-    return begun and int(optimizer._groups[0]["step"]) > 0
+    group = optimizer._groups[0]
+    start = getattr(group.get("average"), "start", 0)
+    return begun and int(group["step"]) > 0 and (not start or int(group["averaged"]) > start)
