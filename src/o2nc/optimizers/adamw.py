@@ -115,6 +115,15 @@ class AdamW(Extended, optim.AdamW):
             fused = False
         return self._step(Adam(group[NAMES["progress"]]), fused)
 
+    def _move(self) -> None:
+        """Have torch step, with its counts where it wants them: a kernel of ours may have counted before."""
+        for group in self.param_groups:
+            for p in group["params"] if group["capturable"] or group["fused"] else ():
+                state = self.state.get(p, {})
+                if "step" in state and state["step"].device != p.device:
+                    state["step"] = state["step"].to(p.device)
+        super()._move()
+
 
 _FIELDS: Fields = {
     **Extended.own_fields,
