@@ -334,6 +334,17 @@ def test_bad_arguments(call, error, words):
         call(parameters())
 
 
+def test_an_optimizer_that_uses_our_names_is_refused_and_left_alone():
+    class Other(optim.SGD):
+        def _move(self):
+            """What would become ours."""
+
+    opt = Other(parameters())
+    with pytest.raises(ValueError, match=r"names of its own that extend needs: \['_move'\]"):
+        o2nc.extend(opt, average=0.9)
+    assert type(opt) is Other
+
+
 def test_sparse_gradients_are_refused_and_nothing_is_done():
     table = torch.nn.Embedding(4, 2, sparse=True)
     opt = o2nc.extend(optim.SGD(table.parameters(), lr=0.1), average=0.9)

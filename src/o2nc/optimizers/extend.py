@@ -144,6 +144,9 @@ def _extend(
             "optimizer's parameter groups have entries of an extended one, from a checkpoint perhaps: "
             f"apply {name} first, then load"
         )
+    taken = _names(type(optimizer)) & (_names(Extended) | {"_observed", "_clock"})
+    if taken:
+        raise ValueError(f"optimizer has names of its own that {name} needs: {sorted(taken)}")
     step = made.get("step")
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
         raise ValueError(f"optimizer.step was replaced by hand: apply {name} first, then replace it")
@@ -165,6 +168,12 @@ def _extend(
                 group.pop(key, None)
         raise
     return optimizer
+
+
+def _names(cls: type) -> set[str]:
+    """Return what a class and its parents define beyond `torch.optim.Optimizer`."""
+    found = {name for parent in cls.__mro__ if not issubclass(Optimizer, parent) for name in vars(parent)}
+    return {name for name in found if not name.startswith(("__", "_abc_"))} - set(dir(Optimizer))
 
 
 def check_extension(
