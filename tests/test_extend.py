@@ -1,5 +1,6 @@
 """extend(optimizer): averages and a certificate around any torch optimizer, which moves as it would without."""
 
+import abc
 import copy
 import inspect
 import io
@@ -343,6 +344,21 @@ def test_an_optimizer_that_uses_our_names_is_refused_and_left_alone():
     with pytest.raises(ValueError, match=r"names of its own that extend needs: \['_move'\]"):
         o2nc.extend(opt, average=0.9)
     assert type(opt) is Other
+
+
+def test_a_class_that_python_cannot_replace_is_refused_and_left_alone():
+    class Base(abc.ABC, optim.Optimizer):
+        """As some packages have it."""
+
+    class Other(Base):
+        def step(self, closure=None):
+            """Do nothing."""
+
+    opt = Other(parameters(), {"lr": 0.1})
+    with pytest.raises(ValueError, match="laid out otherwise"):
+        o2nc.extend(opt, average=0.9)
+    assert type(opt) is Other
+    assert "scaling" not in opt.param_groups[0]
 
 
 def test_sparse_gradients_are_refused_and_nothing_is_done():

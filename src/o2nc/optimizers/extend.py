@@ -151,7 +151,12 @@ def _extend(
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
         raise ValueError(f"optimizer.step was replaced by hand: apply {name} first, then replace it")
     plain = type(optimizer)
-    optimizer.__class__ = _extended(plain)
+    try:
+        optimizer.__class__ = _extended(plain)
+    except TypeError as error:  # as for classes with ABC before Optimizer among their bases
+        raise ValueError(
+            f"optimizer cannot be extended in place, {plain.__name__} is laid out otherwise: {error}"
+        ) from error
     try:
         assert isinstance(optimizer, Extended)
         optimizer._begin()
