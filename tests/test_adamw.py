@@ -78,6 +78,7 @@ def test_scaling_is_lr_times_s():
     assert opt.param_groups[0]["lr"] == 0.02
 
 
+@pytest.mark.some(14)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("law", [None, o2nc.Exponential()], ids=str)

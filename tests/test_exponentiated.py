@@ -158,6 +158,7 @@ def kinked(x):
     return float((x.abs() - 0.6 * (x - 1).abs() + 0.1 * x**2).sum())
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "law",
     [o2nc.Exponential(), o2nc.Exponential(2.0), o2nc.Uniform(0, 2), o2nc.Uniform(weighted=True), o2nc.Weibull(0.8)],

@@ -96,6 +96,7 @@ def test_it_moves_as_it_would_alone(name):
                 assert torch.equal(torch.as_tensor(opt.state[p][key]), torch.as_tensor(value)), key
 
 
+@pytest.mark.some(34)
 @EVERY
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_averages_are_the_sums(name, window):
@@ -378,6 +379,7 @@ def test_every_optimizer_of_torch_is_here():
     assert names - {"Optimizer", "LBFGS", "SparseAdam"} <= here
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", ["SGD plain", "AdamW", "Rprop", "Adafactor", "Lion"])
 @pytest.mark.parametrize("progress", [False, True])
 def test_a_kernel_takes_the_iterates_in(name, progress, device):

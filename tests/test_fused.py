@@ -130,7 +130,7 @@ def check_averages(opt, params, xs, gs, beta, law, seed):
 # ---- the learners ----
 
 
-@pytest.mark.some(18)
+@pytest.mark.some(10)
 @pytest.mark.parametrize(
     ("law", "average"), [(rig.LAWS[0], True), (rig.LAWS[3], True), (rig.LAWS[2], False)], ids=str
 )

@@ -601,6 +601,7 @@ def test_one_learner_drives_two_optimizers(learner):
         assert torch.equal(a, b)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_coin_betting_stays_finite_under_a_steady_gradient(dtype):
     """The wealth grows exponentially there: uncapped, float32 overflows at step 169."""

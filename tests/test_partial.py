@@ -21,6 +21,7 @@ def outcomes(tmp_path_factory):
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 
+@pytest.mark.some(9)
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch is built without processes")
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", ["averages", "joint norm", "original"])

@@ -509,6 +509,7 @@ def gradients_seen(problem, scaling, steps):
     return seen
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("problem", HELD_BY_SGDM + HELD_FROM_ZERO, ids=str)
 def test_momentum_is_trapped_and_random_scaling_frees_it(problem):
     """NOTES §5: ḡ equals the slope a under s = 1, for ever, and is O(.01) under s ~ Exp(1)."""

@@ -184,6 +184,7 @@ def test_ogd_kappa_2(lr, decay, beta):
     assert_bound(OGD(lr=lr, decay=decay, kappa=2), beta, excess)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("decay", [0.0, 1.0])
 @pytest.mark.parametrize("lr", [0.05, 2.0])

@@ -66,6 +66,7 @@ def test_x_mean_arrives(beta, tolerance):
     assert float((mean.double() - expected).abs().max()) < tolerance
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("fused", [True, False])
 def test_v_has_no_floor(device, fused):
     """Weights that stand still for 20/(1 − β) steps: V is what the weights that moved before are worth."""

@@ -61,6 +61,7 @@ def run(opt, params, steps, seed=0):
     return torch.stack(xs), torch.stack(gs)
 
 
+@pytest.mark.some(16)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("kind", ["ScaledSGDM", "Nesterov", "OGD", "weighted"])

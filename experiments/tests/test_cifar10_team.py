@@ -173,6 +173,7 @@ def both(tmp_path_factory, files):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_joint_batchnorm_is_batchnorm_of_the_whole_batch(both, momentum):
     expected = normed(nn.BatchNorm2d(3, momentum=momentum), lambda x: x)

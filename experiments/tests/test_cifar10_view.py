@@ -435,6 +435,7 @@ def test_without_averages_there_are_no_certificates():
     assert curves.certificates([]) is None
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 30), (8, 1, 12)])
 def test_save_writes_both_and_nothing_else(shape, tmp_path):
     arms, seeds, epochs = shape

@@ -192,6 +192,7 @@ def test_invalid_values_get_one_line_and_code_2(arguments, named, tmp_path, monk
     assert [p.name for p in tmp_path.iterdir()] == ["a-file"]
 
 
+@pytest.mark.slow
 def test_typer_runs_the_app_too(tmp_path):
     runner, app = CliRunner(), cli.build_app()
     result = runner.invoke(app, ["demo", *map(str, SHORT), "--out", str(tmp_path)])
@@ -298,6 +299,7 @@ def test_signals_wait_until_all_is_written(tmp_path, monkeypatch, capsys):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["demo.json", "climber.png"])
 def test_what_cannot_be_written_is_named_after_the_tables(name, tmp_path, monkeypatch, capsys):
     (tmp_path / name).mkdir()  # as good as a full disk

@@ -246,6 +246,7 @@ def test_the_story_is_told_from_the_record_alone(tmp_path, monkeypatch):
         assert words in text
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("runs", "trials"), [(1, 0), (2, 0), (5, 0), (8, 1), (8, 2)])
 def test_what_is_there_is_told_of_an_interrupted_demo(runs, trials, tmp_path):
     rows = [row for arm in list(digits.ARMS)[:trials] for row in made(arm, 0, [0.9])]

@@ -136,6 +136,7 @@ def test_pool(workers):
         list(pool.run([fail], workers=workers))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_workers_end_with_their_parent(tmp_path):
     """A parent that is killed cannot tell its workers."""
