@@ -80,20 +80,24 @@ def steps(opt, params, count, first=1):
     return torch.stack(xs), torch.stack(gs)
 
 
+def step_both(first, second, count):
+    """Step two optimizers along; their parameters stay the same to the bit."""
+    for t in range(1, count + 1):
+        for opt, params in (first, second):
+            set_gradients(params, t)
+            opt.step()
+        assert all(map(torch.equal, first[1], second[1]))
+
+
 @EVERY
 def test_it_moves_as_it_would_alone(name):
     a, b = parameters(torch.float32), parameters(torch.float32)
     opt = o2nc.extend(OPTIMIZERS[name](a), average=o2nc.Polynomial(3))
     plain = OPTIMIZERS[name](b)
-    for t in range(1, 12):
-        set_gradients(a, t)
-        set_gradients(b, t)
-        opt.step()
-        plain.step()
-        assert all(map(torch.equal, a, b))
-        for p, q in zip(a, b, strict=True):
-            for key, value in plain.state.get(q, {}).items():
-                assert torch.equal(torch.as_tensor(opt.state[p][key]), torch.as_tensor(value)), key
+    step_both((opt, a), (plain, b), 11)
+    for p, q in zip(a, b, strict=True):
+        for key, value in plain.state.get(q, {}).items():
+            assert torch.equal(torch.as_tensor(opt.state[p][key]), torch.as_tensor(value)), key
 
 
 @pytest.mark.some(34)
@@ -132,12 +136,7 @@ def test_scaling_is_that_of_random_scaling(name):
     a, b = parameters(), parameters()
     both = o2nc.extend(OPTIMIZERS[name](a), average=0.9, scaling=o2nc.Exponential(), seed=2)
     alone = o2nc.random_scaling(OPTIMIZERS[name](b), seed=2)
-    for t in range(1, 6):
-        set_gradients(a, t)
-        set_gradients(b, t)
-        both.step()
-        alone.step()
-    assert all(map(torch.equal, a, b))
+    step_both((both, a), (alone, b), 5)
 
 
 def copies(opt, make):
@@ -225,12 +224,8 @@ def test_hooks_run_once():
 
 def test_nothing_asked_for_changes_nothing():
     a, b = parameters(), parameters()
-    opt, plain = o2nc.extend(optim.AdamW(a)), optim.AdamW(b)
-    for t in range(1, 4):
-        for o, ps in ((opt, a), (plain, b)):
-            set_gradients(ps, t)
-            o.step()
-    assert all(map(torch.equal, a, b))
+    opt = o2nc.extend(optim.AdamW(a))
+    step_both((opt, a), (optim.AdamW(b), b), 3)
     with pytest.raises(RuntimeError, match=r"pass average=o2nc.Polynomial\(12\)"):
         opt.certificate()
 

@@ -23,9 +23,10 @@ exp(−difference of ``log_decay``), and with it in the place of one 1 − γ th
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -78,14 +79,14 @@ class Weights(NamedTuple):
         return 1 / (self.concentration + math.exp(2 * (joined - self.log_decay)))
 
 
-class Running:
+class Running(ABC):
     """A window over all iterates so far; one of your own is a frozen dataclass that inherits from it."""
 
     start: int = 0  # how many iterates pass before: until then x̄ is x itself, not to be asked for
 
+    @abstractmethod
     def discount(self, n: int) -> float:
         """Return δ_n in [0, 1] for the n-th iterate that is averaged, n = 1, 2, …; δ_n = 0 begins anew."""
-        raise NotImplementedError
 
     def weights(self, group: dict[str, Any]) -> Weights:
         """Return the weights so far, from a parameter group."""
@@ -122,8 +123,8 @@ class Discount(Running):
 class Polynomial(Running):
     """A window that grows with the run: x̄_n weights x_t by about t^power, the last n/(power + 1) steps.
 
-    There is no horizon in it: at every moment x̄ is the average that a run of this length asks for. A constant
-    learning rate and such an average do what a decayed learning rate does, at all lengths at once.
+    There is no horizon in it: at every moment the window is the same share of the run. With a constant learning rate
+    such an average is meant to do what a decayed learning rate does, at all lengths at once.
 
     Args:
         power: r >= 0; 0 is the plain mean, 12 the last 8 % of the run.
@@ -155,11 +156,12 @@ class Polynomial(Running):
         return before / (before + self.power) if before > 0 else 0.0
 
 
-class Blocks(NamedTuple):
+@dataclass(frozen=True)
+class Blocks:
     """The window of Algorithm 1: uniform weights within a block, and nothing is left of the blocks before."""
 
     period: int
-    start: int = 0
+    start: ClassVar[int] = 0
 
     def weights(self, group: dict[str, Any]) -> Weights:
         """Return the weights so far, from a parameter group."""

@@ -3,9 +3,9 @@
     m ← β₁m + (1 − β₁)g,   v ← β₂v + (1 − β₂)g²,
     Δ = −lr·(m̂/(√v̂ + ε) + λx),   x ← x + sΔ,   m̂ = m/(1 − β₁^t),   v̂ = v/(1 − β₂^t).
 
-On a GPU one pass over memory does it all, with torch's own rounding. Elsewhere torch's step is called, so without
-scaling it is ``torch.optim.AdamW`` to the bit. Δ, of which the progress is made, needs no memory: m and v of the last
-step are still there when the next gradient comes.
+On a GPU one pass over memory does it all, in the order and precision of torch's fused step. Elsewhere torch's step is
+called, so without scaling it is ``torch.optim.AdamW`` to the bit. Δ, of which the progress is made, needs no memory:
+m and v of the last step are still there when the next gradient comes.
 """
 
 from typing import Any, ClassVar

@@ -64,7 +64,7 @@ def measure_gradient(g, slots, lr, constants, FLOOR: tl.constexpr):
 @triton.jit
 def gather_adagrad(lr, kept, sums, constants):
     v, beta = kept[0], constants[0]
-    return v, beta * beta * v + sums[0], 0.0, 0.0
+    return v, beta * beta * v + sums[0], 0.0, 0.0  # v before and after
 
 
 @triton.jit
