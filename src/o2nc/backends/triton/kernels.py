@@ -107,8 +107,8 @@ def open_kernel(
     state_numbers, coefficients, totals, scaler, n,
     SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, WEIGHTED: tl.constexpr, ESTIMATES: tl.constexpr,
     AVERAGED: tl.constexpr, SCALED_LOSS: tl.constexpr, TICK: tl.constexpr, SETTLE: tl.constexpr, GATHER: tl.constexpr,
-    JOINT: tl.constexpr, CONSTANTS: tl.constexpr, COEFFICIENTS: tl.constexpr, NUMBERS_KEPT: tl.constexpr,
-    WIDTH: tl.constexpr,
+    JOINT: tl.constexpr, SUMS: tl.constexpr, CONSTANTS: tl.constexpr, COEFFICIENTS: tl.constexpr,
+    NUMBERS_KEPT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Tick: draw s, find γ, advance the counters. Settle: the coefficients of every tensor."""
     if TICK:
@@ -180,7 +180,7 @@ def open_kernel(
                 mask = i < n
                 lr = tl.load(numbers + NUMBERS * tl.load(group_of + i, mask=mask, other=0) + LR)
                 kept = read(state_numbers + KEPT * n + i, n, mask, 0.0, NUMBERS_KEPT)
-                g0, g1, g2, g3 = GATHER(lr, kept, read(totals + i, n, mask, 0.0, 2), settled)
+                g0, g1, g2, g3 = GATHER(lr, kept, read(totals + i, n, mask, 0.0, SUMS), settled)
                 j0 += tl.sum(tl.where(mask, g0, 0.0), 0)
                 j1 += tl.sum(tl.where(mask, g1, 0.0), 0)
                 j2 += tl.sum(tl.where(mask, g2, 0.0), 0)
@@ -196,8 +196,8 @@ def open_kernel(
             fresh = tl.load(state_numbers + IS_FRESH * n + i, mask=mask, other=0.0)  # 1: averages, 2: buffer, 3: both
             kept = read(state_numbers + KEPT * n + i, n, mask, 0.0, NUMBERS_KEPT)
             sums = (fresh, fresh)
-            if JOINT:
-                sums = read(totals + i, n, mask, 0.0, 2)
+            if SUMS > 0:
+                sums = read(totals + i, n, mask, 0.0, SUMS)
             rate, own, kept = SETTLE(
                 read(at + LR, 1, mask, 0.0, 5), fresh >= 2, kept, sums, (j0, j1, j2, j3), (s, relative), settled
             )

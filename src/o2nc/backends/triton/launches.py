@@ -1,6 +1,8 @@
 """The chain of launches that makes one step."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
 WARPS = 4
 FOLD, FOLD_WARPS = 2048, 8  # partial sums added at a time
 TENSORS = 128  # tensors settled at a time
-UNFUSED = {"enable_fp_fusion": False}  # for numbers as the host and torch have them: a power is no longer one with it
 
 
 class Launch(NamedTuple):
@@ -31,13 +32,16 @@ class Launch(NamedTuple):
         self.kernel[(self.programs,)](*self.arguments, **self.compiled_in, num_warps=self.warps, **self.options)
 
 
+Action: TypeAlias = Launch | Callable[[], None]
+
+
 class Sequence:
     """Launches that are repeated with the same arguments: from the third time on, as one CUDA graph of our own.
 
     A launch costs the host more than it costs the device on a small model; a graph costs as little as one launch.
     """
 
-    def __init__(self, launches: list[Launch], device: torch.device) -> None:
+    def __init__(self, launches: list[Action], device: torch.device) -> None:
         self.launches, self.device = launches, device
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -68,7 +72,7 @@ class Sequence:
         return graph
 
 
-def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
+def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Action]:
     """Return the launches of one step, in order.
 
     Args:
@@ -91,14 +95,21 @@ def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
         "SCALED_LOSS": scaled,
     }
     joint = rule.measure is not None
-    counts = {"CONSTANTS": len(rule.constants), "COEFFICIENTS": rule.coefficients, "NUMBERS_KEPT": len(rule.numbers)}
-    counts["WIDTH"] = TENSORS
+    counts = {
+        "SUMS": rule.sums,
+        "CONSTANTS": len(rule.constants),
+        "COEFFICIENTS": rule.coefficients,
+        "NUMBERS_KEPT": len(rule.numbers),
+        "WIDTH": TENSORS,
+    }
     settle = {"SETTLE": rule.settle, "GATHER": rule.gather, "JOINT": joint} | counts
     common = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
-    found = []
+    found: list[Action] = []
+    if rule.prepare is not None:
+        found.append(partial(rule.prepare, tables.totals, numbers, tables.group_of, tables.kept))
     if joint:
         tick = {"TICK": True, "SETTLE": None, "GATHER": None, "JOINT": False} | counts
-        found.append(Launch(kernels.open_kernel, 1, opening, law | tick, 1, UNFUSED))
+        found.append(Launch(kernels.open_kernel, 1, opening, law | tick, 1))
         for low, number, compiled in tables.buckets:
             measured = (numbers, tables.group_of, tables.constants, tables.scaler, tables.partial, n, low, chunks)
             names = ("FLOOR", "X_TYPE", "SLOT_0", "SLOT_1", "SLOT_2", "CHUNK", "BLOCK")
@@ -108,7 +119,7 @@ def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Launch]:
         folded = (tables.first, tables.now, tables.partial, tables.totals, n, chunks)
         found.append(Launch(kernels.total_kernel, n, folded, {"WIDTH": FOLD}, FOLD_WARPS))
     # one warp: the counters are read and written by the same threads
-    found.append(Launch(kernels.open_kernel, 1, opening, law | {"TICK": not joint} | settle, 1, UNFUSED))
+    found.append(Launch(kernels.open_kernel, 1, opening, law | {"TICK": not joint} | settle, 1))
     limited = {"maxnreg": rule.registers} if rule.registers is not None and tables.summed else {}
     for low, number, compiled in tables.buckets:
         stepped = (*common, tables.coefficients, tables.partial, n, low, chunks)

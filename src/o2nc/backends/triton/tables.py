@@ -132,6 +132,7 @@ class Tables:
             if kept:
                 for state, entry in zip(self.states, line, strict=True):
                     state[key] = entry
+        self.kept = self.numbers[kernels.KEPT.value : -1]
         self.touched: list[bool] = []
         for state in self.states:
             state.touched = self.touched
@@ -176,7 +177,7 @@ class Tables:
         joint = self.rule.measure is not None
         summed = self.chunks if self.summed or joint else 1
         self.partial = torch.zeros(2, summed, dtype=torch.float64, device=device)
-        self.totals = torch.zeros(2, self.n if joint else 1, dtype=torch.float64, device=device)
+        self.totals = torch.zeros(self.rule.sums, self.n, dtype=torch.float64, device=device)
         self.buckets: list[tuple[int, int, dict[str, Any]]] = []  # first chunk, how many, what is compiled in
         at = 0
         for _, run in groupby(range(self.n), lambda t: self._kind(rows[t])):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from o2nc import learners
-from o2nc.backends.triton.rules.adamw import play_adamw, play_amsgrad, settle_adamw
+from o2nc.backends.triton.rules.adamw import play_adamw, play_amsgrad, powers_, settle_adamw
 from o2nc.backends.triton.rules.diagonal import (
     gather_adam,
     measure_adam,
@@ -76,15 +76,31 @@ class Rule:
     constants: tuple[float, ...] = ()
     measure: Any = None
     gather: Any = None
+    prepare: Any = None  # fills in, by torch, what `settle` gets of every parameter in the place of sums
+    prepared: int = 0  # how many numbers that is
     moves: bool = True  # whether x is written
     # where sums are made as well, as measured: elements at a time, and registers per thread (None: as it comes)
     block: int = 512
     registers: int | None = None
 
+    @property
+    def sums(self) -> int:
+        """How many numbers `settle` gets of every parameter: of a joint learner two sums, or what is prepared."""
+        return self.prepared if self.measure is None else 2
+
 
 SGD = Rule(settle_sgd, play_momentum, 3)
 OBSERVED = Rule(settle_observed, play_observed, 1, moves=False)
-ADAMW = Rule(settle_adamw, play_adamw, 14, numbers=("step", "last_move", "last_decay"), block=256, registers=64)
+ADAMW = Rule(
+    settle_adamw,
+    play_adamw,
+    14,
+    numbers=("step", "last_move", "last_decay"),
+    prepare=powers_,
+    prepared=4,
+    block=256,
+    registers=64,
+)
 
 
 def device_rule(step: Step) -> Rule | None:

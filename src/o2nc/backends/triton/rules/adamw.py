@@ -1,17 +1,28 @@
 """AdamW as torch's fused kernel has it since 2.11, rounding included; slots m, v, and for amsgrad the largest v."""
 
+import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
-from triton.runtime.interpreter import InterpretedFunction
+from torch import Tensor
+
+from o2nc.backends.triton.kernels import LR, NUMBERS
 
 
-@triton.jit
-def nothing():
-    pass
+def powers_(out: Tensor, numbers: Tensor, group_of: Tensor, kept: Tensor) -> None:
+    """Set β₁^t, β₂^t in float64, then in float32, of the step to come.
 
+    By torch, whose fused step has the same power; those of Triton and of a host round otherwise.
 
-INTERPRETED = tl.constexpr(isinstance(nothing, InterpretedFunction))
+    Args:
+        out: four rows, a column for every parameter.
+        numbers: of all groups, as `settle` gets them.
+        group_of: the group of every parameter.
+        kept: rows of the numbers that are kept of every parameter.
+    """
+    betas = numbers.view(-1, NUMBERS.value)[:, LR.value + 1 : LR.value + 3][group_of].T
+    step = kept[0] + 1
+    torch.pow(betas, step, out=out[:2])
+    out[2:].copy_(torch.pow(betas.float(), step.float()))
 
 
 @triton.jit
@@ -25,32 +36,20 @@ def ratio_of(a, b):
 
 
 @triton.jit
-def power(beta, step):
-    if INTERPRETED:
-        return tl.where(beta > 0, tl.exp(step * tl.log(tl.where(beta > 0, beta, 1.0))), 0.0)
-    else:
-        return libdevice.pow(beta, step)
-
-
-@triton.jit
-def corrections(beta1, beta2, step):
-    """Return 1 − β₁^t and √(1 − β₂^t)."""
-    return 1 - power(beta1, step), root_of(1 - power(beta2, step))
-
-
-@triton.jit
 def settle_adamw(group, is_new, kept, sums, joint, draw, constants):
     lr, beta1, beta2, eps, decay = group
     s, weight = draw
     step, last_move, last_decay = kept
     move = lr * s
-    first, root = corrections(beta1, beta2, step + 1)
+    power1, power2, low1, low2 = sums
     # for parameters of float32 and below torch does this in float32, too
-    low_first, low_root = corrections(beta1.to(tl.float32), beta2.to(tl.float32), (step + 1).to(tl.float32))
-    last_first, last_root = corrections(beta1, beta2, tl.where(step > 0, step, 1.0))
-    back = 1 / (1 - last_move * last_decay)
-    now = (beta1, beta2, eps, move, decay, first, root, low_first.to(tl.float64), low_root.to(tl.float64))
-    before = (last_move, last_decay, 1 / last_first, 1 / last_root, back)  # of the step that led here
+    low_first = (1 - low1.to(tl.float32)).to(tl.float64)
+    low_root = root_of(1 - low2.to(tl.float32)).to(tl.float64)
+    now = (beta1, beta2, eps, move, decay, 1 - power1, root_of(1 - power2), low_first, low_root)
+    # of the step that led here
+    last_first = 1 - tl.where((step > 0) & (beta1 > 0), power1 / beta1, 0.0)
+    last_root = root_of(1 - tl.where((step > 0) & (beta2 > 0), power2 / beta2, 0.0))
+    before = (last_move, last_decay, 1 / last_first, 1 / last_root, 1 / (1 - last_move * last_decay))
     return -lr, now + before, (step + 1, move, decay)
 
 
