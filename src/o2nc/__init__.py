@@ -7,9 +7,10 @@
 * `averaging` keeps x̄, ḡ and V, from which ``certificate(c)`` bounds ‖∇F(x̄)‖_c.
 
 `ExponentiatedO2NC` (Algorithm 2 of the paper) multiplies any three; `ScaledSGDM` is the instance that replaces
-``torch.optim.SGD``; `OriginalO2NC` is Algorithm 1; `random_scaling` scales any torch optimizer. `recalibrated` makes
-BatchNorm's statistics fit x̄, `CertificateLogger` writes certificates down, `certify` certifies iterates afterwards,
-`theory` has the theorems as functions, `problems` objectives with known constants.
+``torch.optim.SGD``, `AdamW` the one for ``torch.optim.AdamW``; `extend` gives averages and certificate to any other
+optimizer, `random_scaling` scales it; `OriginalO2NC` is Algorithm 1. `posthoc` makes averages of averages,
+`recalibrated` makes BatchNorm's statistics fit x̄, `CertificateLogger` writes certificates down, `certify` certifies
+iterates afterwards, `theory` has the theorems as functions, `problems` objectives with known constants.
 """
 
 from o2nc import learners, problems, theory
@@ -23,6 +24,7 @@ from o2nc.optimizers.extend import extend, random_scaling
 from o2nc.optimizers.original import OriginalO2NC
 from o2nc.optimizers.sgdm import ScaledSGDM
 from o2nc.scaling import Exponential, Gamma, Law, Uniform, Weibull
+from o2nc.snapshots import Posthoc, Snapshot, posthoc
 from o2nc.torch_support.batchnorm import recalibrated
 
 __version__ = "0.1.0"
@@ -38,12 +40,15 @@ __all__ = [
     "Law",
     "OriginalO2NC",
     "Polynomial",
+    "Posthoc",
     "ScaledSGDM",
+    "Snapshot",
     "Uniform",
     "Weibull",
     "certify",
     "extend",
     "learners",
+    "posthoc",
     "problems",
     "random_scaling",
     "recalibrated",
