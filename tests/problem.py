@@ -25,3 +25,9 @@ def set_gradients(params, step, noise=0.3):
 def flat(tensors):
     """All of them as one float64 vector."""
     return torch.cat([t.detach().double().reshape(-1) for t in tensors]).numpy().copy()
+
+
+def delta_of(opt, p):
+    """Return the update Δ that was last played for a parameter: kept, or told by the learner's other state."""
+    state = opt.state[p]
+    return state["delta"] if "delta" in state else opt.param_groups[0]["learner"].last([state])[0]

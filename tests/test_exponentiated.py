@@ -7,7 +7,7 @@ import torch
 import o2nc
 from o2nc.learners import OGD, AdaGrad, CoinBetting, ScaleFree
 from o2nc.scaling import uniform
-from problem import flat, parameters, set_gradients
+from problem import delta_of, flat, parameters, set_gradients
 from twin import averages, law_weights
 
 LAWS = [
@@ -30,7 +30,7 @@ def history(opt, params, steps):
         xs.append(flat(params))
         gs.append(flat([p.grad for p in params]))
         known = all("delta" in opt.state[p] for p in params)
-        deltas.append(flat([opt.state[p]["delta"] for p in params]) if known else np.zeros_like(xs[0]))
+        deltas.append(flat([delta_of(opt, p) for p in params]) if known else np.zeros_like(xs[0]))
         opt.step()
     return xs, gs, deltas
 
@@ -195,7 +195,7 @@ def test_one_scalar_for_all_parameters_and_groups():
         opt.step()
         s = o2nc.Exponential().sample(3, t + 1)
         for p, x in zip((a, b), before, strict=True):
-            torch.testing.assert_close(p.detach(), x + s * opt.state[p]["delta"], rtol=1e-15, atol=1e-15)
+            torch.testing.assert_close(p.detach(), x + s * delta_of(opt, p), rtol=1e-15, atol=1e-15)
     assert [g["lr"] for g in opt.param_groups] == [0.1, 0.2]
 
 
@@ -211,7 +211,7 @@ def test_schedulers_act_on_the_learner():
             p.grad = torch.ones_like(p)
         opt.step()
         scheduler.step()
-        lengths.append(float(torch.stack([opt.state[p]["delta"].norm() for p in params]).norm()))
+        lengths.append(float(torch.stack([delta_of(opt, p).norm() for p in params]).norm()))
     assert lengths[-1] < 0.03 * lengths[0]
 
 

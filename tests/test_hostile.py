@@ -9,6 +9,7 @@ import torch
 
 import o2nc
 from o2nc import learners
+from problem import delta_of
 
 
 def zeros(*shape, dtype=torch.float32):
@@ -135,7 +136,7 @@ def test_absent_gradients_are_zeros_to_the_learner():
     for p in params:
         for _ in range(11):
             opt.zero_grad()
-            delta = opt.state[p]["delta"].item() if opt.state.get(p) else 0.0
+            delta = delta_of(opt, p).item() if opt.state.get(p) else 0.0
             p.grad = torch.tensor([1.0 if delta > 0 else -1.0], dtype=torch.float64)
             opt.step()
     assert opt.progress <= 1.0
@@ -148,7 +149,7 @@ def test_absent_gradients_are_zeros_to_the_learner():
             a.grad = torch.full((1,), 0.3)
             b.grad = torch.ones(1) if t < 3 else absent
             opt.step()
-        results.append(opt.state[a]["delta"].item())
+        results.append(delta_of(opt, a).item())
     assert results[0] == pytest.approx(results[1])
 
 

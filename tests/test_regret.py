@@ -275,16 +275,20 @@ def test_adagrad_second_term(beta):
     assert max(ratios) > 1.485
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize(("diagonal", "radius"), [(False, np.inf), (False, 0.2), (False, 1.0), (True, np.inf)])
-def test_scale_free(diagonal, radius, beta):
+@pytest.mark.parametrize("more", [0.0, 0.5, 0.95])
+def test_scale_free(diagonal, radius, beta, more):
     """scale_free.py: "with Q_n = Σ‖g̃_t‖², by norm:
     Reg_n(u) <= (‖u‖²/(2D) + 2.75 D) sqrt(Q_n) + 3.5 min(D sqrt(n − 1), 2R) max_t‖g̃_t‖,   ‖u‖ <= R,
     and by coordinate without a clip the sum over coordinates of the same with R = ∞".
+    "As long as β₂ >= β² … the bound holds with β^{−n}sqrt(v_n) in the place of the
+    sqrt(Q_n) that ‖u‖²/(2D) stands before".
     """
     lr = 0.3
-    learner = ScaleFree(lr=lr, diagonal=diagonal, radius=radius)
+    beta2 = beta**2 + more * (1 - beta**2)
+    learner = ScaleFree(lr=lr, diagonal=diagonal, radius=radius, beta2=beta2 if more and beta < 1 else None)
 
     def excess(g, delta):
         q = power(beta, -np.arange(1, STEPS + 1))[:, None] ** 2 * g**2
@@ -293,7 +297,11 @@ def test_scale_free(diagonal, radius, beta):
         root = np.sqrt(np.cumsum(q, axis=0))
         longest = np.sqrt(np.maximum.accumulate(q, axis=0))
         constant = 2.75 * lr * root + 3.5 * np.minimum(lr * np.sqrt(n - 1), 2 * radius) * longest
-        return regret_excess(g, delta, beta, 0.0, root / lr, constant, radius, diagonal=diagonal)
+        # β^{−2n}v_n = (β₂/β²)·β^{−2(n−1)}v_{n−1} + ‖g̃_n‖²
+        v = [q[0]]
+        for square in q[1:]:
+            v.append(beta2 / beta**2 * v[-1] + square)
+        return regret_excess(g, delta, beta, 0.0, np.sqrt(np.array(v)) / lr, constant, radius, diagonal=diagonal)
 
     assert_bound_at_constant_lr(learner, beta, excess)
 

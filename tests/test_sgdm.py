@@ -8,7 +8,7 @@ import torch
 
 import o2nc
 from o2nc.learners import OGD
-from problem import SHAPES, flat, parameters, set_gradients
+from problem import SHAPES, delta_of, flat, parameters, set_gradients
 from twin import averages, law_weights
 
 OPTIONS = [
@@ -198,7 +198,7 @@ def test_the_map_to_algorithm_2(kappa):
         np.testing.assert_allclose(flat(params), flat(twins), rtol=1e-12, atol=1e-13)
         m = flat([sgdm.state[p]["momentum_buffer"] for p in twins])
         np.testing.assert_allclose(
-            flat([opt.state[p]["delta"] for p in params]), -effective_lr * m, rtol=1e-11, atol=1e-15
+            flat([delta_of(opt, p) for p in params]), -effective_lr * m, rtol=1e-11, atol=1e-15
         )
 
 

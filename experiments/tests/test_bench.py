@@ -104,8 +104,8 @@ def test_traffic_and_order():
         "extend(AdamW fused), x̄ and certificate": 52,
         "AdamW fused and swa_utils' EMA": 40,
         "Adam fused": 28,
-        "ScaleFree fused, average=False": 32,
-        "ScaleFree fused, average=True": 52,
+        "ScaleFree fused, average=False": 28,
+        "ScaleFree fused, average=True": 44,
         "SGD fused again": 20,
     }
     for kind in ("cpu", "cuda"):

@@ -120,3 +120,21 @@ def as_numbers(values: Sequence[Scalar]) -> list[float]:
 
 def _like(c: Sequence[Scalar], y: Vector) -> Vector:
     return [torch.as_tensor(v, dtype=t.dtype, device=t.device) for v, t in zip(c, y, strict=True)]
+
+
+DECAYED = ("last_move", "last_decay")  # in the state of a parameter whose last update had weight decay in it
+
+
+def with_decay(u: Tensor, x: Tensor, state: dict[str, Any]) -> Tensor:
+    """Return the direction of the last update with decoupled weight decay: u + λ·(x one step ago).
+
+    Args:
+        u: the direction without, the update being a multiple of it; it is not written to.
+        x: the parameter now.
+        state: its state; ``last_move`` is by what the direction was multiplied to be taken off, ``last_decay`` is λ.
+    """
+    move, decay = (state.get(key, 0.0) for key in DECAYED)
+    if not decay:
+        return u
+    before = torch.add(x.to(u.dtype), u, alpha=move).div_(1 - move * decay)
+    return before.mul_(decay).add_(u)

@@ -12,8 +12,14 @@ Regret (SOLO FTRL, Orabona and Pál 2018, at the exponentiated losses), with Q_n
 
 and by coordinate without a clip the sum over coordinates of the same with R = ∞. No bound is claimed by
 coordinate with a clip: the joint ball is not a product of intervals.
+
+With ``beta2`` the squares have a discount of their own, v_t = β₂v_{t−1} + g_t², as Adam's have. As long as β₂ >= β²
+the regulariser still grows on the exponentiated losses, and the bound holds with β^{−n}sqrt(v_n) in the place of the
+sqrt(Q_n) that ‖u‖²/(2D) stands before. That is what is lost: at most a factor sqrt((1 − β²)/(1 − β₂)), for gradients
+that do not change. For β₂ < β² nothing is claimed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +35,7 @@ from o2nc.torch_support.private import (
     foreach_mul_,
     foreach_sqrt,
 )
-from o2nc.vector import States, Vector, add_shares_, clip_, combine_, scale_, squares
+from o2nc.vector import States, Vector, add_shares_, clip_, combine_, scale_, shrinkage, squares
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class ScaleFree:
         lr: D >= 0, the scale of Δ: Adam's lr divided by sqrt((1 + β)/(1 − β)), which is 14 at β = 0.99.
         diagonal: by coordinate (default) or by the joint norm.
         radius: R > 0, or inf for no clip.
+        beta2: β₂ in (0, 1), the discount of squares; None is β², for which the regret is smallest.
 
     Example:
         >>> import torch
@@ -52,11 +59,14 @@ class ScaleFree:
     lr: float
     diagonal: bool = True
     radius: float = float("inf")
+    beta2: float | None = None
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)
         checks.flag("diagonal", self.diagonal)
         checks.positive("radius", self.radius, infinite=True)
+        if self.beta2 is not None:
+            checks.fraction("beta2", self.beta2)
 
     @property
     def elementwise(self) -> bool:
@@ -66,24 +76,61 @@ class ScaleFree:
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and v_t (this parameter's share of it when the norm is joint)."""
         v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)
-        return {"momentum": torch.zeros_like(delta), "sum_squares": v}
+        kept = {"momentum": torch.zeros_like(delta), "sum_squares": v}
+        return kept | {"lead": 0.0} if self.diagonal else kept
+
+    @property
+    def last(self) -> Callable[[States], Vector] | None:
+        """What returns Δ_t from the states, by coordinate: it is −lead·M/sqrt(v) and needs no memory of its own."""
+        return _last if self.diagonal else None
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Bring M and v up to date, then play −D M/sqrt(v)."""
         m = [state["momentum"] for state in states]
         v = [state["sum_squares"] for state in states]
         combine_(m, [beta] * len(m), grads, [1.0] * len(m))
-        # where v = 0 all gradients were 0 and so is M; the floor keeps an underflown v from dividing
-        floor = [torch.finfo(t.dtype).tiny ** 0.5 for t in deltas]
+        keep = beta**2 if self.beta2 is None else self.beta2
         foreach_copy_(deltas, m)
         if self.diagonal:
-            foreach_mul_(v, beta**2)
+            foreach_mul_(v, keep)
             foreach_addcmul_(v, grads, grads)
-            root = foreach_sqrt(v)
-            foreach_clamp_min_(root, floor)
-            foreach_div_(deltas, root)
-            scale_(deltas, [-d for d in lrs])
+            _divide_(deltas, v)
+            leads = self._leads(deltas, lrs)
+            scale_(deltas, [-lead for lead in leads])
+            for state, lead in zip(states, leads, strict=True):
+                state["lead"] = lead
         else:
-            norm = add_shares_(v, beta**2, squares(grads)).sqrt().clamp(min=max(floor))
+            norm = add_shares_(v, keep, squares(grads)).sqrt().clamp(min=max(map(_floor, deltas)))
             scale_(deltas, [-d / norm for d in lrs])
-        clip_(deltas, self.radius)
+            clip_(deltas, self.radius)
+
+    def _leads(self, ratios: Vector, lrs: list[float]) -> list[Any]:
+        """Return D for every parameter, times what brings Δ = −D·M/sqrt(v) into the ball."""
+        if self.radius == float("inf"):
+            return list(lrs)
+        parts = squares(ratios)
+        factor = shrinkage(
+            (parts * torch.tensor(lrs, dtype=parts.dtype, device=parts.device).square()).sum(), self.radius
+        )
+        return [lr * factor for lr in lrs]
+
+
+def _last(states: States) -> Vector:
+    found = [state["momentum"].clone() for state in states]
+    _divide_(found, [state["sum_squares"] for state in states])
+    scale_(found, [-state["lead"] for state in states])
+    return found
+
+
+def _divide_(m: Vector, v: Vector) -> None:
+    """Set M ← M/sqrt(v).
+
+    Where v = 0 all gradients were 0 and so is M; the floor keeps an underflown v from dividing.
+    """
+    root = foreach_sqrt(v)
+    foreach_clamp_min_(root, [_floor(t) for t in m])
+    foreach_div_(m, root)
+
+
+def _floor(x: Tensor) -> float:
+    return float(torch.finfo(x.dtype).tiny ** 0.5)

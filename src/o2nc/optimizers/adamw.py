@@ -20,7 +20,7 @@ from o2nc.optimizers.extend import NAMES, Extended, Observed, Seen, check_extens
 from o2nc.scaling import Draw, Law
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import Step
-from o2nc.vector import real, wide
+from o2nc.vector import DECAYED, real, wide, with_decay
 
 
 class AdamW(Extended, optim.AdamW):
@@ -131,8 +131,7 @@ _FIELDS: Fields = {
     "exp_avg": Field(Kind.SHAPED, is_torchs=True),
     "exp_avg_sq": Field(Kind.SHAPED, is_torchs=True),
     "max_exp_avg_sq": Field(Kind.SHAPED, is_torchs=True),
-    "last_move": Field(Kind.NUMBER),  # s·lr and λ of the last step
-    "last_decay": Field(Kind.NUMBER),
+    **dict.fromkeys(DECAYED, Field(Kind.NUMBER)),  # s·lr and λ of the last step
 }
 
 
@@ -168,24 +167,20 @@ class SeenByAdam(Seen):
         for p, state in zip(self.params, self.states, strict=True):
             x = real(p).to(wide(p.dtype))
             t = float(state.get("step", 0.0))
-            if "last_move" not in state or not t:
+            if DECAYED[0] not in state or not t:
                 found.append(torch.zeros_like(x))
                 continue
             m, v = (real(state[key]).to(x.dtype) for key in ("exp_avg", _denominator(self.group)))
             u = (v.sqrt() / (1 - beta2**t) ** 0.5).add_(self.group["eps"]).reciprocal_().mul_(m).div_(1 - beta1**t)
-            move, decay = state["last_move"], state["last_decay"]
-            if decay:
-                before = torch.add(x, u, alpha=move).div_(1 - move * decay)  # x one step ago
-                u.add_(before, alpha=decay)
-            found.append(u)
+            found.append(with_decay(u, x, state))
         return found
 
     def move_(self, draw: Draw) -> float:
         """Move nothing; note at which rate torch will."""
         lr = float(self.group["lr"])
         for state in self.states:
-            state["last_move"] = lr if draw.s is None else lr * draw.s
-            state["last_decay"] = float(self.group["weight_decay"])
+            move = lr if draw.s is None else lr * draw.s
+            state.update(zip(DECAYED, (move, float(self.group["weight_decay"])), strict=True))
         return -lr
 
 

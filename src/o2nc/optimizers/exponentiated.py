@@ -25,9 +25,9 @@ from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
 from o2nc.state import Field, Fields, Kind, fields_of
 from o2nc.step import COUNTERS, Step
-from o2nc.torch_support.private import foreach_add_, foreach_mul
+from o2nc.torch_support.private import foreach_add_, foreach_mul, foreach_mul_
 from o2nc.torch_support.shards import joint_norms
-from o2nc.vector import real, wide
+from o2nc.vector import DECAYED, real, wide, with_decay
 
 # what torch's other optimizers read from a parameter group and these do not
 FOREIGN = frozenset(("weight_decay", "momentum", "dampening", "nesterov", "maximize", "betas"))
@@ -38,7 +38,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
     """Algorithm 2: learner × scaling × averaging.
 
     Args:
-        params: parameters or parameter groups; a group may have an ``lr`` of its own, and no weight decay.
+        params: parameters or parameter groups; a group may have an ``lr`` and a ``weight_decay`` of its own.
         learner: the online learner that plays the updates; ``param_groups[i]["lr"]`` starts at its ``lr``.
         beta: β in (0, 1), the discount of the losses and of the averages.
         scaling: the law of s, or None for no scaling (then no guarantee holds).
@@ -47,6 +47,9 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         average: the window of x̄, ḡ and V: True is Algorithm 2's, with β; a number in (0, 1) or `o2nc.Polynomial` is
             another; False or None saves the memory of x̄, ḡ and the kept output, and there is no certificate.
         fused: one pass over memory on a GPU; None takes it where it applies, True insists on it.
+        weight_decay: λ >= 0, decoupled as in AdamW: Δ becomes Δ − lr·λx, with the group's lr, and gradients stay
+            those of F. The lr of `ScaleFree` is smaller than Adam's; its λ is to be as much larger.
+        maximize: maximise F, instead of minimise.
 
     Example:
         >>> import torch, o2nc
@@ -60,8 +63,8 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         True
     """
 
-    foreign: ClassVar[frozenset[str]] = FOREIGN
-    shared: ClassVar[tuple[str, ...]] = ("learner", "beta", "scaling", "seed", "average", *COUNTERS)
+    foreign: ClassVar[frozenset[str]] = FOREIGN - {"weight_decay", "maximize"}
+    shared: ClassVar[tuple[str, ...]] = ("learner", "beta", "scaling", "seed", "average", "maximize", *COUNTERS)
     needed: ClassVar[tuple[str, ...]] = ("lr", "learner", "beta")
     advice = "average=False: leave that at True when you construct it"
 
@@ -75,8 +78,12 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         seed: int = 0,
         average: bool | Average = True,
         fused: bool | None = None,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
     ) -> None:
         check_learner(learner)
+        checks.non_negative("weight_decay", weight_decay)
+        checks.flag("maximize", maximize)
         checks.fraction("beta", beta)
         check_law(scaling)
         checks.integer("seed", seed, 0)
@@ -92,6 +99,8 @@ class ExponentiatedO2NC(CertifiedOptimizer):
             "scaling": scaling,
             "seed": int(seed),
             "average": average,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
             **dict.fromkeys(COUNTERS, 0.0),
             "step": 0,
             "averaged": 0,
@@ -104,14 +113,14 @@ class ExponentiatedO2NC(CertifiedOptimizer):
     @property
     def fields(self) -> Fields:
         """The state that is kept per parameter."""
-        return averages.FIELDS | Learned(self.param_groups[0]["learner"], 1.0).fields
+        return averages.FIELDS | Learned(self.param_groups[0]["learner"], 1.0, keeps=False).fields
 
     def _describe(self, fused: bool | None = False) -> Step:
         groups = self.param_groups
         learner, beta, law, seed, average = (groups[0][key] for key in self.shared[:5])
         return Step(
             type(self).__name__,
-            Learned(learner, beta),
+            Learned(learner, beta, keeps=False),
             law,
             seed,
             Discount(average) if isinstance(average, float) else average,
@@ -130,24 +139,43 @@ class Learned:
     Args:
         learner: the learner.
         beta: the discount of its losses.
+        keeps: whether Δ is kept even by a learner whose other state tells it (by a method ``last``).
     """
 
-    def __init__(self, learner: Learner, beta: float) -> None:
+    def __init__(self, learner: Learner, beta: float, *, keeps: bool = True) -> None:
         self.learner, self.beta = learner, beta
+        self.last = None if keeps else getattr(learner, "last", None)
+        self.key = "delta" if self.last is None else "momentum"  # by which a parameter is known that has begun
 
     @property
     def fields(self) -> Fields:
-        """Δ, and what the learner says that it keeps."""
+        """Δ, what the learner says that it keeps, and what the last decay was."""
         delta = torch.zeros(2, 3, device="cpu")
-        return fields_of(initial(self.learner, delta), delta) | {"delta": Field(Kind.SHAPED)}
+        found = fields_of(initial(self.learner, delta), delta) | dict.fromkeys(DECAYED, Field(Kind.NUMBER))
+        return found | {"delta": Field(Kind.SHAPED)} if self.last is None else found
 
     def structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Return what must stay as it is in a group for tables of addresses to hold."""
-        return group["learner"], group["beta"]
+        return group["learner"], group["beta"], bool(group.get("weight_decay"))
 
     def numbers(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the sign of the gradient, coupled weight decay, lr and four that are free."""
-        return 1.0, 0.0, group["lr"], 0.0, 0.0, 0.0, 0.0
+        """Return the sign of the gradient, no coupled weight decay, lr, λ and three that are free."""
+        sign = -1.0 if group.get("maximize") else 1.0
+        return sign, 0.0, group["lr"], group.get("weight_decay", 0.0), 0.0, 0.0, 0.0
+
+    def begin(self, state: dict[str, Any], x: Tensor) -> bool:
+        """Begin the state of a parameter where it is missing; return whether it was."""
+        if self.last is not None and "delta" in state:  # of a checkpoint written when it was kept
+            delta = state.pop("delta")
+            lengths = [float(torch.linalg.vector_norm(d)) for d in (delta, *self.last([state | {"lead": 1.0}]))]
+            state["lead"] = lengths[0] / lengths[1] if lengths[1] else 0.0
+        if self.key in state:
+            return False
+        delta = torch.zeros_like(x, dtype=wide(x.dtype))
+        state.update(initial(self.learner, delta))
+        if self.last is None:
+            state["delta"] = delta
+        return True
 
     def parts(self, step: Step, unscale: float) -> "Iterator[VectorPart]":
         """Yield the vector.
@@ -163,17 +191,12 @@ class Learned:
             if g.layout is not torch.strided or not g.is_floating_point():
                 checks.gradient(g)
         waits = is_elementwise(self.learner)
-        known = set() if waits else {p for p, state in step.state.items() if "delta" in state}
+        known = set() if waits else {p for p, state in step.state.items() if self.key in state}
         found = [(p, group) for p, group in everyone if p.grad is not None or p in known]
         states = [step.state[p] for p, _ in found]
         for (p, _), state in zip(found, states, strict=True):
-            if "delta" not in state:
-                x = real(p.detach())
-                delta = torch.zeros_like(x, dtype=wide(x.dtype))
-                state.update(initial(self.learner, delta), delta=delta)
-        yield VectorPart(
-            self, step, [p for p, _ in found], states, [float(group["lr"]) for _, group in found], unscale
-        )
+            self.begin(state, real(p.detach()))
+        yield VectorPart(self, step, [p for p, _ in found], states, [group for _, group in found], unscale)
 
 
 class VectorPart:
@@ -189,35 +212,47 @@ class VectorPart:
         step: Step,
         everyone: list[Tensor],
         states: list[dict[str, Any]],
-        lrs: list[float],
+        groups: list[dict[str, Any]],
         unscale: float,
     ) -> None:
-        self.rule, self.step, self.coupling = rule, step, Coupling(unscale)
-        self.everyone, self.all_states, self.lrs = everyone, states, lrs
+        self.rule, self.step = rule, step
+        self.coupling = Coupling(-unscale if groups[0].get("maximize") else unscale)
+        self.everyone, self.all_states = everyone, states
+        self.lrs = [float(group["lr"]) for group in groups]
         at = [i for i, p in enumerate(everyone) if p.grad is not None]
         self.params = [everyone[i] for i in at]
         self.grads: list[Any] = [p.grad for p in self.params]
         self.states = [states[i] for i in at]
-        self.updates = [state["delta"] for state in self.states]  # Δ_t
+        self.pulls = [self.lrs[i] * groups[i].get("weight_decay", 0.0) for i in at]  # lr·λ
+        self.updates = None if step.window is None else self._updates()
+
+    @torch.no_grad()
+    def _updates(self) -> list[Tensor]:
+        """Return Δ_t, with the decay that was a part of it."""
+        deltas = [s["delta"] for s in self.states] if self.rule.last is None else self.rule.last(self.states)
+        return [with_decay(u, _real(p), s) for u, p, s in zip(deltas, self.params, self.states, strict=True)]
 
     def move_(self, draw: Draw) -> float:
         """Ask the learner, and move."""
-        step = self.step
+        step, s = self.step, 1.0 if draw.s is None else draw.s
         if step.between:
             assert step.law is not None
             self._add_(1 - step.law.sample(step.seed, step.groups[0]["step"] + 1))
+        if any(self.pulls) or any(DECAYED[0] in state for state in self.states):
+            self._decay_(s)
         if step.restarts:
             for state in step.state.values():
                 state["delta"].zero_()
                 state.update(self.rule.learner.init(state["delta"]))
         else:
-            self._play(draw.weight)
+            self._play(draw.weight, s)
         if step.between:
             moved = {id(state) for state in self.states}
             for state in step.state.values():
                 if id(state) not in moved:
                     state["delta"].zero_()  # it stays at w_n, which so becomes its x_n
-        self._add_(1.0 if draw.s is None else draw.s)
+        if self.rule.last is None:
+            self._add_(s)
         return 1.0
 
     def move_block_(self, x: list[Tensor], g: list[Tensor], u: list[Tensor], draw: Draw) -> float:
@@ -225,10 +260,16 @@ class VectorPart:
         raise AssertionError
 
     def _add_(self, s: float) -> None:
-        foreach_add_([_real(p) for p in self.params], self.updates, alpha=s)
+        foreach_add_([_real(p) for p in self.params], [state["delta"] for state in self.states], alpha=s)
 
-    def _play(self, weight: float) -> None:
-        """Have the learner replace Δ_t by Δ_{t+1}.
+    def _decay_(self, s: float) -> None:
+        """Set x ← x − s·lr·λx, and note it for the next progress."""
+        foreach_mul_([_real(p) for p in self.params], [1 - s * pull for pull in self.pulls])
+        for state, pull in zip(self.states, self.pulls, strict=True):
+            state.update(zip(DECAYED, (-s, -pull), strict=True))
+
+    def _play(self, weight: float, s: float) -> None:
+        """Have the learner replace Δ_t by Δ_{t+1}; where that is not kept, move at once.
 
         It is given gradients of at least float32. One that plays by coordinate is asked for a slice at a time, so
         that copies of half-precision gradients, and its own temporaries, never are as large as the model.
@@ -236,7 +277,8 @@ class VectorPart:
         learner, factor = self.rule.learner, weight * self.coupling.scale
         for low, high in self._slices() if is_elementwise(learner) else [(0, len(self.everyone))]:
             params, states = self.everyone[low:high], self.all_states[low:high]
-            deltas = [state["delta"] for state in states]
+            kept = self.rule.last is None
+            deltas = [state["delta"] if kept else torch.empty_like(state["momentum"]) for state in states]
             gs = [
                 torch.zeros_like(delta) if p.grad is None else _real(p.grad).to(delta.dtype)
                 for p, delta in zip(params, deltas, strict=True)
@@ -247,6 +289,9 @@ class VectorPart:
                 returned = learner.update(deltas, gs, states, self.lrs[low:high], self.rule.beta)  # type: ignore[func-returns-value]
             if returned is not None:
                 raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
+            if not kept:
+                moved = [(_real(p), delta) for p, delta in zip(params, deltas, strict=True) if p.grad is not None]
+                foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=s)
 
     def _slices(self) -> Iterator[tuple[int, int]]:
         """Yield runs of parameters that have about as many elements as a slice."""
@@ -285,4 +330,4 @@ BLOCK_FIELDS = {  # what Algorithm 1 publishes of a complete block
     "block_spread": Field(Kind.SUM, like="spread"),
     "block_gradient_squared": Field(Kind.SUM, like="spread"),
 }
-RESERVED = frozenset((*averages.FIELDS, *BLOCK_FIELDS, "delta", "fresh", "blank"))
+RESERVED = frozenset((*averages.FIELDS, *BLOCK_FIELDS, *DECAYED, "delta", "fresh", "blank"))

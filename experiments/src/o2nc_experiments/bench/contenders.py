@@ -108,8 +108,8 @@ def line_up(kind: str) -> list[Contender]:
         *adamw(kind, kept),
         Contender("Adam fused", 28, 8, partial(Adam, **adam), "Adam fused"),
         # M, v are read and written, Δ is written; the averages add Δ's reading and x̄, ḡ
-        Contender(f"ScaleFree{fused}, average=False", 32, 16, partial(free, average=False), "Adam fused"),
-        Contender(f"ScaleFree{fused}, average=True", 52, 24 + kept, partial(free, average=True), "Adam fused"),
+        Contender(f"ScaleFree{fused}, average=False", 28, 8, partial(free, average=False), "Adam fused"),
+        Contender(f"ScaleFree{fused}, average=True", 44, 16 + kept, partial(free, average=True), "Adam fused"),
         Contender(AGAIN, 20, 4, partial(SGD, lr=LR, momentum=MOMENTUM, fused=True)),
     ]
 

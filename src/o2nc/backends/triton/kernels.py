@@ -108,7 +108,7 @@ def open_kernel(
     SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, WEIGHTED: tl.constexpr, ESTIMATES: tl.constexpr,
     AVERAGED: tl.constexpr, SCALED_LOSS: tl.constexpr, TICK: tl.constexpr, SETTLE: tl.constexpr, GATHER: tl.constexpr,
     JOINT: tl.constexpr, SUMS: tl.constexpr, CONSTANTS: tl.constexpr, COEFFICIENTS: tl.constexpr,
-    NUMBERS_KEPT: tl.constexpr, WIDTH: tl.constexpr,
+    NUMBERS_KEPT: tl.constexpr, DECOUPLED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Tick: draw s, find γ, advance the counters. Settle: the coefficients of every tensor."""
     if TICK:
@@ -219,6 +219,13 @@ def open_kernel(
             goes = i < tl.where(go != 0, n, 0)
             tl.store(state_numbers + IS_FRESH * n + i, tl.where(here, 0.0, fresh), mask=goes & known)
             write(state_numbers + KEPT * n + i, n, kept, goes & played, NUMBERS_KEPT)
+            if DECOUPLED:  # after the rule's own numbers: what the last decay was, and what this one is
+                decay_at = state_numbers + (KEPT + NUMBERS_KEPT) * n + i
+                last_move, last_decay = read(decay_at, n, mask, 0.0, 2)
+                pull = tl.load(at + LR) * tl.load(at + LR + 1)
+                pulls = (last_move, last_decay, 1 / (1 - last_move * last_decay), s * pull)
+                write(coefficients + (OWN + COEFFICIENTS) * n + i, n, pulls, mask, 4)
+                write(decay_at, n, (tl.where(here, -s, 0.0), tl.where(here, -pull, 0.0)), goes, 2)
             if AVERAGED:
                 # what is left of the weight of its averages after the steps that it has missed; 1 if none
                 joins = joins & here
@@ -235,7 +242,7 @@ def step_kernel(
     which, first, sizes, addresses, gradients, now, coefficients, partial, n, low, chunks,
     PLAY: tl.constexpr, MOVES: tl.constexpr, COEFFICIENTS: tl.constexpr, SLOTS: tl.constexpr,
     AVERAGED: tl.constexpr, SUMMED: tl.constexpr, HAS_GRADIENT: tl.constexpr, JOINT: tl.constexpr,
-    ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
+    DECOUPLED: tl.constexpr, ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr, WIDE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -262,6 +269,9 @@ def step_kernel(
     scale = tl.load(coefficients + SCALE * n + t).to(WIDE)
     own = narrowed(read(coefficients + OWN * n + t, n, None, None, COEFFICIENTS), WIDE, COEFFICIENTS)
     slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
+    if DECOUPLED:
+        pulls = narrowed(read(coefficients + (OWN + COEFFICIENTS) * n + t, n, None, None, 4), WIDE, 4)
+        last_move, last_decay, back, shrink = pulls
     if AVERAGED:
         exact = tl.load(now + GAMMA)
         left = tl.load(coefficients + LEFT * n + t)
@@ -293,6 +303,9 @@ def step_kernel(
         d = g * unit
         d = tl.where(decay != 0, d + decay * x, d)
         x_next, last, played_slots = PLAY(x, d, slots, scale, own, FLOOR)
+        if DECOUPLED:
+            x_next -= shrink * x
+            last += last_decay * ((x + last_move * last) * back)
         if MOVES:
             tl.store(x_at + i, x_next, mask=i < present)
         for k in tl.static_range(SLOTS):
@@ -360,7 +373,9 @@ def measure_kernel(
     unit = tl.load(now + RELATIVE)
     if SCALED_LOSS:
         unit = unit / tl.load(scaler + 1).to(tl.float64)
-    lr = tl.load(numbers + NUMBERS * tl.load(group_of + t) + LR)
+    at = numbers + NUMBERS * tl.load(group_of + t)
+    unit *= tl.load(at + SIGN)
+    lr = tl.load(at + LR)
     settled = read(constants + RULE, 1, None, None, CONSTANTS)
     slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
     ps = tl.zeros([BLOCK], tl.float64)

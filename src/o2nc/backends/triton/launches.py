@@ -100,6 +100,7 @@ def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Action]:
         "CONSTANTS": len(rule.constants),
         "COEFFICIENTS": rule.coefficients,
         "NUMBERS_KEPT": len(rule.numbers),
+        "DECOUPLED": rule.decoupled,
         "WIDTH": TENSORS,
     }
     settle = {"SETTLE": rule.settle, "GATHER": rule.gather, "JOINT": joint} | counts

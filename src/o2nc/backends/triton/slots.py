@@ -9,7 +9,7 @@ from torch import Tensor
 from o2nc.averages import on_host, start
 from o2nc.backends.triton.rules import SGD_PLAYS, device_rule, play_adamw, play_amsgrad, play_observed
 from o2nc.optimizers.adamw import Adam
-from o2nc.optimizers.exponentiated import Learned, initial
+from o2nc.optimizers.exponentiated import Learned
 from o2nc.optimizers.extend import Observed
 from o2nc.optimizers.sgdm import Momentum, buffer_is_mean, keep_own_gradient
 from o2nc.step import Step
@@ -57,6 +57,7 @@ class Row(NamedTuple):
 def lay_out(step: Step) -> list[Row]:
     """Return the parameters that take part, with all state made that they need."""
     key, begin = _BEGINNINGS[type(step.rule)]
+    key = step.rule.key if isinstance(step.rule, Learned) else key
     rows = []
     for k, group in enumerate(step.groups):
         for p in group["params"]:
@@ -102,16 +103,12 @@ def _learned(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tupl
     rule = device_rule(step)
     assert rule is not None
     assert isinstance(step.rule, Learned)
-    fresh = 0
-    if "delta" not in state:
-        delta = torch.zeros_like(p, dtype=wide(p.dtype))
-        state.update(initial(step.rule.learner, delta), delta=delta)
-        fresh = BOTH
+    fresh = BOTH if step.rule.begin(state, p) else 0
     if step.window is not None and "average" not in state:
         _begin_averages(state, p, own=True)
         fresh |= FRESH_AVERAGES
     _mark(state, fresh)
-    return rule.play, ("delta", *rule.slots)
+    return rule.play, ("delta", *rule.slots) if rule.keeps else rule.slots
 
 
 def _observed(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tuple[Any, tuple[str, ...]]:
@@ -140,7 +137,7 @@ def _adam(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tuple[A
 # by rule: the state by which one is known that has no gradient now, and what begins it
 _BEGINNINGS: dict[type, tuple[str | None, Any]] = {
     Momentum: (None, _momentum),
-    Learned: ("delta", _learned),
+    Learned: (None, _learned),
     Observed: ("average", _observed),
     Adam: ("exp_avg", _adam),
 }

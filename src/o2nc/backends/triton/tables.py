@@ -23,7 +23,7 @@ from o2nc.backends.triton.uploads import Uploads
 from o2nc.scaling import OUTPUT, ROUNDING, S, seed_key
 from o2nc.step import Step
 from o2nc.torch_support.private import same_pointers
-from o2nc.vector import wide
+from o2nc.vector import DECAYED, wide
 
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
 
@@ -119,6 +119,7 @@ class Tables:
                     row.state[key] = self._laid_out(row, key, x)
                     self.alive.append(row.state[key].detach())
         columns = ("spread", "progress", "rate", "fresh", "log_decay", "joined", *self.rule.numbers)
+        columns += DECAYED * self.rule.decoupled
         # a line more: one is read even of a rule that keeps none
         self.numbers = torch.zeros(len(columns) + 1, self.n, dtype=torch.float64, device=self.device)
         for line, key in zip(self.numbers[:-1], columns, strict=True):
@@ -172,7 +173,7 @@ class Tables:
         signed = [key - (1 << 64) if key >> 63 else key for key in hashes]
         self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
         self.now = torch.zeros(kernels.NOW, dtype=torch.float64, device=device)
-        columns = kernels.OWN.value + self.rule.coefficients
+        columns = kernels.OWN.value + self.rule.coefficients + 4 * self.rule.decoupled
         self.coefficients = torch.zeros(columns, self.n, dtype=torch.float64, device=device)
         joint = self.rule.measure is not None
         summed = self.chunks if self.summed or joint else 1
@@ -199,6 +200,7 @@ class Tables:
             "SUMMED": self.summed,
             "HAS_GRADIENT": self.averaged and "gradient" in row.state,
             "JOINT": self.rule.measure is not None,
+            "DECOUPLED": self.rule.decoupled,
             "ROUNDED": dtype == torch.float32,
             "FLOOR": torch.finfo(dtype).tiny ** 0.5,
             "X_TYPE": _TYPES[row.param.dtype],

@@ -16,7 +16,7 @@ a rule takes them apart. FLOOR is compiled in, the smallest divisor. The formula
 rate is 1, and whose first slot is Δ) and of `o2nc.optimizers`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,8 @@ class Rule:
     prepare: Any = None  # fills in, by torch, what `settle` gets of every parameter in the place of sums
     prepared: int = 0  # how many numbers that is
     moves: bool = True  # whether x is written
+    decoupled: bool = False  # whether decoupled weight decay is added to what it plays
+    keeps: bool = True  # whether Δ is its first slot; if not, `play` finds the last one by its other state
     # where sums are made as well, as measured: elements at a time, and registers per thread (None: as it comes)
     block: int = 512
     registers: int | None = None
@@ -109,7 +111,9 @@ def device_rule(step: Step) -> Rule | None:
     if type(step.rule) is not Learned:
         return others.get(type(step.rule))
     dtypes = {wide(p.dtype) for group in step.groups for p in group["params"]}
-    return learner_rule(step.rule.learner, step.rule.beta, min(dtypes, key=lambda dtype: dtype.itemsize))
+    found = learner_rule(step.rule.learner, step.rule.beta, min(dtypes, key=lambda dtype: dtype.itemsize))
+    decoupled = any(group.get("weight_decay") for group in step.groups)
+    return replace(found, decoupled=decoupled) if found is not None else None
 
 
 def learner_rule(learner: Learner, beta: float, dtype: torch.dtype) -> Rule | None:
@@ -142,11 +146,14 @@ def learner_rule(learner: Learner, beta: float, dtype: torch.dtype) -> Rule | No
             return Rule(settle_ftrl, play_leader, 3, ("momentum",), ("decay_weight",), constants, *joint)
         case learners.ScaleFree(diagonal=True):
             joint = (measure_adam, gather_adam) if learner.radius != float("inf") else ()
-            constants, slots = (beta, learner.radius), ("momentum", "sum_squares")
+            constants = (beta, beta**2 if learner.beta2 is None else learner.beta2, learner.radius)
+            slots, numbers = ("momentum", "sum_squares"), ("lead",)
             measure, gather = joint or (None, None)
-            return Rule(settle_adam, play_adam, 4, slots, (), constants, measure, gather, registers=80)
+            return Rule(
+                settle_adam, play_adam, 5, slots, numbers, constants, measure, gather, keeps=False, registers=80
+            )
         case learners.ScaleFree():
-            constants = (beta, learner.radius, floor)
+            constants = (beta, beta**2 if learner.beta2 is None else learner.beta2, learner.radius, floor)
             slots, numbers = ("momentum",), ("sum_squares",)
             return Rule(
                 settle_scale_free, play_leader, 3, slots, numbers, constants, measure_leader, gather_scale_free

@@ -1,4 +1,4 @@
-"""Learners by coordinate: AdaGrad, with slots Δ and v, and ScaleFree, which is Adam, with slots Δ, M and v."""
+"""Learners by coordinate: AdaGrad, with slots Δ and v, and ScaleFree, which is Adam, with slots M and v."""
 
 import triton
 import triton.language as tl
@@ -29,18 +29,20 @@ def play_diagonal_adagrad(x, g, slots, scale, coefficients, FLOOR: tl.constexpr)
 
 @triton.jit
 def play_adam(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
-    keep, keep_square, gain, lead = coefficients
+    keep, keep_square, gain, lead, last_lead = coefficients
+    m, v = slots
+    last = -last_lead * (m / at_least(tl.sqrt(v), FLOOR))
     g = gain * g
-    m = keep * slots[1] + g
-    v = keep_square * slots[2] + g * g
+    m = keep * m + g
+    v = keep_square * v + g * g
     delta = lead * (m / at_least(tl.sqrt(v), FLOOR))
-    return x + scale * delta, slots[0], (delta, m, v)
+    return x + scale * delta, last, (m, v)
 
 
 @triton.jit
 def measure_adam(g, slots, lr, constants, FLOOR: tl.constexpr):
-    beta = constants[0]
-    ratio = (beta * slots[1] + g) / at_least(tl.sqrt(beta * beta * slots[2] + g * g), FLOOR)
+    m, v = slots
+    ratio = (constants[0] * m + g) / at_least(tl.sqrt(constants[1] * v + g * g), FLOOR)
     return ratio * ratio, g * 0
 
 
@@ -52,5 +54,6 @@ def gather_adam(lr, kept, sums, constants):
 @triton.jit
 def settle_adam(group, is_new, kept, sums, joint, draw, constants):
     s, weight = draw
-    beta, radius = constants
-    return 1.0, (beta, beta * beta, weight, -group[0] * clip_to(radius, joint[0])), kept
+    beta, beta2, radius = constants
+    lead = group[0] * clip_to(radius, joint[0])
+    return 1.0, (beta, beta2, weight, -lead, kept[0]), (lead,)

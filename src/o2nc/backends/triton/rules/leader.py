@@ -43,17 +43,16 @@ def settle_ftrl(group, is_new, kept, sums, joint, draw, constants):
 
 @triton.jit
 def gather_scale_free(lr, kept, sums, constants):
-    beta = constants[0]
-    return beta * beta * kept[0] + sums[0], lr * lr * sums[1], 0.0, 0.0
+    return constants[1] * kept[0] + sums[0], lr * lr * sums[1], 0.0, 0.0
 
 
 @triton.jit
 def settle_scale_free(group, is_new, kept, sums, joint, draw, constants):
     s, weight = draw
-    beta, radius, floor = constants
+    beta, beta2, radius, floor = constants
     norm = at_least(tl.sqrt(joint[0]), floor)
     clip = clip_to(radius, joint[1] / (norm * norm))
-    return 1.0, (beta, weight, -group[0] / norm * clip), (beta * beta * kept[0] + sums[0],)
+    return 1.0, (beta, weight, -group[0] / norm * clip), (beta2 * kept[0] + sums[0],)
 
 
 @triton.jit
