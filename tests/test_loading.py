@@ -116,8 +116,11 @@ def test_another_kind_is_refused(name, other):
     assert not opt.state
 
 
-@pytest.mark.parametrize("name", ["exponentiated", "original"])
-@pytest.mark.parametrize("key", ["weight_decay", "nesterov", "momentum"])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [(name, key) for name in ("exponentiated", "original") for key in ("nesterov", "momentum")]
+    + [("original", "weight_decay"), ("exponentiated", "betas")],
+)
 def test_a_number_that_would_be_ignored_is_refused(name, key):
     opt = trained(ALGORITHMS[name])
     opt.param_groups[0][key] = 0.1

@@ -504,10 +504,10 @@ def test_factors_must_be_dataclasses():
 
 @pytest.mark.parametrize("key", ["weight_decay", "momentum", "nesterov"])
 def test_groups_cannot_ask_for_what_is_not_there(key):
-    for make in (
-        lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1)),
-        lambda ps: o2nc.OriginalO2NC(ps, OGD(lr=0.1), period=2),
-    ):
+    makers = [lambda ps: o2nc.OriginalO2NC(ps, OGD(lr=0.1), period=2)]
+    if key != "weight_decay":
+        makers.append(lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1)))
+    for make in makers:
         with pytest.raises(ValueError, match=f"has no {key}, got 0.1"):
             make([{"params": [X], key: 0.1}])
         make([{"params": [X], key: 0, "name": "body"}])  # nothing asked for, and notes are welcome
