@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXTRAS = ("typer", "rich", "matplotlib", "sklearn")
 SEEDS = 3
 ROUNDS = 41  # odd, so that the median is one of them
-OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "scale-free", "coin-betting")
+OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "ball-adagrad", "scale-free", "coin-betting")
 LAWS = ("exponential", "uniform", "weibull", "gamma")
 LARGEST_SEED = 2**32  # torch takes no larger ones than 2^64, people no longer ones
 WORKERS = min(os.cpu_count() or 1, 8)

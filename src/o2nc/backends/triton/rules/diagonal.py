@@ -41,7 +41,7 @@ def play_adam(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
 def measure_adam(g, slots, lr, constants, FLOOR: tl.constexpr):
     beta = constants[0]
     ratio = (beta * slots[1] + g) / at_least(tl.sqrt(beta * beta * slots[2] + g * g), FLOOR)
-    return ratio * ratio, g * 0
+    return ratio * ratio, g * 0, g * 0
 
 
 @triton.jit
