@@ -153,7 +153,7 @@ def test_ogd_with_a_penalty_is_sgdm_with_coupled_weight_decay(law):
     torch.testing.assert_close(*(list(t.model.parameters()) for t in (ours, theirs)), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("text", ["ball-ogd", "ftrl", "adagrad", "ball-adagrad", "scale-free", "coin-betting(wealth=0.01)"])
+@pytest.mark.parametrize("text", [*BASES[3:-1], "coin-betting(wealth=0.01)"])
 def test_a_learners_penalty_is_that_of_the_loss(text):
     """The gradient of F + (wd/2)‖x‖², by autograd, to the same learner."""
     settings, small = Settings(epochs=1, batch=20, width=2), images(40, 10, dtype=torch.float64)
