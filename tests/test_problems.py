@@ -570,8 +570,8 @@ def energy_bound(lr, beta, n):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_on_the_washboard_momentum_is_as_slow_as_its_theorem_says(seed):
-    """washboard.py: "Its proof is nearly an equality where all of this holds at once": within 8 % here, with the lr and
-    β that make the bound least, and every premise holds along the run.
+    """washboard.py: "Its proof is nearly an equality where all of this holds at once": within 8 % here, with the lr
+    and β that make the bound least.
     """
     n, lr, beta, c = 1000, 1.96e-3, 0.953, 1.0
     bound = energy_bound(lr, beta, n)

@@ -1,4 +1,4 @@
-"""The washboard: a gentle slope among ripples that are far too fine to be seen, on which momentum is as slow as proved.
+"""The washboard: a gentle slope among ripples too fine to be seen, where momentum is as slow as it is proved to be.
 
 The energy theorem (docs/paper.md) bounds what plain momentum with random scaling can leave of the gradient after N
 steps. Its proof is nearly an equality where all of this holds at once: every gradient has the full length G, the
