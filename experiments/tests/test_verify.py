@@ -91,6 +91,14 @@ class Ones:
 ones = (scaling.Exponential, "sample", Ones.sample)
 no_ball = (ball_adagrad, "shrinkage", lambda square, radius: torch.ones_like(square))
 shrunk_norm = times(certificate.Certificate, "gradient_norm", 0.95)
+whole_update = ball_adagrad.BallAdaGrad.update
+
+
+def update_in_twice_the_ball(self, deltas, grads, states, lrs, beta):
+    whole_update(self, deltas, grads, states, [2 * lr for lr in lrs], beta)
+
+
+twice_the_ball = (ball_adagrad.BallAdaGrad, "update", update_in_twice_the_ball)
 raw_value = (certificate.Certificate, "gradient_norm", lambda self, **_: self.value)
 
 BREAKS = {
@@ -162,7 +170,7 @@ FURTHER = {
     "renewal-identity": (renewal, "zigzag_corrector", lambda r, tau, length: 0 * tau),
     "variance-output": (spread, "output_law", lambda beta, steps: 1.02 * energy.output_law(beta, steps)),
     "conversion-sharp": (convergence, "output_law", lambda beta, steps: 1.3 * energy.output_law(beta, steps)),
-    "adaptive-regret": times(ball_adagrad.math, "sqrt", 4.0),
+    "adaptive-regret": twice_the_ball,
     "theorem-energy": ones,
     "energy-any-law": times(renewal, "memory", -1.0),
     "theorem-adaptive": (adaptive, "spread_factor", lambda beta: 0.9 * energy.spread_factor(beta)),

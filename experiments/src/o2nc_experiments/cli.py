@@ -173,7 +173,7 @@ def build_app() -> "typer.Typer":
         workers: Workers = WORKERS,
         quiet: Quiet = False,
     ) -> None:
-        """Measure certificates against steps, with the bounds; then the traps and the hard chain (four minutes).
+        """Measure certificates against steps, with bounds; then guarantees, traps and the hard chain (five minutes).
 
         Exit code 1 if a bound of a theorem is exceeded.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from o2nc import ExponentiatedO2NC
 from o2nc.learners import OGD
-from o2nc.problems import Additive, Climber, Cosine, DoubleWell, MultiKink, Oracle, Resonance, Washboard
+from o2nc.problems import Additive, Climber, Cosine, DoubleWell, MultiKink, Oracle, Problem, Resonance, Washboard
 from o2nc_experiments.batch import Algorithm2, run_algorithm_2
 from o2nc_experiments.verify.check import Finding, Z, enough, greatest, mean_error, statement
 from o2nc_experiments.verify.traces import Array, discounted, trace
@@ -59,7 +59,8 @@ def energy_identity(seed: int, scale: float) -> Finding:
     rng = np.random.default_rng(seed)
     worst, count = 0.0, enough(6, scale)
     for i in range(count):
-        oracle = Additive([DoubleWell(3), MultiKink(2), Cosine(4)][i % 3], 0.5)
+        problems: list[Problem] = [DoubleWell(3), MultiKink(2), Cosine(4)]
+        oracle = Additive(problems[i % 3], 0.5)
         lr, beta = float(10 ** rng.uniform(-3, 0)), float(1 - 10 ** rng.uniform(-2.5, -0.3))
         x = oracle.problem.start().requires_grad_()
         run = trace(ExponentiatedO2NC([x], OGD(lr), beta=beta, seed=seed + i), oracle, 100, seed + i)
@@ -105,8 +106,8 @@ def theorem_energy(seed: int, scale: float) -> Finding:
                 ratios.append((mean + Z * error) / bound)
                 worst = greatest(worst, (mean / bound, mean, bound))
     measured = (
-        f"tightest of {len(ratios)} means over {seeds} runs of {steps} steps, on the washboard (6 problems, both outputs, "
-        f"lr and β at random); with {Z:g} standard errors the greatest ratio is {greatest(ratios):.3f}"
+        f"tightest of {len(ratios)} means over {seeds} runs of {steps} steps, on the washboard (6 problems, both "
+        f"outputs, lr and β at random); with {Z:g} standard errors the greatest ratio is {greatest(ratios):.3f}"
     )
     return Finding(measured, worst[1], worst[2], also=greatest(ratios) <= 1 and worst[0] > 0.9)
 
