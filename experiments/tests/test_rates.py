@@ -231,7 +231,7 @@ def test_the_theorem_is_nearly_attained_on_the_washboard():
 
 
 def test_a_misjudged_constant_costs_more_than_not_being_told():
-    """Guaranteed: the adaptive learner is behind one that knows G and σ, and ahead of one that is wrong about them."""
+    """Guaranteed: the adaptive learner is behind one that knows G and σ, ahead of one that is wrong about them."""
     known, large, small, adaptive = guarantees.measure(guarantees.CASES[4]._replace(steps=2000), [0])
     assert known.bound < adaptive.bound < min(large.bound, small.bound)
     assert all(found.agrees for found in (known, large, small, adaptive))
