@@ -30,6 +30,7 @@ LEARNERS = (
     learners.FTRL(0.01, radius=0.05),
     learners.AdaGrad(0.01),
     learners.AdaGrad(0.01, diagonal=True),
+    learners.BallAdaGrad(0.01),
     learners.ScaleFree(0.01),
     learners.ScaleFree(0.01, radius=0.05),
     learners.ScaleFree(0.01, diagonal=False),

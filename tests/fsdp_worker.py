@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import o2nc
-from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
+from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, ScaleFree
 from o2nc.torch_support.shards import resharded
 
 STEPS, LATER = 6, 4
@@ -45,6 +45,7 @@ OPTIMIZERS = {
     "ball": lambda ps: o2nc.ExponentiatedO2NC(ps, BallOGD(lr=0.1, radius=0.05), beta=0.9),
     "ftrl in a ball": lambda ps: o2nc.ExponentiatedO2NC(ps, FTRL(lr=0.1, radius=0.05), beta=0.9),
     "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.1), beta=0.9, scaling=o2nc.Uniform()),
+    "ball adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, BallAdaGrad(lr=0.02), beta=0.9),
     "scale-free": lambda ps: o2nc.ExponentiatedO2NC(ps, ScaleFree(lr=0.01), beta=0.9),
     "scale-free, joint": lambda ps: o2nc.ExponentiatedO2NC(ps, ScaleFree(lr=0.1, diagonal=False), beta=0.9),
     "coin betting": lambda ps: o2nc.ExponentiatedO2NC(ps, CoinBetting(), beta=0.9),

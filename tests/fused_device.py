@@ -205,6 +205,7 @@ LEARNERS = [
     learners.ScaleFree(lr=0.05, diagonal=False),
     learners.ScaleFree(lr=0.05, diagonal=False, radius=0.05),
     learners.CoinBetting(wealth=0.5, lipschitz=20.0),
+    learners.BallAdaGrad(lr=0.05),
 ]
 
 

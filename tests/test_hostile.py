@@ -154,7 +154,9 @@ def test_absent_gradients_are_zeros_to_the_learner():
 
 
 @pytest.mark.parametrize(
-    "learner", [learners.BallOGD(0.1, 1.0), learners.FTRL(0.1, radius=1.0), learners.CoinBetting()], ids=str
+    "learner",
+    [learners.BallOGD(0.1, 1.0), learners.FTRL(0.1, radius=1.0), learners.CoinBetting(), learners.BallAdaGrad(0.1)],
+    ids=str,
 )
 def test_gradients_whose_squares_overflow(learner):
     p = zeros(10)

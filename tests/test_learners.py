@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import o2nc
-from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, Learner, ScaleFree
+from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, Learner, ScaleFree
 from problem import delta_of
 
 mp = mpmath.mp.clone()
@@ -31,6 +31,7 @@ ONE_OF_EACH = [
     FTRL(lr=0.1, decay=0.3, radius=0.5),
     AdaGrad(lr=0.1, decay=0.3),
     AdaGrad(lr=0.1, decay=0.3, kappa=2, diagonal=True),
+    BallAdaGrad(lr=0.1),
     ScaleFree(lr=0.1),
     ScaleFree(lr=0.1, diagonal=False, radius=0.2),
     CoinBetting(wealth=0.5, lipschitz=1.5),
@@ -102,6 +103,17 @@ def naive_adagrad(learner, gs, lrs, beta):
         yield delta.copy()
 
 
+def naive_ball_adagrad(learner, gs, lrs, beta):
+    """Π_D(Δ_t − η_t g̃_t) with η_t = √2·D/sqrt(Σ_{s<=t}‖g̃_s‖²), D being the lr of the call."""
+    delta, square_sum = 0 * gs[0], mp.mpf(0)
+    for t, g in enumerate(gs, 1):
+        loss, scale = beta**-t * g, mp.mpf(lrs[t - 1])
+        square_sum += loss @ loss
+        if square_sum:
+            delta = project(delta - mp.sqrt(2) * scale / mp.sqrt(square_sum) * loss, scale)
+        yield delta
+
+
 def naive_scale_free(learner, gs, lrs, beta):
     """argmin of Σ_{s<=t}⟨g̃_s, Δ⟩ + ‖Δ‖² sqrt(Σ_{s<=t}‖g̃_s‖²)/(2D), or by coordinate; then the ball of radius R."""
     gradient_sum, square_sum = 0 * gs[0], 0 * gs[0]
@@ -132,6 +144,7 @@ NAIVE = {
     BallOGD: naive_ball_ogd,
     FTRL: naive_ftrl,
     AdaGrad: naive_adagrad,
+    BallAdaGrad: naive_ball_adagrad,
     ScaleFree: naive_scale_free,
     CoinBetting: naive_coin_betting,
 }
@@ -222,6 +235,7 @@ def name(value):
         AdaGrad(lr=0.1, decay=0.7, kappa=2),
         AdaGrad(lr=0.1, decay=0.7, diagonal=True),
         AdaGrad(lr=0.1, decay=0.7, kappa=2, diagonal=True),
+        BallAdaGrad(lr=0.1),
         ScaleFree(lr=0.1),
         ScaleFree(lr=0.1, radius=0.2),
         ScaleFree(lr=0.1, diagonal=False),
@@ -250,6 +264,7 @@ def test_discounted_form_is_the_naive_form(learner, beta):
         (AdaGrad(lr=0.1, decay=0.7), "jumps"),
         (AdaGrad(lr=0.1, decay=0.7, kappa=2), "wave"),
         (AdaGrad(lr=0.1, decay=0.7, kappa=2, diagonal=True), "jumps"),
+        (BallAdaGrad(lr=0.1), "jumps"),
         (ScaleFree(lr=0.1, radius=0.2), "jumps"),
         (CoinBetting(wealth=0.5, lipschitz=1.0), "wave"),
     ],
@@ -266,6 +281,7 @@ def test_discounted_form_is_the_naive_form_under_a_schedule(learner, shape, beta
     [
         BallOGD(lr=0.5, radius=0.2, decay=0.7),
         FTRL(lr=0.5, decay=0.05, radius=0.2),
+        BallAdaGrad(lr=0.1),
         ScaleFree(lr=0.1, radius=0.2),
         ScaleFree(lr=0.1, diagonal=False, radius=0.1),
     ],
@@ -274,8 +290,9 @@ def test_discounted_form_is_the_naive_form_under_a_schedule(learner, shape, beta
 @pytest.mark.parametrize("beta", [0.5, 0.9, 0.99])
 def test_the_ball_is_met_and_never_left(learner, beta):
     norms = torch.stack([delta.norm() for delta in play(learner, gradients(300), beta)])
-    assert norms.max() <= learner.radius * (1 + 1e-15)
-    on_sphere = norms > learner.radius * (1 - 1e-12)
+    radius = learner.lr if isinstance(learner, BallAdaGrad) else learner.radius
+    assert norms.max() <= radius * (1 + 1e-15)
+    on_sphere = norms > radius * (1 - 1e-12)
     assert on_sphere.any()
     assert not on_sphere.all()
 
@@ -337,6 +354,33 @@ def test_learners_that_coincide(one, other, beta):
         assert (a - b).norm() <= 1e-12 * b.norm()
 
 
+def test_ball_adagrad_with_scales_of_their_own():
+    """ball_adagrad.py: "the ball is Σ_p ‖Δ_p‖²/D_p² <= 1, and the rule is the same in y_p = Δ_p/D_p": with the
+    gradients D_p·g_p of y, one group of lr 1.
+    """
+    lrs, gs = (0.1, 0.0, 0.03), torch.as_tensor(gradients(200))
+    params = parameters(shapes=[(2,), (1,), (2,)])
+    opt = o2nc.ExponentiatedO2NC(
+        [{"params": [p], "lr": lr} for p, lr in zip(params, lrs, strict=True)],
+        BallAdaGrad(lr=1.0),
+        beta=0.9,
+        scaling=None,
+    )
+    scale = torch.tensor([lrs[0]] * 2 + [lrs[1]] + [lrs[2]] * 2, dtype=torch.float64)
+    for g, y in zip(gs, play(BallAdaGrad(lr=1.0), (scale * gs).numpy(), 0.9), strict=True):
+        set_gradients(params, g)
+        opt.step()
+        delta = flat([opt.state[p]["delta"] for p in params])
+        torch.testing.assert_close(delta, scale * y, rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**40])
+def test_ball_adagrad_does_not_see_the_scale(factor):
+    gs, learner = gradients(100), BallAdaGrad(lr=0.1)
+    for a, b in zip(play(learner, gs, 0.9), play(learner, factor * gs, 0.9), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("diagonal", [False, True])
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**40])
 def test_scale_free_does_not_see_the_scale(diagonal, factor):
@@ -389,6 +433,7 @@ def test_float32_follows_float64_past_the_overflow_of_the_naive_form(learner):
         BallOGD(lr=0.2, radius=0.5, decay=0.3),
         FTRL(lr=0.1, decay=0.3, radius=0.5),
         AdaGrad(lr=0.1, decay=0.3, kappa=2, diagonal=True),
+        BallAdaGrad(lr=0.1),
         ScaleFree(lr=0.1),
         CoinBetting(wealth=0.5, lipschitz=1.5),
     ],
@@ -548,6 +593,7 @@ def refusals():
         BallOGD: {"lr": 0.1, "radius": 1.0},
         FTRL: {"lr": 0.1},
         AdaGrad: {"lr": 0.1},
+        BallAdaGrad: {"lr": 0.1},
         ScaleFree: {"lr": 0.1},
         CoinBetting: {},
     }
@@ -556,6 +602,7 @@ def refusals():
         BallOGD: ["lr", "radius", "decay"],
         FTRL: ["lr", "decay", "radius"],
         AdaGrad: ["lr", "decay", "kappa", "diagonal"],
+        BallAdaGrad: ["lr"],
         ScaleFree: ["lr", "diagonal", "radius", "beta2"],
         CoinBetting: ["wealth", "lipschitz"],
     }

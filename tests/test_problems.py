@@ -30,6 +30,7 @@ from o2nc.problems import (
     SoftChain,
     Subsampled,
     Trap,
+    Washboard,
 )
 
 TRAPS = st.builds(
@@ -202,6 +203,7 @@ SUITE = {
     Resonance.locked(3): (0.999, torch.zeros(3)),
     Resonance(2, Trap(0.3, 1.0, ramp=2.0), 0.9, 0.1): (0.99, torch.full((2,), 0.7 / 4)),
     Climber(4): (0.999, torch.zeros(4)),
+    Washboard(3, slope=0.3, gap=4.0, lipschitz=1.5, period=0.5): (0.999, torch.zeros(3)),
     DoubleWell(4): (0.999, torch.ones(4)),
     DoubleWell(1, kink=0.1): (0.999, torch.ones(1)),
     MultiKink(4): (0.999, torch.ones(4)),
@@ -399,6 +401,11 @@ def test_a_problem_is_a_value(problem):
         (lambda: MultiKink(-1), "dimension"),
         (lambda: Cosine(0), "dimension"),
         (lambda: Ripple(0), "dimension"),
+        (lambda: Washboard(1, slope=0.1), "dimension"),
+        (lambda: Washboard(2, slope=1.0), "slope"),
+        (lambda: Washboard(5, slope=0.1, period=1.0), "gap"),
+        (lambda: Washboard.against(0.01, 1.0, 100), "beta"),
+        (lambda: Washboard.against(0.01, 0.9, 1), "steps"),
         (lambda: MaxAffine(2, pieces=0), "pieces"),
         (lambda: MaxAffine(2, pieces=3, seed=-1), "seed"),
         (lambda: ChebyshevRosenbrock(1), "dimension"),
@@ -540,6 +547,7 @@ def test_points_of_another_dimension_are_refused(problem):
     [
         Climber(2),
         Resonance.buffer(2),
+        Washboard(2, slope=0.3),
         DoubleWell(2),
         MultiKink(2),
         Cosine(2),
@@ -549,3 +557,42 @@ def test_points_of_another_dimension_are_refused(problem):
 )
 def test_a_run_that_is_lost_looks_lost(problem):
     assert problem.gradient(torch.tensor([math.nan, 0.3])).isnan().any()
+
+
+def energy_bound(lr, beta, n):
+    """The energy theorem for c = F* = G = 1, σ = 0 and the output law P, as docs/paper.md has it."""
+    alpha, q = 1 - beta, 1 - beta**2
+    energy = 2 / lr + n
+    constant = 2 * beta * (1 + beta * math.sqrt(2 - beta**2)) / (1 + beta) ** 2
+    spread = constant * lr**2 * beta**2 * energy / (alpha**2 * q * n)
+    return math.sqrt((alpha**2 * (n - 1) / q + 1) * energy) / n + spread
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_on_the_washboard_momentum_is_as_slow_as_its_theorem_says(seed):
+    """washboard.py: "Its proof is nearly an equality where all of this holds at once": within 8 % here, with the lr
+    and β that make the bound least.
+    """
+    n, lr, beta, c = 1000, 1.96e-3, 0.953, 1.0
+    bound = energy_bound(lr, beta, n)
+    assert bound <= min(energy_bound(lr * k, 1 - (1 - beta) * j, n) for k in (0.8, 1.2) for j in (0.8, 1.2))
+    problem = Washboard.against(lr, beta, n)
+    x = problem.start()
+    opt = o2nc.ExponentiatedO2NC([x], o2nc.learners.OGD(lr), beta=beta, seed=seed)
+    total, weight = 0.0, 0.0
+    for t in range(1, n + 1):
+        x.grad = problem.gradient(x)
+        assert x.grad.norm().item() == pytest.approx(1.0)
+        opt.step()
+        share = (1 - beta**t) / n if t < n else (1 - beta**n) / ((1 - beta) * n)
+        total, weight = total + share * opt.certificate(c).value, weight + share
+    assert weight == pytest.approx(1)
+    assert 0.92 * bound < total < bound
+    assert problem.value(x).item() < 0.25  # of the gap, 1, little is left
+
+
+def test_a_washboard_for_a_run_that_is_too_short():
+    problem = Washboard.against(1e-6, 0.9, 10, gap=2.0, lipschitz=3.0, dimension=4)
+    assert problem.slope == pytest.approx(0.99 * 3)
+    assert problem.gradient(problem.start()).norm().item() == pytest.approx(3.0)
+    assert problem.value(problem.start()).item() == pytest.approx(2.0, rel=1e-14)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, Learner, ScaleFree
+from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, Learner, ScaleFree
 
 SHAPES = [(2,), (1, 1)]
 DIM = 3
@@ -304,6 +304,41 @@ def test_scale_free(diagonal, radius, beta, more):
         return regret_excess(g, delta, beta, 0.0, np.sqrt(np.array(v)) / lr, constant, radius, diagonal=diagonal)
 
     assert_bound_at_constant_lr(learner, beta, excess)
+
+
+def greedy(learner, beta, seed):
+    """Return the greatest Reg_n(u)/(D·sqrt(Q_n)) of a search: each g_t the best of many, by the regret so far."""
+    rng = np.random.default_rng(seed)
+    deltas = [torch.zeros(2, dtype=torch.float64)]
+    states = [learner.init(deltas[0])]
+    loss, m, v, worst = 0.0, np.zeros(2), 0.0, 0.0  # all times β^n
+    for _ in range(STEPS):
+        delta = deltas[0].numpy().copy()
+        candidates = rng.normal(size=(60, 2)) * np.exp(rng.normal(size=(60, 1)))
+        losses, sums = beta * loss + candidates @ delta, beta * m + candidates
+        squares = beta**2 * v + (candidates**2).sum(1)
+        ratios = (losses + learner.lr * np.linalg.norm(sums, axis=1)) / (learner.lr * np.sqrt(squares))
+        best = ratios.argmax()
+        loss, m, v, worst = losses[best], sums[best], squares[best], max(worst, ratios[best])
+        learner.update(deltas, [torch.as_tensor(candidates[best])], states, [learner.lr], beta)
+    return worst
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("lr", [0.05, 2.0])
+def test_ball_adagrad(lr, beta):
+    """ball_adagrad.py: "Regret, for ‖u‖ <= D and every sequence, with Q_n = Σ_{t<=n} ‖g̃_t‖²:
+    Reg_n(u) <= 2√2·D·sqrt(Q_n)"; a greedy adversary gets beyond half of it, so that no bound of half the size holds.
+    """
+    learner = BallAdaGrad(lr=lr)
+
+    def excess(g, delta):
+        constant = 2 * np.sqrt(2) * lr * np.sqrt(np.cumsum(square_norms(g, beta)))
+        return regret_excess(g, delta, beta, 0.0, 0.0, constant, lr)
+
+    assert_bound_at_constant_lr(learner, beta, excess)
+    found = max(greedy(learner, beta, seed) for seed in range(3))
+    assert np.sqrt(2) < found <= 2 * np.sqrt(2)
 
 
 # ---- coin betting

@@ -29,6 +29,7 @@ CASES = {
         ps, learners.FTRL(lr=0.02, decay=0.5, radius=0.1), scaling=o2nc.Gamma(0.5)
     ),
     "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.AdaGrad(lr=0.02, decay=0.1)),
+    "ball adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.BallAdaGrad(lr=0.02), seed=4),
     "adam": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.ScaleFree(lr=0.02, radius=0.5)),
     "coin": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.CoinBetting(lipschitz=10.0)),
     "original": lambda ps: o2nc.OriginalO2NC(ps, learners.BallOGD(lr=0.02, radius=0.1), period=4, seed=2),

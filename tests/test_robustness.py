@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import o2nc
-from o2nc.learners import FTRL, OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
+from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, ScaleFree
 from problem import flat, parameters, set_gradients
 from twin import averages
 
@@ -27,6 +27,7 @@ MAKERS = {
     "ftrl": lambda ps: o2nc.ExponentiatedO2NC(ps, FTRL(lr=0.02, decay=0.1, radius=0.1), beta=0.95),
     "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.02, decay=0.1), beta=0.95),
     "adagrad diagonal": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.02, diagonal=True, kappa=2), beta=0.95),
+    "ball adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, BallAdaGrad(lr=0.02), beta=0.95),
     "scale free": lambda ps: o2nc.ExponentiatedO2NC(ps, ScaleFree(lr=0.02, diagonal=False, radius=0.1), beta=0.95),
     "adam": lambda ps: o2nc.ExponentiatedO2NC(ps, ScaleFree(lr=0.02), beta=0.95),
     "coin": lambda ps: o2nc.ExponentiatedO2NC(ps, CoinBetting(lipschitz=20.0), beta=0.95),

@@ -7,7 +7,7 @@ import torch
 
 import o2nc
 from o2nc import problems, theory
-from o2nc_experiments.batch import Algorithm1, Algorithm2, run_algorithm_1, run_algorithm_2
+from o2nc_experiments.batch import Adaptive, Algorithm1, Algorithm2, run_algorithm_1, run_algorithm_2
 
 WELL = problems.DoubleWell(dimension=3)
 EXACT = problems.Additive(WELL, noise=0.0)
@@ -20,7 +20,8 @@ def plans(*lengths):
 
 def alone(optimizer, x, steps, c, every=1, first=1):
     """Means over the run and the last value, from the optimizer's own certificates."""
-    sums, looks, count = torch.zeros(2, dtype=torch.float64), [], 0
+    sums, looks, count, drawn = torch.zeros(2, dtype=torch.float64), [], 0, math.nan
+    beta = optimizer.param_groups[0].get("beta", math.nan)
     for t in range(1, steps + 1):
         x.grad = WELL.gradient(x)
         optimizer.step()
@@ -28,16 +29,20 @@ def alone(optimizer, x, steps, c, every=1, first=1):
             certificate = optimizer.certificate(c)
             sums += torch.tensor([certificate.gradient, certificate.spread], dtype=torch.float64)
             count += 1
+            # the law P of docs/paper.md
+            share = (1 - beta**t) / steps * (1 if t < steps else 1 / (1 - beta))
+            drawn = (0.0 if t == 1 else drawn) + share * certificate.value
         if t % 8 == 0 and every == 1:
             with optimizer.averaged():
                 looks.append(WELL.gradient(x).norm().item())
     gradient, spread = (sums / count).tolist()
     at_average = sum(looks) / len(looks) if looks else math.nan
-    return gradient, spread, gradient + c * spread, at_average, WELL.value(x).item()
+    return gradient, spread, gradient + c * spread, at_average, WELL.value(x).item(), drawn
 
 
 def assert_same(outcome, expected):
-    found = (outcome.gradient, outcome.spread, outcome.certificate, outcome.at_average, outcome.value)
+    o = outcome
+    found = (o.gradient, o.spread, o.certificate, o.at_average, o.value, o.geometric)
     assert found == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
@@ -53,6 +58,16 @@ def test_rows_are_runs_of_algorithm_2():
         x = WELL.start()
         learner = o2nc.learners.OGD(lr=run.lr, decay=run.decay)
         optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=run.beta, scaling=run.scaling, seed=run.seed)
+        assert_same(outcome, alone(optimizer, x, run.steps, run.c))
+
+
+def test_rows_are_runs_of_the_adaptive_learner():
+    runs = [Adaptive(n, d, beta, 2.0, seed) for n, d, beta in ((600, 0.02, 0.95), (90, 0.3, 0.5)) for seed in (0, 5)]
+    for run, outcome in zip(runs, run_algorithm_2(EXACT, runs), strict=True):
+        x = WELL.start()
+        optimizer = o2nc.ExponentiatedO2NC(
+            [x], o2nc.learners.BallAdaGrad(lr=run.radius), beta=run.beta, seed=run.seed
+        )
         assert_same(outcome, alone(optimizer, x, run.steps, run.c))
 
 

@@ -16,7 +16,7 @@ from problem import flat, parameters, set_gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BASES = ["sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "scale-free", "coin-betting"]
+BASES = ["sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "ball-adagrad", "scale-free", "coin-betting"]
 EVERY = [base + law for base in BASES for law in ("", "+exponential", "+uniform", "+weibull", "+gamma")]
 
 
@@ -153,7 +153,7 @@ def test_ogd_with_a_penalty_is_sgdm_with_coupled_weight_decay(law):
     torch.testing.assert_close(*(list(t.model.parameters()) for t in (ours, theirs)), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("text", ["ball-ogd", "ftrl", "adagrad", "scale-free", "coin-betting(wealth=0.01)"])
+@pytest.mark.parametrize("text", [*BASES[3:-1], "coin-betting(wealth=0.01)"])
 def test_a_learners_penalty_is_that_of_the_loss(text):
     """The gradient of F + (wd/2)‖x‖², by autograd, to the same learner."""
     settings, small = Settings(epochs=1, batch=20, width=2), images(40, 10, dtype=torch.float64)
@@ -251,7 +251,7 @@ def test_an_option_given_twice_is_refused():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sgd", "one of sgdm, adamw, ogd, ball-ogd, ftrl, adagrad, scale-free, coin-betting"),
+        ("sgd", "one of sgdm, adamw, ogd, ball-ogd, ftrl, adagrad, ball-adagrad, scale-free, coin-betting"),
         ("sgdm(betas=1)", "sgdm has no betas, but lr, momentum, weight_decay, nesterov"),
         ("ogd(momentum=1)", "ogd has no momentum, but lr, decay, kappa, beta, weight_decay"),
         ("sgdm+normal", "one of exponential, uniform, weibull, gamma"),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from o2nc import problems, theory
 from o2nc_experiments import cli, figures, pool
-from o2nc_experiments.rates import hard_chain, pictures, studies, tables, traps
+from o2nc_experiments.rates import guarantees, hard_chain, pictures, studies, tables, traps
 from o2nc_experiments.rates.curves import Curve
 from o2nc_experiments.rates.studies import ARMS, ORIGINAL, STUDIES, block_plan, least_error
 
@@ -191,6 +191,7 @@ def short(monkeypatch):
     monkeypatch.setattr(traps, "STEPS", 400)
     monkeypatch.setattr(hard_chain, "EPSILONS", (0.05,))
     monkeypatch.setattr(studies, "STUDIES", STUDIES[:2])
+    monkeypatch.setattr(guarantees, "CASES", [case._replace(steps=512) for case in guarantees.CASES[2:4]])
 
 
 @pytest.mark.parametrize("name", traps.TRAPS)
@@ -219,6 +220,31 @@ def test_chain_notices_a_lower_bound_that_is_too_high(monkeypatch):
     assert hard_chain.ChainSearch(0.1, 2, 0.1, 10, 1.0, 5.0, 1, 15, 1).agrees  # one run proves nothing
 
 
+# ---- guarantees
+
+
+def test_the_theorem_is_nearly_attained_on_the_washboard():
+    case = guarantees.CASES[0]._replace(steps=3000)
+    (found,) = guarantees.measure(case, [0, 1])
+    assert 1 < found.slack < 1.06
+    assert found.arm == "OGD, G and σ known"
+
+
+def test_a_misjudged_constant_costs_more_than_not_being_told():
+    """Guaranteed: the adaptive learner is behind one that knows G and σ, ahead of one that is wrong about them."""
+    known, large, small, adaptive = guarantees.measure(guarantees.CASES[4]._replace(steps=2000), [0])
+    assert known.bound < adaptive.bound < min(large.bound, small.bound)
+    assert all(found.agrees for found in (known, large, small, adaptive))
+
+
+def test_a_broken_promise_is_wrong():
+    kept = guarantees.Guarantee("w", 10, "OGD", 0.2, [0.1, 0.2])
+    broken = guarantees.Guarantee("w", 10, "OGD", 0.1, [0.1, 0.2])
+    assert (kept.agrees, broken.agrees) == (True, False)
+    assert kept.slack == pytest.approx(4 / 3)
+    assert "WRONG" in tables.guarantees_table([kept, broken]).markdown()
+
+
 # ---- the command
 
 RUNNER = CliRunner()
@@ -235,11 +261,12 @@ def test_command(tmp_path, short):
     assert record["complete"]
     assert len(record["curves"]) == 2 * 5
     assert result.exit_code == (0 if all(c["agrees"] for c in record["curves"]) else 1)
+    assert [promise["steps"] for promise in record["guarantees"]] == [512] * 8
     assert len(record["traps"]) == 3 * len(traps.TRAPS)
     assert record["circumstances"]["steps"] == [1024, 2048, 4096]
     for name in ("rates.png", "rates.svg"):
         assert (tmp_path / "r" / name).stat().st_size > 10_000
-    for word in ("double well", "Algorithm 1", "climber", "taken/needed"):
+    for word in ("double well", "Algorithm 1", "BallAdaGrad, not told", "climber", "taken/needed"):
         assert word in result.output
 
 

@@ -8,18 +8,20 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
 from o2nc import scaling, theory
 from o2nc.certificates import certificate
-from o2nc.learners import ogd
+from o2nc.learners import ball_adagrad, ogd
 from o2nc.problems import hard, separable
+from o2nc.theory import adaptive as adaptive_theory
 from o2nc.theory import complexity, lemmas, plans
 from o2nc_experiments import cli, verify
 from o2nc_experiments import pool as cli_pool
-from o2nc_experiments.verify import view
+from o2nc_experiments.verify import adaptive, convergence, energy, renewal, spread, view
 from o2nc_experiments.verify.check import Check, Finding
 
 SCALE = 0.25  # of the samples, runs and searches
@@ -87,7 +89,16 @@ class Ones:
 
 
 ones = (scaling.Exponential, "sample", Ones.sample)
+no_ball = (ball_adagrad, "shrinkage", lambda square, radius: torch.ones_like(square))
 shrunk_norm = times(certificate.Certificate, "gradient_norm", 0.95)
+whole_update = ball_adagrad.BallAdaGrad.update
+
+
+def update_in_twice_the_ball(self, deltas, grads, states, lrs, beta):
+    whole_update(self, deltas, grads, states, [2 * lr for lr in lrs], beta)
+
+
+twice_the_ball = (ball_adagrad.BallAdaGrad, "update", update_in_twice_the_ball)
 raw_value = (certificate.Certificate, "gradient_norm", lambda self, **_: self.value)
 
 BREAKS = {
@@ -96,14 +107,23 @@ BREAKS = {
     "goldstein": of_goldstein(epsilon=0.95),
     "exponential-scaling": (scaling.Exponential, "weight", lambda self, s: 1.0),
     "other-laws": (scaling.Weibull, "weight", lambda self, s: self.scale / self.shape),
+    "renewal-identity": times(renewal, "integrated", 0.8),
     "variance-weights": times(theory, "variance_weights", 1.001),
     "variance-sharp": times(theory, "spread_constant", 0.99),
+    "output-law": times(energy, "output_law", 1.001),
+    "variance-output": times(spread, "spread_factor", 0.99),
     "theorem-o2nc": ones,
+    "conversion-sharp": ones,
     "omd-one-step": growth_times(0.9),
     "theorem-ogd-1": growth_times(0.9),
     "theorem-ogd-2": growth_times(0.0),
+    "adaptive-regret": no_ball,
     "theorem-sgdm": without("_sharp_terms", "regret"),
     "sgdm-map": property_of_plan("momentum", lambda self: self.beta),
+    "energy-identity": growth_times(0.9),
+    "theorem-energy": times(energy, "energy_bound", 0.9),
+    "energy-any-law": (scaling.Gamma, "sample", Ones.sample),
+    "theorem-adaptive": times(adaptive_theory.AdaptivePlan, "bound", 0.999),
     "rate-nonsmooth": property_of_plan("lr", lambda self: self.radius * self.alpha),
     "rate-smooth": (complexity, "plan", plan_with_fixed_c),
     "rate-second-order": (complexity, "plan", plan_with_growing_c),
@@ -144,6 +164,25 @@ def test_row_is_right_and_notices_a_broken_formula(key, monkeypatch):
     monkeypatch.setattr(*BREAKS[key])
     broken = check.run(seed=0, scale=SCALE)
     assert not broken.verdict, broken
+
+
+FURTHER = {
+    "renewal-identity": (renewal, "zigzag_corrector", lambda r, tau, length: 0 * tau),
+    "variance-output": (spread, "output_law", lambda beta, steps: 1.02 * energy.output_law(beta, steps)),
+    "conversion-sharp": (convergence, "output_law", lambda beta, steps: 1.3 * energy.output_law(beta, steps)),
+    "adaptive-regret": twice_the_ball,
+    "theorem-energy": ones,
+    "energy-any-law": times(renewal, "memory", -1.0),
+    "theorem-adaptive": (adaptive, "spread_factor", lambda beta: 0.9 * energy.spread_factor(beta)),
+}
+
+
+@pytest.mark.parametrize("key", FURTHER)
+def test_row_notices_another_broken_formula(key, monkeypatch):
+    """The two sides of a statement are broken one at a time."""
+    (check,) = (c for c in verify.checks() if c.key == key)
+    monkeypatch.setattr(*FURTHER[key])
+    assert not check.run(seed=0, scale=SCALE).verdict
 
 
 def test_every_check_has_a_break_and_fits_the_table():

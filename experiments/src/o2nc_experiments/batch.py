@@ -22,6 +22,7 @@ from o2nc.theory import Plan
 from o2nc_experiments.pool import Progress
 
 _REPORT = 1024  # progress is reported after so many steps
+_TINY = torch.finfo(torch.float64).tiny ** 0.5  # the learner's floor
 _LOOK = 8  # ‖∇F(x̄_n)‖ is looked at in every so many steps
 
 
@@ -40,6 +41,17 @@ class Algorithm2(NamedTuple):
     def of(cls, plan: Plan, seed: int, scaling: Exponential | None = Exponential()) -> "Algorithm2":
         """Return the run that a plan asks for."""
         return cls(plan.steps, plan.lr, plan.decay, plan.beta, plan.c, seed, scaling)
+
+
+class Adaptive(NamedTuple):
+    """A run of Algorithm 2 with `BallAdaGrad`."""
+
+    steps: int  # N
+    radius: float  # D
+    beta: float  # β
+    c: float  # the price of spread
+    seed: int  # of the scalars
+    scaling: Exponential | None = Exponential()  # Exp(1), or None for s = 1
 
 
 class Algorithm1(NamedTuple):
@@ -63,21 +75,23 @@ class Outcome:
     at_average: float  # of ‖∇F(x̄_n)‖ over every 8th n (not kept by Algorithm 1: nan)
     value: float  # F at the last iterate
     first: float  # the first n at which x̄_n was good enough, inf if none was or nothing was asked
+    # of ‖Σ p ∇F(x_t)‖ + cV over n = min(t + Geometric, N), t uniform: the output law P (Algorithm 1: nan)
+    geometric: float
 
 
 def run_algorithm_2(
     oracle: Oracle,
-    runs: Sequence[Algorithm2],
+    runs: Sequence[Algorithm2] | Sequence[Adaptive],
     *,
     good: Callable[[Tensor], Tensor] | None = None,
     noise_seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Outcome]:
-    """Run Algorithm 2 with `OGD`, all runs at once.
+    """Run Algorithm 2 with `OGD` or with `BallAdaGrad`, all runs at once.
 
     Args:
         oracle: the stochastic gradients, and the problem.
-        runs: one per row, with any numbers of steps.
+        runs: one per row, with any numbers of steps; all of one kind.
         good: says of points x̄_n, row by row, whether they are good enough; for ``Outcome.first``.
         noise_seed: of the oracle.
         progress: called now and then with the number of steps made since.
@@ -91,10 +105,16 @@ def run_algorithm_2(
         >>> scaled.certificate < p.bound
         True
     """
+    steps, beta = _read(runs, "steps"), _read(runs, "beta")
     state = _start(oracle, runs)
-    lr, decay, beta = (_column([getattr(run, name) for run in runs]) for name in ("lr", "decay", "beta"))
-    shrink = 1 + lr * decay / beta + (1 / beta - 1)  # OGD: Δ ← (Δ − lr·g)/shrink, h_t being constant and κ = 1
-    state |= {"beta": beta, "keep": 1 / shrink, "gain": -lr / shrink, "weight": torch.zeros_like(lr)}
+    state |= {"last": steps, "beta": beta, "weight": torch.zeros_like(beta)}
+    if isinstance(runs[0], Adaptive):
+        play_ = _play_ball_adagrad_
+        state |= {"radius": _read(runs, "radius"), "squares": torch.zeros_like(beta)}
+    else:  # Δ ← (Δ − lr·g)/shrink, h_t being constant and κ = 1
+        play_, lr = _play_ogd_, _read(runs, "lr")
+        shrink = 1 + lr * _read(runs, "decay") / beta + (1 / beta - 1)
+        state |= {"keep": 1 / shrink, "gain": -lr / shrink}
     scalars = _Scalars([(run.scaling, run.seed) for run in runs])
     generator = torch.Generator().manual_seed(noise_seed)
     rows = _Rows([run.steps for run in runs], state)
@@ -102,15 +122,17 @@ def run_algorithm_2(
         full = oracle.gradient(r["x"])
         r["weight"].mul_(r["beta"]).add_(1.0)
         _average_(r, full, 1 / r["weight"])
-        r["sums"] += torch.cat([_norm(r["gradient"]), r["spread"]], dim=1)
+        found = torch.cat([_norm(r["gradient"]), r["spread"]], dim=1)
+        r["sums"] += found
+        # P(n) = αW_n/N for n < N, and W_N/N
+        r["geometric"] += found * r["weight"] * torch.where(r["last"] == t, 1.0, 1 - r["beta"])
         if t % _LOOK == 0:
             r["looks"] += _norm(oracle.gradient(r["average"]))
         if good is not None:
             r["first"].masked_fill_(good(r["average"]).unsqueeze(1) & r["first"].isinf(), t)
         g = oracle.sample(r["x"], generator) if oracle.noise else full
-        r["delta"].mul_(r["keep"]).addcmul_(g, r["gain"])
+        play_(r, g)
         r["x"].addcmul_(r["delta"], scalars.at(t + 1, rows.running))
-    steps = _column([run.steps for run in runs])
     return _outcomes(oracle, runs, rows.finished(), steps, steps // _LOOK)
 
 
@@ -126,7 +148,7 @@ def run_algorithm_1(
         progress: called now and then with the number of steps made since.
     """
     state = _start(oracle, runs)  # x is w_n, where the gradient is taken
-    state |= {name: _column([getattr(run, name) for run in runs]) for name in ("period", "lr", "radius")}
+    state |= {name: _read(runs, name) for name in ("period", "lr", "radius")}
     scalars = _Scalars([(Uniform(0, 1), run.seed) for run in runs])
     state["s"] = scalars.at(1, torch.arange(len(runs)))
     generator = torch.Generator().manual_seed(noise_seed)
@@ -140,15 +162,30 @@ def run_algorithm_1(
         g = oracle.sample(r["x"], generator) if oracle.noise else full
         r["x"].addcmul_(r["delta"], 1 - r["s"])
         r["delta"].addcmul_(g, -r["lr"]).mul_(1 - ends)
-        # projected on the ball; 0 stays 0: its factor, 1 at most, is never nan
-        r["delta"].mul_((r["radius"] / _square(r["delta"]).sqrt()).clamp(max=1.0))
+        _project_(r["delta"], r["radius"])
         r["s"] = scalars.at(t + 1, rows.running)
         r["x"].addcmul_(r["delta"], r["s"])
     blocks = _column([run.steps // run.period for run in runs])
     return _outcomes(oracle, runs, rows.finished(), blocks, torch.zeros_like(blocks))
 
 
-def _start(oracle: Oracle, runs: Sequence[Algorithm2 | Algorithm1]) -> dict[str, Tensor]:
+def _play_ogd_(r: dict[str, Tensor], g: Tensor) -> None:
+    r["delta"].mul_(r["keep"]).addcmul_(g, r["gain"])
+
+
+def _play_ball_adagrad_(r: dict[str, Tensor], g: Tensor) -> None:
+    # v ← β²v + ‖g‖², Δ ← Π_D(Δ − √2·D·g/√v)
+    r["squares"].mul_(r["beta"] ** 2).add_(_square(g))
+    r["delta"].addcmul_(g, -math.sqrt(2) * r["radius"] / r["squares"].sqrt().clamp(min=_TINY))
+    _project_(r["delta"], r["radius"])
+
+
+def _project_(delta: Tensor, radius: Tensor) -> None:
+    # 0 stays 0: its factor, 1 at most, is never nan
+    delta.mul_((radius / _square(delta).sqrt()).clamp(max=1.0))
+
+
+def _start(oracle: Oracle, runs: Sequence[Algorithm2 | Adaptive | Algorithm1]) -> dict[str, Tensor]:
     """Return the state that both algorithms have, one row per run."""
     x = oracle.problem.start().to(torch.float64).expand(len(runs), -1).clone()
     return {
@@ -158,6 +195,7 @@ def _start(oracle: Oracle, runs: Sequence[Algorithm2 | Algorithm1]) -> dict[str,
         "gradient": torch.zeros_like(x),
         "spread": x.new_zeros(len(runs), 1),
         "sums": x.new_zeros(len(runs), 2),  # of ‖Σp∇F‖ and V
+        "geometric": x.new_full((len(runs), 2), math.nan if isinstance(runs[0], Algorithm1) else 0.0),
         "looks": x.new_zeros(len(runs), 1),  # the sum of ‖∇F(x̄)‖
         "first": x.new_full((len(runs), 1), math.inf),
     }
@@ -172,13 +210,18 @@ def _average_(r: dict[str, Tensor], full: Tensor, gamma: Tensor) -> None:
 
 
 def _outcomes(
-    oracle: Oracle, runs: Sequence[Algorithm2 | Algorithm1], final: dict[str, Tensor], count: Tensor, looks: Tensor
+    oracle: Oracle,
+    runs: Sequence[Algorithm2 | Adaptive | Algorithm1],
+    final: dict[str, Tensor],
+    count: Tensor,
+    looks: Tensor,
 ) -> list[Outcome]:
     """Return the means: ``count`` certificates and ``looks`` at x̄ were added up."""
     means = final["sums"] / count
-    certificates = means[:, 0:1] + _column([run.c for run in runs]) * means[:, 1:2]
+    price, drawn = _read(runs, "c"), final["geometric"] / count
+    certificates, under_p = (m[:, 0:1] + price * m[:, 1:2] for m in (means, drawn))
     values = oracle.problem.value(final["x"]).unsqueeze(-1)
-    rows = torch.cat([means, certificates, final["looks"] / looks, values, final["first"]], dim=1)
+    rows = torch.cat([means, certificates, final["looks"] / looks, values, final["first"], under_p], dim=1)
     return [Outcome(*row) for row in rows.tolist()]
 
 
@@ -230,6 +273,10 @@ class _Scalars:
         """Return s_t of these runs, as a column."""
         drawn = _column([1.0 if law is None else law.sample(seed, t) for law, seed in self._pairs])
         return drawn[self._pair[running]]
+
+
+def _read(runs: Sequence[Algorithm2 | Adaptive | Algorithm1], name: str) -> Tensor:
+    return _column([getattr(run, name) for run in runs])
 
 
 def _column(values: Sequence[float]) -> Tensor:

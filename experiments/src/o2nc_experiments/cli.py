@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXTRAS = ("typer", "rich", "matplotlib", "sklearn")
 SEEDS = 3
 ROUNDS = 41  # odd, so that the median is one of them
-OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "scale-free", "coin-betting")
+OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "ball-adagrad", "scale-free", "coin-betting")
 LAWS = ("exponential", "uniform", "weibull", "gamma")
 LARGEST_SEED = 2**32  # torch takes no larger ones than 2^64, people no longer ones
 WORKERS = min(os.cpu_count() or 1, 8)
@@ -173,7 +173,7 @@ def build_app() -> "typer.Typer":
         workers: Workers = WORKERS,
         quiet: Quiet = False,
     ) -> None:
-        """Measure certificates against steps, with the bounds; then the traps and the hard chain (four minutes).
+        """Measure certificates against steps, with bounds; then guarantees, traps and the hard chain (five minutes).
 
         Exit code 1 if a bound of a theorem is exceeded.
 

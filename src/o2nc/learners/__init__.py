@@ -25,6 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from o2nc.learners.adagrad import AdaGrad
+from o2nc.learners.ball_adagrad import BallAdaGrad
 from o2nc.learners.ball_ogd import BallOGD
 from o2nc.learners.coin_betting import CoinBetting
 from o2nc.learners.ftrl import FTRL
@@ -32,7 +33,7 @@ from o2nc.learners.ogd import OGD
 from o2nc.learners.scale_free import ScaleFree
 from o2nc.vector import States, Vector
 
-__all__ = ["FTRL", "OGD", "AdaGrad", "BallOGD", "CoinBetting", "Learner", "ScaleFree"]
+__all__ = ["FTRL", "OGD", "AdaGrad", "BallAdaGrad", "BallOGD", "CoinBetting", "Learner", "ScaleFree"]
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 A `Problem` is F with G, F*, H and ρ; an `Oracle` is a stochastic gradient of it with σ.
 
 * `traps`: periodic slopes that hold momentum without random scaling, and the climber that it walks up.
+* `washboard`: a slope among fine ripples, on which momentum is as slow as its theorem says.
 * `separable`: Σ_i f(x_i)/√d, with kinks (`DoubleWell`, `MultiKink`) and smooth (`Cosine`, `Ripple`).
 * `polyhedral`: piecewise linear and coupled (`MaxAffine`, `ChebyshevRosenbrock`).
 * `finite_sums`: regression whose terms can be subsampled (`PhaseRetrieval`, `ReluRegression`).
@@ -19,6 +20,7 @@ from o2nc.problems.problem import FiniteSum, Problem
 from o2nc.problems.separable import Cosine, DoubleWell, MultiKink, Ripple
 from o2nc.problems.soft_chain import SoftChain, lipschitz_instance
 from o2nc.problems.traps import Climber, Resonance, Trap
+from o2nc.problems.washboard import Washboard
 
 __all__ = [
     "Additive",
@@ -39,6 +41,7 @@ __all__ = [
     "SoftChain",
     "Subsampled",
     "Trap",
+    "Washboard",
     "ZeroChain",
     "ZeroChainOracle",
     "hard_instance",

@@ -41,6 +41,7 @@ _KNOWN = {
         learners.BallOGD,
         learners.FTRL,
         learners.AdaGrad,
+        learners.BallAdaGrad,
         learners.ScaleFree,
         learners.CoinBetting,
     )

@@ -2,7 +2,7 @@
 
 An arm is an optimizer by name:
 
-    NAME            sgdm, adamw, or a learner: ogd, ball-ogd, ftrl, adagrad, scale-free, coin-betting
+    NAME            sgdm, adamw, or a learner: ogd, ball-ogd, ftrl, adagrad, ball-adagrad, scale-free, coin-betting
     NAME+LAW        the same with its updates scaled by s: exponential, uniform, weibull, gamma
     NAME(key=value, …)+LAW(key=value, …)        with other numbers than the defaults
 
@@ -48,6 +48,7 @@ LEARNERS: dict[str, tuple[type, dict[str, Any]]] = {
     "ball-ogd": (learners.BallOGD, {"lr": 0.011, "radius": 0.2}),
     "ftrl": (learners.FTRL, {"lr": 0.011}),
     "adagrad": (learners.AdaGrad, {"lr": 2e-4, "diagonal": True}),
+    "ball-adagrad": (learners.BallAdaGrad, {"lr": 0.2}),
     "scale-free": (learners.ScaleFree, {"lr": 2e-4}),  # Adam's lr / 4.4, see the learner
     "coin-betting": (learners.CoinBetting, {"wealth": 0.1, "lipschitz": 5.0}),
 }

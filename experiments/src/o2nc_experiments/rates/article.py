@@ -1,4 +1,4 @@
-"""The page's article on rates, traps and the hard chain."""
+"""The page's article on rates, guarantees, traps and the hard chain."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,6 +10,7 @@ from o2nc_experiments import record as records
 from o2nc_experiments.page import Article, Picture, Section
 from o2nc_experiments.rates import pictures, tables
 from o2nc_experiments.rates.curves import Curve, revive
+from o2nc_experiments.rates.guarantees import Guarantee
 from o2nc_experiments.rates.hard_chain import ChainSearch
 from o2nc_experiments.rates.traps import Escape
 
@@ -19,16 +20,19 @@ def article(record: dict[str, Any]) -> Article:
     curves = [revive(curve) for curve in record["curves"]]
     escapes = [records.revive(Escape, escape) for escape in record["traps"]]
     searches = [records.revive(ChainSearch, search) for search in record["chain"]]
+    promises = [records.revive(Guarantee, promise) for promise in record.get("guarantees", [])]
     sections = [_rates(curves)] if curves else []
+    sections += [_guarantees(promises)] if promises else []
     sections += [_traps(escapes)] if escapes else []
     sections += [_chain(searches)] if searches else []
-    return Article("How fast, and against which bounds", _summary(curves, searches), sections)
+    return Article("How fast, and against which bounds", _summary(curves, searches, promises), sections)
 
 
-def _summary(curves: Sequence[Curve], searches: Sequence[ChainSearch]) -> str:
+def _summary(curves: Sequence[Curve], searches: Sequence[ChainSearch], promises: Sequence[Guarantee]) -> str:
     bounded = [curve for curve in curves if curve.bounds]
     over = [f"{curve.study}, {curve.arm}" for curve in bounded if not curve.agrees]
     over += [f"hard chain at ε = {search.eps:g}" for search in searches if not search.agrees]
+    over += [f"{promise.case}, {promise.arm}" for promise in promises if not promise.agrees]
     slack = min((curve.slack for curve in bounded), default=float("nan"))
     says = f"{len(bounded)} curves have a theorem's bound"
     if over:
@@ -55,6 +59,16 @@ def _rates(curves: Sequence[Curve]) -> Section:
 def _study(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
     pictures.panel(axes, title, [curve for curve in curves if curve.study == title])
     axes.set(xlabel="steps N", ylabel="mean of ‖ḡ‖ + cV")
+
+
+def _guarantees(promises: Sequence[Guarantee]) -> Section:
+    return Section(
+        "Promised and attained",
+        "On the washboard, a slope among ripples too fine to be seen, momentum is as slow as is proved. Then "
+        "what becomes of a run that was told ten times or a tenth of the true G and σ, beside a learner that asks "
+        "for neither.",
+        tables=[tables.guarantees_table(promises)],
+    )
 
 
 def _traps(escapes: Sequence[Escape]) -> Section:

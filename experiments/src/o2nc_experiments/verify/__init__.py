@@ -8,6 +8,8 @@ learners, the optimizers, the certificate, the plans and the problems: a wrong f
 * `random_scaling`: its identity
 * `spread`: the variance lemma
 * `regret`: Theorem OGD
+* `energy`: the energy theorem for any lr and β, and the output law; `adaptive`: the theorem without G and σ
+* `renewal`: other laws without weights
 * `convergence`, `lower_bound`: how fast, and how fast at best
 * `errata_runs`, `errata_formulas`, `errata_reductions`: what is printed and wrong, by what shows it
 
@@ -19,7 +21,9 @@ from functools import partial
 from types import ModuleType
 
 from o2nc_experiments.verify import (
+    adaptive,
     convergence,
+    energy,
     errata_formulas,
     errata_reductions,
     errata_runs,
@@ -27,6 +31,7 @@ from o2nc_experiments.verify import (
     random_scaling,
     reductions,
     regret,
+    renewal,
     spread,
 )
 from o2nc_experiments.verify.check import Check, Result
@@ -39,14 +44,23 @@ _STATEMENTS = (
     reductions.goldstein,
     random_scaling.exponential_scaling,
     random_scaling.other_laws,
+    renewal.renewal_identity,
     spread.variance_weights,
     spread.variance_sharp,
+    energy.output_law_check,
+    spread.variance_output,
     convergence.theorem_o2nc,
+    convergence.conversion_sharp,
     regret.omd_one_step,
     regret.ogd_1,
     regret.ogd_2,
+    adaptive.adaptive_regret,
     convergence.theorem_sgdm,
     convergence.sgdm_map,
+    energy.energy_identity,
+    energy.theorem_energy,
+    renewal.energy_any_law,
+    adaptive.theorem_adaptive,
     convergence.rate_nonsmooth,
     convergence.rate_smooth,
     convergence.rate_second_order,

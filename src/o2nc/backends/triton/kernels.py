@@ -195,7 +195,7 @@ def open_kernel(
             here = tl.load(gradients + i, mask=mask, other=0) != 0
             fresh = tl.load(state_numbers + IS_FRESH * n + i, mask=mask, other=0.0)  # 1: averages, 2: buffer, 3: both
             kept = read(state_numbers + KEPT * n + i, n, mask, 0.0, NUMBERS_KEPT)
-            sums = (fresh, fresh)
+            sums = (fresh, fresh, fresh)
             if SUMS > 0:
                 sums = read(totals + i, n, mask, 0.0, SUMS)
             rate, own, kept = SETTLE(
@@ -380,16 +380,19 @@ def measure_kernel(
     slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
     ps = tl.zeros([BLOCK], tl.float64)
     qs = tl.zeros([BLOCK], tl.float64)
+    rs = tl.zeros([BLOCK], tl.float64)
     for j in tl.static_range(0, CHUNK, BLOCK):
         i = j + tl.arange(0, BLOCK)
         mask = i < size
         d = tl.load(g_at + i, mask=i < present, other=0.0).to(tl.float64) * unit
         slots = read_slots(slots_at, i, mask, d, SLOTS)
-        p, q = MEASURE(d, slots, lr, settled, FLOOR)
+        p, q, r = MEASURE(d, slots, lr, settled, FLOOR)
         ps += tl.where(mask, p, 0.0)
         qs += tl.where(mask, q, 0.0)
+        rs += tl.where(mask, r, 0.0)
     tl.store(partial + chunk, tl.sum(ps, 0))
     tl.store(partial + chunks + chunk, tl.sum(qs, 0))
+    tl.store(partial + 2 * chunks + chunk, tl.sum(rs, 0))
 
 
 @triton.jit
@@ -401,5 +404,7 @@ def total_kernel(first, now, partial, totals, n, chunks, WIDTH: tl.constexpr):
     low = tl.load(first + t)
     high = tl.load(first + t + 1)
     p, q = fold(partial, chunks, low, high, WIDTH)
+    q, r = fold(partial + chunks, chunks, low, high, WIDTH)
     tl.store(totals + t, p)
     tl.store(totals + n + t, q)
+    tl.store(totals + 2 * n + t, r)

@@ -177,7 +177,7 @@ class Tables:
         self.coefficients = torch.zeros(columns, self.n, dtype=torch.float64, device=device)
         joint = self.rule.measure is not None
         summed = self.chunks if self.summed or joint else 1
-        self.partial = torch.zeros(2, summed, dtype=torch.float64, device=device)
+        self.partial = torch.zeros(3 if joint else 2, summed, dtype=torch.float64, device=device)
         self.totals = torch.zeros(self.rule.sums, self.n, dtype=torch.float64, device=device)
         self.buckets: list[tuple[int, int, dict[str, Any]]] = []  # first chunk, how many, what is compiled in
         at = 0

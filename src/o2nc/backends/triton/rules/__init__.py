@@ -1,6 +1,6 @@
 """The rules as device functions, which the kernels of `o2nc.backends.triton.kernels` call.
 
-    measure(g, slots, lr, constants, FLOOR) → two terms
+    measure(g, slots, lr, constants, FLOOR) → three terms
         per element, before anything moves: ``sums`` are those terms added up over a tensor (joint norms only)
     gather(lr, kept, sums, constants) → four terms
         per tensor: ``joint`` are those terms added up over all tensors
@@ -44,11 +44,13 @@ from o2nc.backends.triton.rules.leader import (
 from o2nc.backends.triton.rules.linear import (
     gather_adagrad,
     gather_ball,
+    gather_ball_adagrad,
     measure_ball,
     measure_gradient,
     play_linear,
     settle_adagrad,
     settle_ball,
+    settle_ball_adagrad,
     settle_ogd,
 )
 from o2nc.backends.triton.rules.observed import play_observed, settle_observed
@@ -87,8 +89,8 @@ class Rule:
 
     @property
     def sums(self) -> int:
-        """How many numbers `settle` gets of every parameter: of a joint learner two sums, or what is prepared."""
-        return self.prepared if self.measure is None else 2
+        """How many numbers `settle` gets of every parameter: of a joint learner three sums, or what is prepared."""
+        return self.prepared if self.measure is None else 3
 
 
 SGD = Rule(settle_sgd, play_momentum, 3)
@@ -140,6 +142,9 @@ def learner_rule(learner: Learner, beta: float, dtype: torch.dtype) -> Rule | No
             constants = (beta, learner.decay, float(learner.kappa), floor)
             numbers = ("sum_squares", "last_lr")
             return Rule(settle_adagrad, play_linear, 2, (), numbers, constants, measure_gradient, gather_adagrad)
+        case learners.BallAdaGrad():
+            joint = (measure_gradient, gather_ball_adagrad)
+            return Rule(settle_ball_adagrad, play_linear, 2, (), ("sum_squares",), (beta, floor), *joint)
         case learners.FTRL():
             constants = (beta, learner.decay, learner.radius)
             joint = (measure_leader, gather_ftrl) if learner.radius != float("inf") else ()

@@ -43,7 +43,7 @@ def play_adam(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
 def measure_adam(g, slots, lr, constants, FLOOR: tl.constexpr):
     m, v = slots
     ratio = (constants[0] * m + g) / at_least(tl.sqrt(constants[1] * v + g * g), FLOOR)
-    return ratio * ratio, g * 0
+    return ratio * ratio, g * 0, g * 0
 
 
 @triton.jit

@@ -17,7 +17,7 @@ def play_leader(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
 @triton.jit
 def measure_leader(g, slots, lr, constants, FLOOR: tl.constexpr):
     m = constants[0] * slots[1] + g
-    return g * g, m * m  # ‖g‖² and ‖M‖²
+    return g * g, m * m, g * 0  # ‖g‖² and ‖M‖²
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Learners with Δ ← keep·Δ + gain·g: OGD, BallOGD, AdaGrad by the joint norm."""
+"""Learners with Δ ← keep·Δ + gain·g: OGD, BallOGD, AdaGrad by the joint norm, BallAdaGrad."""
 
 import triton
 import triton.language as tl
@@ -39,7 +39,7 @@ def settle_ogd(group, is_new, kept, sums, joint, draw, constants):
 @triton.jit
 def measure_ball(g, slots, lr, constants, FLOOR: tl.constexpr):
     y = (1 - lr * constants[1]) * slots[0] - lr * g
-    return y * y, g * 0
+    return y * y, g * 0, g * 0
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def settle_ball(group, is_new, kept, sums, joint, draw, constants):
 
 @triton.jit
 def measure_gradient(g, slots, lr, constants, FLOOR: tl.constexpr):
-    return g * g, g * slots[0]  # ‖g‖² and ⟨g, Δ⟩
+    return g * g, g * slots[0], slots[0] * slots[0]  # ‖g‖², ⟨g, Δ⟩ and ‖Δ‖²
 
 
 @triton.jit
@@ -87,3 +87,30 @@ def settle_adagrad(group, is_new, kept, sums, joint, draw, constants):
     e, growth = adagrad_sizes(joint[0], joint[1], last, tl.where(stopped, 1.0, scale), beta, kappa, floor)
     keep = tl.where(stopped, 0.0, 1 / (1 + e * decay / beta + growth))
     return 1.0, (keep, -e * weight * keep), (beta * beta * v + sums[0], scale)
+
+
+@triton.jit
+def gather_ball_adagrad(lr, kept, sums, constants):
+    beta = constants[0]
+    square, slope, length = sums
+    stopped = lr == 0
+    inverse = tl.where(stopped, 0.0, 1 / tl.where(stopped, 1.0, lr))
+    slope = tl.where(stopped, 0.0, slope)
+    # of v and of ‖g‖² in y = Δ/lr, ⟨g, Δ⟩, and ‖y‖²
+    return lr * lr * (beta * beta * kept[0] + square), lr * lr * square, slope, length * inverse * inverse
+
+
+@triton.jit
+def settle_ball_adagrad(group, is_new, kept, sums, joint, draw, constants):
+    s, weight = draw
+    beta, floor = constants
+    lr = group[0]
+    v, square, slope, length = joint
+    stopped = lr == 0
+    root = tl.sqrt(v)
+    size = 1.4142135623730951 * lr / at_least(root / tl.where(stopped, 1.0, lr), floor)
+    # of y after the step, Δ_p − size_p·g_p with size_p = √2·lr_p²/root; where root = 0, g = 0
+    per = tl.where(root > 0, 1.4142135623730951 / tl.where(root > 0, root, 1.0), 0.0)
+    clip = clip_to(1.0, length - 2 * per * slope + per * per * square)
+    keep = tl.where(stopped, 0.0, clip)
+    return 1.0, (keep, -size * weight * keep), (beta * beta * kept[0] + sums[0],)

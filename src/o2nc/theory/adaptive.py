@@ -1,0 +1,133 @@
+"""The adaptive theorem: Algorithm 2 with `BallAdaGrad` needs neither G nor σ, only F*, c and N.
+
+For every G-Lipschitz F with F(x_0) − inf F <= F* and every σ, G and σ unknown to the run (A² = G² + σ², α = 1 − β),
+
+    E‖∇F(x̄)‖_c <= F*/(DN) + (σ + 2√2·A)(α + β/N)/√(1 − β²) + C·cD²/α²,
+
+x̄ = x̄_n with n = min(t + Geometric, N), t uniform: docs/paper.md has the proof. A uniform n costs βG/(αN) more.
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch.optim.optimizer import ParamsT
+
+from o2nc import checks
+from o2nc.learners import BallAdaGrad
+from o2nc.optimizers.exponentiated import ExponentiatedO2NC
+from o2nc.theory import lemmas
+
+OUTPUTS = ("geometric", "uniform")
+
+
+@dataclass(frozen=True)
+class AdaptivePlan:
+    """Hyperparameters of Algorithm 2 with `BallAdaGrad`, and what they guarantee once G and σ are named.
+
+    Attributes:
+        steps: N, their number.
+        c: the price of spread.
+        gap: F* >= F(x_0) − inf F.
+        alpha: α = 1 − β.
+        radius: D, the longest update.
+
+    Example:
+        >>> p = adaptive_plan(steps=100_000, c=1.0, gap=1.0)
+        >>> print(p)
+        100000 steps, c = 1, adaptive: beta=0.998611, lr=0.0002129
+        >>> [round(p.bound(lipschitz=g, noise=1.0), 3) for g in (0.1, 1.0, 10.0)]
+        [0.172, 0.203, 0.852]
+    """
+
+    steps: int
+    c: float
+    gap: float
+    alpha: float
+    radius: float
+
+    @property
+    def beta(self) -> float:
+        """β, the discount of the losses and of the averages."""
+        return 1 - self.alpha
+
+    @property
+    def lr(self) -> float:
+        """D, which is the learner's lr."""
+        return self.radius
+
+    def terms(self, *, lipschitz: float, noise: float = 0.0, output: str = "geometric") -> dict[str, float]:
+        """Return the summands of the bound, by what they pay for; ``descent`` and ``spread`` are known beforehand."""
+        checks.positive("lipschitz", lipschitz)
+        checks.non_negative("noise", noise)
+        checks.choice("output", output, OUTPUTS)
+        n, alpha, d = self.steps, self.alpha, self.radius
+        share = (alpha + self.beta / n) / math.sqrt(1 - self.beta**2)
+        found = {
+            "descent": self.gap / (d * n),
+            "noise": noise * share,
+            "spread": lemmas.spread_constant(self.beta) * self.c * d**2 / alpha**2,
+            "regret": 2 * math.sqrt(2) * math.hypot(lipschitz, noise) * share,
+        }
+        return found if output == "geometric" else found | {"start": self.beta * lipschitz / (alpha * n)}
+
+    def bound(self, *, lipschitz: float, noise: float = 0.0, output: str = "geometric") -> float:
+        """Return B >= E‖∇F(x̄)‖_c for this G and σ, as they were or as they may have been.
+
+        Args:
+            lipschitz: G > 0.
+            noise: σ >= 0.
+            output: the law of n in x̄ = x̄_n, "geometric" or "uniform".
+        """
+        return sum(self.terms(lipschitz=lipschitz, noise=noise, output=output).values())
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps, c = {self.c:.4g}, adaptive: beta={self.beta:.6g}, lr={self.lr:.4g}"
+
+    def optimizer(self, params: ParamsT, *, seed: int = 0) -> ExponentiatedO2NC:
+        """Return Algorithm 2 with these hyperparameters, ready for ``steps`` calls of ``step``.
+
+        Args:
+            params: parameters or parameter groups.
+            seed: of the scalars s.
+
+        Example:
+            Nothing is said of how steep F is.
+
+            >>> import torch
+            >>> x = torch.nn.Parameter(torch.tensor([0.5]))
+            >>> p = adaptive_plan(steps=200, c=1.0, gap=0.5)
+            >>> opt, total = p.optimizer([x]), 0.0
+            >>> for _ in range(p.steps):
+            ...     opt.zero_grad()
+            ...     x.abs().sum().backward()
+            ...     opt.step()
+            ...     total += opt.certificate(p.c).value
+            >>> total / p.steps < p.bound(lipschitz=1.0, output="uniform")
+            True
+        """
+        return ExponentiatedO2NC(params, BallAdaGrad(lr=self.lr), beta=self.beta, seed=seed)
+
+
+def adaptive_plan(steps: int, c: float, gap: float) -> AdaptivePlan:
+    """Return hyperparameters that know neither G nor σ, with the best rate for all of them, N^{−2/7}.
+
+    D makes the known part of the bound least, D³ = F*α²/(2CcN). That part falls with α and the other grows, at a rate
+    that depends on A. The best α is proportional to A^{−6/7}; where A = (F*²c)^{1/3}, the one scale of gradients that
+    F* and c have, it is 1.22·N^{−4/7} for σ = 0. So α = N^{−4/7} is taken, at most ½.
+
+    Args:
+        steps: N >= 1.
+        c: the price of spread, > 0.
+        gap: F* > 0, at least F(x_0) − inf F.
+
+    Example:
+        >>> p = adaptive_plan(1000, c=1.0, gap=1.0)
+        >>> {name: round(value, 3) for name, value in p.terms(lipschitz=1.0).items()}
+        {'descent': 0.175, 'noise': 0.0, 'spread': 0.088, 'regret': 0.293}
+    """
+    checks.integer("steps", steps, 1)
+    checks.positive("c", c)
+    checks.positive("gap", gap)
+    alpha = min(float(steps) ** (-4 / 7), 0.5)
+    radius = (gap * alpha**2 / (2 * lemmas.spread_constant(1 - alpha) * c * steps)) ** (1 / 3)
+    return AdaptivePlan(int(steps), float(c), float(gap), alpha, radius)
