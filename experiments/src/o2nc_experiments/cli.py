@@ -60,7 +60,7 @@ def build_app() -> "typer.Typer":
     """Return the application, made here because its parts need typer."""
     import typer
 
-    from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder
+    from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder, refusals
 
     FirstSeed: TypeAlias = Annotated[
         int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)
@@ -207,9 +207,11 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc bench --model resnet18 --device cpu --out results
         """
+        from o2nc_experiments import bench
         from o2nc_experiments.bench import command
 
-        planned = command.plan(model or [], rounds, device, training, seed)
+        with refusals():
+            planned = bench.plan(model or [], rounds=rounds, device=device, training=training, seed=seed)
         with interruptible():
             if not command.show(planned, None if out is None else make_folder(out), quiet):
                 raise typer.Exit(1)

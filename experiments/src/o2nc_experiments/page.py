@@ -53,55 +53,33 @@ Records = Mapping[Path, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Picture:
-    """One pair of axes.
+    """One pair of axes."""
 
-    Attributes:
-        title: what is drawn.
-        caption: what one sees, in plain words.
-        draw: draws into empty axes, without title and legend.
-        size: width and height in inches; all of a section should be as wide.
-    """
-
-    title: str
-    caption: str
-    draw: Callable[[Axes], object]
-    size: tuple[float, float] = (4.4, 3.0)
+    title: str  # what is drawn
+    caption: str  # what one sees, in plain words
+    draw: Callable[[Axes], object]  # draws into empty axes, without title and legend
+    size: tuple[float, float] = (4.4, 3.0)  # width and height in inches; all of a section should be as wide
 
 
 @dataclass(frozen=True)
 class Section:
-    """Words, then pictures beside each other as far as there is room, then tables, the same as in the terminal.
+    """Words, then pictures beside each other as far as there is room, then tables, the same as in the terminal."""
 
-    Attributes:
-        title: what it is about.
-        text: what there is to see, in plain words; a line is a paragraph.
-        code: lines to copy.
-        pictures: all of about one size.
-        legend: of all of them.
-        tables: as wide as they like.
-    """
-
-    title: str
-    text: str
-    code: str = ""
-    pictures: Sequence[Picture] = ()
-    legend: Sequence[Line2D] = ()
-    tables: Sequence[Table] = ()
+    title: str  # what it is about
+    text: str  # what there is to see, in plain words; a line is a paragraph
+    code: str = ""  # lines to copy
+    pictures: Sequence[Picture] = ()  # all of about one size
+    legend: Sequence[Line2D] = ()  # of all of them
+    tables: Sequence[Table] = ()  # as wide as they like
 
 
 @dataclass(frozen=True)
 class Article:
-    """What is to be shown of a record.
+    """What is to be shown of a record."""
 
-    Attributes:
-        title: the experiment.
-        summary: what came out, in a sentence or two; a line is a paragraph.
-        sections: the rest.
-    """
-
-    title: str
-    summary: str
-    sections: Sequence[Section]
+    title: str  # the experiment
+    summary: str  # what came out, in a sentence or two; a line is a paragraph
+    sections: Sequence[Section]  # the rest
 
 
 class Part(NamedTuple):

@@ -40,29 +40,17 @@ LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "handlelength": 1.
 
 @dataclass(frozen=True)
 class Run:
-    """One run and what was recorded of it.
+    """One run and what was recorded of it."""
 
-    Attributes:
-        dimension: d.
-        method: with or without scaling.
-        seed: of the scalars s; None where no random number enters, so that any seed gives this run.
-        steps: the numbers of steps after which was recorded, 0 included.
-        values: F at the iterate.
-        gradients: ‖ḡ‖ of the averages; at 0 the gradient's norm at the start.
-        spreads: V of the averages.
-        progress: the optimizer's own estimate of F(x_N) − F(x_0).
-        path: the first coordinate of x_0, x_1, … during the first steps.
-    """
-
-    dimension: int
-    method: str
-    seed: int | None
-    steps: list[int]
-    values: list[float]
-    gradients: list[float]
-    spreads: list[float]
-    progress: float
-    path: list[float]
+    dimension: int  # d
+    method: str  # with or without scaling
+    seed: int | None  # of the scalars s; None where no random number enters, so that any seed gives this run
+    steps: list[int]  # the numbers of steps after which was recorded, 0 included
+    values: list[float]  # F at the iterate
+    gradients: list[float]  # ‖ḡ‖ of the averages; at 0 the gradient's norm at the start
+    spreads: list[float]  # V of the averages
+    progress: float  # the optimizer's own estimate of F(x_N) − F(x_0)
+    path: list[float]  # the first coordinate of x_0, x_1, … during the first steps
 
     @property
     def certificates(self) -> list[float]:
