@@ -260,21 +260,12 @@ def build_app() -> "typer.Typer":
         from o2nc_experiments.cifar10 import command
         from o2nc_experiments.cifar10.options import Options, Settings, arm_names
 
-        options = Options(
-            data,
-            download,
-            out,
-            arm_names(arm),
-            range(seed, seed + seeds),
-            Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit),
-            device,
-            at_once,
-            save_every,
-            c,
-            quiet,
-        )
+        chosen, trials = arm_names(arm), range(seed, seed + seeds)
+        settings = Settings(epochs, batch, average, width, limit)
         with interruptible("; the same command goes on"):
-            command.show(options)
+            command.show(
+                Options(data, download, out, chosen, trials, settings, device, at_once, save_every, c, quiet)
+            )
 
     @app.command()
     def report(
@@ -298,7 +289,3 @@ def build_app() -> "typer.Typer":
         console.print_plain(console.make_console(quiet), f"Report: {page.write(folders, out)}")
 
     return app
-
-
-if __name__ == "__main__":
-    main()

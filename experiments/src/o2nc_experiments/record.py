@@ -19,12 +19,7 @@ T = TypeVar("T")
 
 
 def circumstances(command: str, **settings: Any) -> dict[str, Any]:
-    """Return what is needed to make results again.
-
-    Args:
-        command: the command line.
-        settings: seeds, steps and the like.
-    """
+    """Return what is needed to make results again: the command line, seeds and the like, and what ran it."""
     return {
         "command": command,
         **settings,
@@ -99,11 +94,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, contents: bytes | memoryview) -> None:
-    """Write a file, whole or not at all, even if the power fails.
-
-    Raises:
-        OSError: it cannot be written, with the reason; a file that was there is still there.
-    """
+    """Write a file, whole or not at all, even if the power fails; OSError has the reason."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:

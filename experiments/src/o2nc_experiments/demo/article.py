@@ -42,9 +42,8 @@ def article(record: dict[str, Any]) -> Article:
     rows, about = from_columns(record["digits"]), record["circumstances"]
     sections = [*climbing(runs), *(training(rows, about) if rows else ()), one_line(about)]
     took = f"Computing it took {record['seconds']:.0f} s, without a GPU."
-    return Article(
-        "One random number per step", "\n".join([SAYS, *findings(runs, rows, about["digits_test"]), took]), sections
-    )
+    summary = "\n".join([SAYS, *findings(runs, rows, about["digits_test"]), took])
+    return Article("One random number per step", summary, sections)
 
 
 def findings(runs: Sequence[climber.Run], rows: Sequence[Epoch], images: int) -> list[str]:
@@ -104,13 +103,10 @@ def climbing(runs: Sequence[climber.Run]) -> list[Section]:
 
 def over_steps(runs: Sequence[climber.Run], values: str, certificates: str) -> list[Picture]:
     """Return F and the certificate over the steps, with what is said of each."""
+    bound = f"The certificate ‖ḡ‖ + cV, c = {climber.C:g}"
     return [
         Picture("The value F, step by step", values, partial(climber.draw_values, runs=runs)),
-        Picture(
-            f"The certificate ‖ḡ‖ + cV, c = {climber.C:g}",
-            certificates,
-            partial(climber.draw_certificates, runs=runs),
-        ),
+        Picture(bound, certificates, partial(climber.draw_certificates, runs=runs)),
     ]
 
 
@@ -120,6 +116,7 @@ def training(rows: Sequence[Epoch], about: dict[str, Any]) -> list[Section]:
     # blue is scaled and red is not, as with the climber
     arms = {name: by_name.get(name, []) for name in reversed(digits.NAMES.values())}
     captions = [caption.format(curves.over_trials(arms)) for caption in TRAINING_CAPTIONS]
+    furthest = math.sqrt(max(row.spread for row in rows if row.spread is not None))
     compared, certified = (*digits.summary(rows, about["digits_test"]).splitlines(), "", "")[:2]
     return [
         Section(
@@ -139,22 +136,15 @@ def training(rows: Sequence[Epoch], about: dict[str, Any]) -> list[Section]:
             "The certificate that comes with the weights",
             "While it trains, the optimizer keeps the average x̄ of its weights, the average ḡ of its gradients, and "
             "the spread V of the weights around x̄. From these, without evaluating anything, ‖ḡ‖ + cV bounds how far "
-            f"x̄ is from stationary, up to the noise of the batches.\n{certified}\n{price(rows)}",
+            f"x̄ is from stationary, up to the noise of the batches.\n{certified}\n"
+            f"c is the price of distance, and is chosen to suit the lengths at hand: {digits.C:g} here, where the "
+            f"weights lie up to {furthest:.2g} from their average, and {climber.C:g} on the slope, where a single "
+            "step is about 1 long. So compare a certificate with its own first epoch, not with 0 and not with one of "
+            "another c.",
             pictures=curves.pictures(curves.certificate_panels(digits.C), CERTIFICATE_CAPTIONS, arms),
             legend=[*curves.legend(arms), AVERAGE],
         ),
     ]
-
-
-def price(rows: Sequence[Epoch]) -> str:
-    """Return how to read c."""
-    furthest = math.sqrt(max(row.spread for row in rows if row.spread is not None))
-    return (
-        f"c is the price of distance, and is chosen to suit the lengths at hand: {digits.C:g} here, where the "
-        f"weights lie up to {furthest:.2g} from their average, and {climber.C:g} on the slope, where a single step "
-        "is about 1 long. So compare a certificate with its own first epoch, not with 0 and not with one of another "
-        "c."
-    )
 
 
 def one_line(about: dict[str, Any]) -> Section:

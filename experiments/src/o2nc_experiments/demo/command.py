@@ -6,9 +6,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from o2nc_experiments import figures, page, record
 from o2nc_experiments.classification import Epoch, to_columns
 from o2nc_experiments.console import make_console, one_thread, print_plain, progress_bar, uninterrupted
@@ -22,15 +19,25 @@ def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
 
     An interrupted demo never takes the place of a complete one.
     """
-    console = make_console(quiet)
-    data = digits.load()
+    console, data = make_console(quiet), digits.load()
     runs: list[climber.Run] = []
     rows: list[Epoch] = []
+    climbers, networks = climber.trials(seeds), digits.trials(seeds)
     begun, stopped = perf_counter(), None
     try:
         with one_thread(), progress_bar(console) as bar:
-            climb(bar, runs, seeds, steps)
-            train(bar, rows, seeds, epochs, data)
+            task = bar.add_task(f"{len(climbers)} climbers", total=len(climbers) * steps)
+            for trial in climbers:
+                runs.append(climber.climb(*trial, steps, lambda made: bar.advance(task, made)))
+            bar.remove_task(task)
+            task = bar.add_task(f"{len(networks)} networks", total=len(networks) * epochs)
+
+            def show_epoch(row: Epoch) -> None:
+                found = f"{digits.NAMES[row.arm]}: {100 * row.test_accuracy:.1f} % right"
+                bar.update(task, advance=1, description=found)
+
+            for arm, seed in networks:
+                rows += digits.train(arm, seed, epochs, data, show_epoch)
     except (KeyboardInterrupt, SystemExit) as stop:  # Ctrl-C, SIGTERM
         if not runs:
             raise
@@ -38,7 +45,11 @@ def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
     with uninterrupted():
         kept = stopped is not None and complete(out)
         try:
-            print_results(console, runs, rows, data)
+            console.print(climber.table(runs))
+            if rows:
+                console.print(digits.table(rows))
+            summary = f"\n{climber.summary(runs)}\n{digits.summary(rows, len(data.test))}"
+            console.print(summary.rstrip(), markup=False)
         finally:  # the terminal may be gone
             if not kept:
                 found = {
@@ -48,9 +59,11 @@ def show(out: Path, seeds: range, steps: int, epochs: int, quiet: bool) -> None:
                     "climber": {"runs": [asdict(r) | {"certificates": r.certificates} for r in runs]},
                     "digits": to_columns(rows),
                 }
-                write(console, out, found, runs)
+                record.write(out / NAME, found)
+                figures.save(climber.plot(runs), out, "climber", ["png"])
+                print_plain(console, f"Report: {page.write([out / NAME], out / page.NAME)}")
     if stopped is not None:
-        finished, wanted = len(runs) + len(rows) // epochs, len(climber.trials(seeds)) + len(digits.trials(seeds))
+        finished, wanted = len(runs) + len(rows) // epochs, len(climbers) + len(networks)
         which = f"; the complete results in {out} are kept" if kept else ", which are kept"
         stopped.args += (f"after {finished} of {wanted} runs{which}",)
         raise stopped
@@ -64,60 +77,17 @@ def complete(out: Path) -> bool:
         return False
 
 
-def print_results(console: Console, runs: list[climber.Run], rows: list[Epoch], data: digits.Digits) -> None:
-    """Show tables and sentences."""
-    console.print(climber.table(runs))
-    if rows:
-        console.print(digits.table(rows))
-    console.print(f"\n{climber.summary(runs)}\n{digits.summary(rows, len(data.test))}".rstrip(), markup=False)
-
-
-def write(console: Console, out: Path, found: dict[str, Any], runs: list[climber.Run]) -> None:
-    """Write the record, the picture and the report, and say where it is."""
-    record.write(out / NAME, found)
-    figures.save(climber.plot(runs), out, "climber", ["png"])
-    written = page.write([out / NAME], out / page.NAME)
-    print_plain(console, f"Report: {written}")
-
-
-def climb(bar: Progress, runs: list[climber.Run], seeds: range, steps: int) -> None:
-    """Add the climbers to the runs, as they finish."""
-    trials = climber.trials(seeds)
-    task = bar.add_task(f"{len(trials)} climbers", total=len(trials) * steps)
-    for trial in trials:
-        runs.append(climber.climb(*trial, steps, lambda made: bar.advance(task, made)))
-    bar.remove_task(task)
-
-
-def train(bar: Progress, rows: list[Epoch], seeds: range, epochs: int, data: digits.Digits) -> None:
-    """Add the trials to the rows, as they finish."""
-    trials = digits.trials(seeds)
-    task = bar.add_task(f"{len(trials)} networks", total=len(trials) * epochs)
-
-    def show_epoch(row: Epoch) -> None:
-        bar.update(task, advance=1, description=f"{digits.NAMES[row.arm]}: {100 * row.test_accuracy:.1f} % right")
-
-    for trial in trials:
-        rows += digits.train(*trial, epochs, data, show_epoch)
-
-
 def circumstances(seeds: range, steps: int, epochs: int, data: digits.Digits) -> dict[str, Any]:
     """Return what is needed to make the results again."""
+    knobs = {f"climber_{name.lower()}": getattr(climber, name) for name in ("MOMENTUM", "AVERAGE", "C")}
+    names = ("CHANNELS", "BATCH", "LR", "MOMENTUM", "WEIGHT_DECAY", "AVERAGE", "C")
     return record.circumstances(
         f"o2nc demo --seed {seeds[0]} --steps {steps} --epochs {epochs}",
         seeds=list(seeds),
         climber_steps=steps,
-        climber_momentum=climber.MOMENTUM,
-        climber_average=climber.AVERAGE,
-        climber_c=climber.C,
+        **knobs,
         digits_epochs=epochs,
         digits_train=len(data.train),
         digits_test=len(data.test),
-        digits_channels=list(digits.CHANNELS),
-        digits_batch=digits.BATCH,
-        digits_lr=digits.LR,
-        digits_momentum=digits.MOMENTUM,
-        digits_weight_decay=digits.WEIGHT_DECAY,
-        digits_average=digits.AVERAGE,
-        digits_c=digits.C,
+        **{f"digits_{name.lower()}": getattr(digits, name) for name in names},
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from o2nc_experiments import figures, page, pool, record
 from o2nc_experiments.console import make_console, print_error, print_files, progress_bar
 from o2nc_experiments.pool import Progress
-from o2nc_experiments.rates import curves, hard_chain, pictures, tables, traps
+from o2nc_experiments.rates import article, curves, hard_chain, tables, traps
 from o2nc_experiments.rates.curves import Curve
 from o2nc_experiments.rates.hard_chain import ChainSearch
 from o2nc_experiments.rates.traps import Escape
@@ -45,7 +45,7 @@ def show(out: Path, seeds: range, largest: int, workers: int, quiet: bool) -> bo
             },
         )
         if drawn:
-            files += figures.save(pictures.figure(drawn, complete=complete), out, "rates")
+            files += figures.save(article.figure(drawn, complete=complete), out, "rates")
         files.append(page.write([out]))
         if drawn:
             console.print(tables.rates_table(drawn, console.width))
