@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 import o2nc
 from o2nc_experiments.classification import Epoch, to_columns
 from o2nc_experiments.console import one_thread
-from o2nc_experiments.demo import article, climber, command, digits
+from o2nc_experiments.demo import climber, command, digits
 from o2nc_experiments.page import page
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -225,7 +225,7 @@ def test_the_story_is_told_from_the_record_alone(tmp_path, monkeypatch):
     rows = made("sgdm", 0, [0.8, 0.9]) + made(RANDOM, 0, [0.7, 0.93], [0.6, 0.94])
     found = record(rows, climbed([0], steps=20))
     monkeypatch.setattr(digits, "load", lambda: pytest.fail("the data are not needed"))
-    told = article.article(found)
+    told = command.article(found)
     assert [len(section.tables) for section in told.sections] == [1, 0, 1, 0, 0]
     assert [section.title for section in told.sections] == [
         "Momentum can walk uphill",
@@ -261,7 +261,7 @@ def test_what_is_there_is_told_of_an_interrupted_demo(runs, trials, tmp_path):
 
 def test_scaled_is_blue_and_unscaled_red_in_all_pictures():
     rows = made("sgdm", 0, [0.8]) + made(RANDOM, 0, [0.7])
-    sections = article.article(record(rows, climbed([0], steps=5))).sections
+    sections = command.article(record(rows, climbed([0], steps=5))).sections
     colours = {line.get_label(): line.get_color() for section in sections for line in section.legend}
     assert colours["with scaling, seed 0"] == colours["scaled SGDM"]
     assert colours["without scaling, any seed"] == colours["SGDM"]

@@ -29,7 +29,7 @@ from o2nc_experiments.tables import Table
 
 NAME = "report.html"
 ARTICLES = {  # the modules whose function `article` shows a command's record
-    "demo": "o2nc_experiments.demo.article",
+    "demo": "o2nc_experiments.demo.command",
     "verify": "o2nc_experiments.verify.command",
     "rates": "o2nc_experiments.rates.article",
     "cifar10": "o2nc_experiments.cifar10.view",

@@ -29,8 +29,8 @@ from o2nc_experiments.bench.measure import (
     needed,
     release,
 )
-from o2nc_experiments.bench.timing import Progress
 from o2nc_experiments.bench.view import markdown
+from o2nc_experiments.pool import Progress, ignore
 from o2nc_experiments.record import available, describe, find_device
 
 
@@ -97,7 +97,7 @@ def plan(
     return Benchmark(where, fits, refusals, rounds, seed, training)
 
 
-def run(benchmark: Benchmark, progress: Progress = lambda made: None) -> None:
+def run(benchmark: Benchmark, progress: Progress = ignore) -> None:
     """Measure, row by row into the benchmark, so that an interrupted one keeps what was finished."""
     device = benchmark.device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

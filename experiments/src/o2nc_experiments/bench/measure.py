@@ -17,19 +17,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from o2nc_experiments.bench.contenders import AGAIN, BASE, LONG_AVERAGE, Contender, count, line_up, parameters
-from o2nc_experiments.bench.timing import (
-    COPIED,
-    COPIES,
-    Copy,
-    Progress,
-    Step,
-    Timing,
-    by_events,
-    capture,
-    on_gpu,
-    take_turns,
-)
+from o2nc_experiments.bench.timing import COPIED, COPIES, Copy, Step, Timing, by_events, capture, on_gpu, take_turns
 from o2nc_experiments.classification.resnet import autocast, layout, make_resnet
+from o2nc_experiments.pool import Progress, ignore
 from o2nc_experiments.record import available
 
 TRAINED = (BASE, AGAIN, "ScaledSGDM fused, average=momentum", f"ScaledSGDM fused, average={LONG_AVERAGE}")
@@ -104,7 +94,7 @@ def lazy_step(contender: Contender, params: list[Tensor]) -> Step:
 
 
 def measure_steps(
-    model: str, device: torch.device, rounds: int, seed: int, progress: Progress = lambda made: None
+    model: str, device: torch.device, rounds: int, seed: int, progress: Progress = ignore
 ) -> Iterator[StepTime]:
     """Time all contenders on one set of parameters, which they share; yield each row as soon as it is known.
 
@@ -209,7 +199,7 @@ def training_burst(contender: Contender, device: torch.device, mode: str, seed: 
 
 
 def measure_training(
-    device: torch.device, rounds: int, seed: int, progress: Progress = lambda made: None
+    device: torch.device, rounds: int, seed: int, progress: Progress = ignore
 ) -> Iterator[TrainingTime]:
     """Time training steps in bursts; yield one row per mode and contender."""
     chosen = sorted((c for c in line_up(device.type) if c.name in TRAINED), key=lambda c: TRAINED.index(c.name))

@@ -9,13 +9,14 @@ from time import perf_counter
 
 import torch
 
+from o2nc_experiments.pool import Progress, ignore
+
 WARM_UP = 5  # steps before the clock starts: they make the state and compile kernels
 SETTLING = 0.3  # seconds of steps before a GPU's clock starts: it has to come up to speed
 COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes of the copy that gives the bandwidth
 COPIES = 20
 
 Step = Callable[[], object]
-Progress = Callable[[int], object]
 
 
 @dataclass
@@ -36,7 +37,7 @@ def reason(error: Exception) -> str:
     return said if said and isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}".removesuffix(": ")
 
 
-def take_turns(steps: Mapping[str, Step], rounds: int, progress: Progress = lambda made: None) -> dict[str, Timing]:
+def take_turns(steps: Mapping[str, Step], rounds: int, progress: Progress = ignore) -> dict[str, Timing]:
     """Time all steps round by round, so that whatever else the machine does falls on all alike.
 
     Each step ends only when its work is done; one that raises is not called again. The progress is called with 1

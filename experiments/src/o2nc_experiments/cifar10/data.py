@@ -175,13 +175,12 @@ def _find(folder: Path) -> tuple[Layout, Path]:
                 return layout, place
             if len(missing) < len(layout.files):
                 begun = begun or f"{place} lacks {', '.join(missing)}"
-    problem = begun or f"there is no CIFAR-10 in {folder}"
     for archive in (folder / layout.url.rpartition("/")[2] for layout in (BINARY, PYTHON)):
         if archive.is_file():
             raise DataError(f"{archive} is not unpacked: tar -xzf {archive.name} there, then the same command")
     raise DataError(
-        f"{problem}: name the folder of the official files, of the binary or the python version, with --data DIR, "
-        "or have them fetched with --download"
+        f"{begun or f'there is no CIFAR-10 in {folder}'}: name the folder of the official files, of the binary or "
+        "the python version, with --data DIR, or have them fetched with --download"
     )
 
 
@@ -223,16 +222,12 @@ class _BytesOnly(pickle.Unpickler):
         """Return a stand-in for one of the three things that a pickled array names."""
         match module.replace("._core", ".core"), name:  # numpy has renamed the module since the files were made
             case "numpy.core.multiarray", "_reconstruct":
-                return _empty_array  # its contents follow, through ndarray.__setstate__
+                return lambda *_: np.empty(0, np.uint8)  # its contents follow, through ndarray.__setstate__
             case "numpy", "ndarray":
                 return name  # the argument of the above, which has no need of it
             case "numpy", "dtype":
                 return _byte
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
-def _empty_array(*_: object) -> Bytes:
-    return np.empty(0, np.uint8)
 
 
 def _byte(name: bytes | str, *_: object) -> np.dtype[np.uint8]:

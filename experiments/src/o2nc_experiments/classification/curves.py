@@ -113,12 +113,7 @@ def pictures(panels: Sequence[Panel], captions: Sequence[str], arms: Arms) -> li
 
 
 def _fill(
-    picture: Figure,
-    panels: Iterable[Axes],
-    drawn: Sequence[Panel],
-    arms: Arms,
-    handles: list[Line2D],
-    title: str,
+    picture: Figure, panels: Iterable[Axes], drawn: Sequence[Panel], arms: Arms, handles: list[Line2D], title: str
 ) -> None:
     for axes, panel in zip(panels, drawn, strict=True):
         draw(axes, panel, arms)

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 import o2nc
 from o2nc.problems import Climber
 from o2nc_experiments.figures import BLUE, GREY, SKY, VERMILION, style_axes
+from o2nc_experiments.pool import Progress, ignore
 from o2nc_experiments.tables import Column, Table, signed, span
 
 DIMENSIONS = (1, 10)
@@ -27,7 +28,6 @@ C = 1e-5  # the price of spread: ten periods away from the mean cost 0.001, abou
 POINTS = 200  # recorded per run
 PATH = 40  # the first steps, of which every place is recorded
 
-Progress = Callable[[int], object]
 UNSCALED, SCALED = "unscaled", "scaled"
 COLOURS = {UNSCALED: VERMILION, SCALED: BLUE}
 WINDOW = 12.5  # how far to the left of the start places are drawn
@@ -64,7 +64,7 @@ def trials(seeds: Sequence[int]) -> list[tuple[int, str, int | None]]:
     return [(d, method, seed) for d in DIMENSIONS for method, seed in methods]
 
 
-def climb(dimension: int, method: str, seed: int | None, steps: int, progress: Progress = lambda made: None) -> Run:
+def climb(dimension: int, method: str, seed: int | None, steps: int, progress: Progress = ignore) -> Run:
     """Make one run, one line of `trials`; the progress is called now and then with the steps since its last call.
 
     Example:

@@ -131,10 +131,46 @@ def article(record: dict[str, Any]) -> Article:
     curves = [revive(curve) for curve in record["curves"]]
     escapes = [records.revive(Escape, escape) for escape in record["traps"]]
     searches = [records.revive(ChainSearch, search) for search in record["chain"]]
-    sections = [_rates(curves)] if curves else []
-    sections += [_traps(escapes)] if escapes else []
-    sections += [_chain(searches)] if searches else []
-    return Article("How fast, and against which bounds", _summary(curves, searches), sections)
+    studied = [
+        Picture(title, setting(title), partial(_draw_study, title=title, curves=curves)) for title in titles(curves)
+    ]
+    trapped = Picture(
+        "‖ḡ‖ in the second half of the run",
+        "Orange: without scaling; blue: with it, every seed.",
+        partial(draw_traps, found=escapes),
+    )
+    chained = Picture(
+        "Steps against ε",
+        "Grey: what is needed, proved. Blue: what the quickest setting took.",
+        partial(draw_chain, found=searches),
+    )
+    sections = [
+        Section(
+            "Certificates against the number of steps",
+            "Each run has the hyperparameters that the theorem prescribes for its number of steps N. Both axes are "
+            "logarithmic: a rate is a slope. Lines are means over the seeds, bands their range, dashed lines the "
+            "bounds.",
+            pictures=studied,
+            legend=legend(),
+            tables=[tables.rates_table(curves)],
+        ),
+        Section(
+            "Traps",
+            "Functions on which momentum without random scaling meets the same slope for ever, and what one random "
+            "scalar per step changes.",
+            pictures=[trapped],
+            tables=[tables.traps_table(escapes)],
+        ),
+        Section(
+            "The hard instance",
+            "A chain on which no algorithm of this kind can be quick. The bound holds for half of all runs; the "
+            "quickest of many settings takes a little longer than it must.",
+            pictures=[chained],
+            tables=[tables.chain_table(searches)],
+        ),
+    ]
+    there = [section for section, found in zip(sections, (curves, escapes, searches), strict=True) if found]
+    return Article("How fast, and against which bounds", _summary(curves, searches), there)
 
 
 def _summary(curves: Sequence[Curve], searches: Sequence[ChainSearch]) -> str:
@@ -150,50 +186,6 @@ def _summary(curves: Sequence[Curve], searches: Sequence[ChainSearch]) -> str:
     )
 
 
-def _rates(curves: Sequence[Curve]) -> Section:
-    return Section(
-        "Certificates against the number of steps",
-        "Each run has the hyperparameters that the theorem prescribes for its number of steps N. Both axes are "
-        "logarithmic: a rate is a slope. Lines are means over the seeds, bands their range, dashed lines the bounds.",
-        pictures=[
-            Picture(title, setting(title), partial(_draw_study, title=title, curves=curves))
-            for title in titles(curves)
-        ],
-        legend=legend(),
-        tables=[tables.rates_table(curves)],
-    )
-
-
 def _draw_study(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
     panel(axes, title, [curve for curve in curves if curve.study == title])
     axes.set(xlabel="steps N", ylabel="mean of ‖ḡ‖ + cV")
-
-
-def _traps(escapes: Sequence[Escape]) -> Section:
-    picture = Picture(
-        "‖ḡ‖ in the second half of the run",
-        "Orange: without scaling; blue: with it, every seed.",
-        partial(draw_traps, found=escapes),
-    )
-    return Section(
-        "Traps",
-        "Functions on which momentum without random scaling meets the same slope for ever, and what one random "
-        "scalar per step changes.",
-        pictures=[picture],
-        tables=[tables.traps_table(escapes)],
-    )
-
-
-def _chain(searches: Sequence[ChainSearch]) -> Section:
-    picture = Picture(
-        "Steps against ε",
-        "Grey: what is needed, proved. Blue: what the quickest setting took.",
-        partial(draw_chain, found=searches),
-    )
-    return Section(
-        "The hard instance",
-        "A chain on which no algorithm of this kind can be quick. The bound holds for half of all runs; the quickest "
-        "of many settings takes a little longer than it must.",
-        pictures=[picture],
-        tables=[tables.chain_table(searches)],
-    )
