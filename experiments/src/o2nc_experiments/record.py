@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import os
 import platform
 import re
@@ -81,6 +82,13 @@ def _search(pattern: str, path: str) -> str | None:
 def revive(kind: type[T], data: Mapping[str, Any]) -> T:
     """Return a dataclass from what a record has of it; what was only derived from it is passed over."""
     return kind(**{field.name: data[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def plain(value: Any) -> Any:
+    """Return numbers, or lists of them, without what JSON cannot say: None stands for nan and ±inf."""
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write(path: Path, record: dict[str, Any]) -> None:

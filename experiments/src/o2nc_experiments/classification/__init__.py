@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from o2nc_experiments.record import plain
 from o2nc_experiments.tables import NONE, Column, Table
 
 PRINTED = "  paper"
@@ -47,11 +48,7 @@ Arms = dict[str, list[list[Epoch]]]  # an arm's trials, a trial's epochs in orde
 
 def to_columns(epochs: Sequence[Epoch]) -> dict[str, Any]:
     """Return the columns' names and the rows of values, for JSON, which knows no nan: None stands for it."""
-
-    def plain(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {"columns": list(Epoch._fields), "rows": [[plain(value) for value in epoch] for epoch in epochs]}
+    return {"columns": list(Epoch._fields), "rows": plain(epochs)}
 
 
 def from_columns(record: Mapping[str, Any]) -> list[Epoch]:

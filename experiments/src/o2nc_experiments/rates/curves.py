@@ -145,7 +145,7 @@ def as_record(curve: Curve) -> dict[str, Any]:
         "agrees": curve.agrees,
         "shallow": curve.shallow,
     }
-    return {key: _plain(value) for key, value in (asdict(curve) | fitted).items()}
+    return {key: record.plain(value) for key, value in (asdict(curve) | fitted).items()}
 
 
 def revive(data: dict[str, Any]) -> Curve:
@@ -157,10 +157,3 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_numbers(v) for v in value]
     return math.nan if value is None else value
-
-
-def _plain(value: Any) -> Any:
-    """Replace what JSON cannot say."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

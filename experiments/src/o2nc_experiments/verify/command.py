@@ -105,12 +105,7 @@ def verdict(result: Result) -> str:
 
 
 def table(results: Sequence[Result], width: int = WIDE) -> Table:
-    """Return one line per result; where there is no room beside it, the statement stands below the name.
-
-    Args:
-        results: what `run` returned.
-        width: of the terminal, in columns.
-    """
+    """Return one line per result; where a terminal is too narrow, the statement stands below the name."""
     wide = width >= WIDE
     names = [Column("check", "left"), *([Column("statement", "left")] if wide else [])]
     extra = [Column("slack"), Column("s")] if wide else []
