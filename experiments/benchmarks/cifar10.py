@@ -8,7 +8,7 @@ against float64 on the same (rounded) numbers.
 """
 
 import argparse
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -30,14 +30,6 @@ SIZES = {"cpu": (8, 2000, 4), "cuda": (64, 50_000, 60)}  # width, images, steps 
 WARM_UP = 8
 FAST = "bfloat16, compiled and captured"
 TOGETHER = (1, 3, 4, 6)  # trials at once
-
-
-class Full(Trial):
-    """A trial in float32 throughout (as torch has it: convolutions on a GPU may use tf32)."""
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context that changes nothing."""
-        return nullcontext()
 
 
 def main() -> None:
@@ -73,10 +65,12 @@ def speeds(device: torch.device, width: int, count: int, steps: int, rounds: int
     labels = torch.randint(0, 10, (count + 1000,), generator=generator)
     data = to_device(Data(images[1000:], labels[1000:], images[:1000], labels[:1000], "random", ""), device)
     settings = Settings(width=width)
-    ways: list[tuple[str, list[Trial]]] = [("float32, launched one by one", [make(Full, settings, data, fast=False)])]
+    full = make(settings, data, fast=False)
+    full.autocast = nullcontext  # float32 throughout, as torch has it: convolutions on a GPU may use tf32
+    ways = [("float32, launched one by one", [full])]
     if device.type == "cuda":
-        ways.append(("bfloat16, launched one by one", [make(Trial, settings, data, fast=False)]))
-        ways += [(FAST, [make(Trial, settings, data, seed) for seed in range(k)]) for k in TOGETHER]
+        ways.append(("bfloat16, launched one by one", [make(settings, data, fast=False)]))
+        ways += [(FAST, [make(settings, data, seed) for seed in range(k)]) for k in TOGETHER]
     times: list[list[float]] = [[] for _ in ways]
     for turn in range(rounds + 1):
         for (_, trials), found in zip(ways, times, strict=True):
@@ -98,9 +92,9 @@ def speeds(device: torch.device, width: int, count: int, steps: int, rounds: int
     ]
 
 
-def make(kind: type[Trial], settings: Settings, data: Images, seed: int = 0, *, fast: bool = True) -> Trial:
+def make(settings: Settings, data: Images, seed: int = 0, *, fast: bool = True) -> Trial:
     """Return a trial."""
-    trial = kind(parse(TABLE[1]), seed, settings, data, fast=fast)
+    trial = Trial(parse(TABLE[1]), seed, settings, data, fast=fast)
     _wait(data.train.device)
     return trial
 

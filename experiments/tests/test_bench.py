@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from o2nc_experiments import bench, cli, record
-from o2nc_experiments.bench import contenders, measure, timing
+from o2nc_experiments.bench import contenders, measure, timing, view
 from o2nc_experiments.classification.resnet import ResNet18
 
 NAMES = [c.name for c in bench.line_up("cpu")]
@@ -43,8 +43,8 @@ def broken(monkeypatch):
 
     three = [
         bench.line_up("cpu")[0],
-        bench.Contender("cannot", 20, 4, cannot),
-        bench.Contender("exhausted", 20, 4, partial(Exhausted, lr=0.1)),
+        contenders.Contender("cannot", 20, 4, cannot),
+        contenders.Contender("exhausted", 20, 4, partial(Exhausted, lr=0.1)),
     ]
     for module in (measure, bench):
         monkeypatch.setattr(module, "line_up", lambda kind: three)
@@ -143,7 +143,7 @@ def test_take_turns_gives_the_time_of_every_round(monkeypatch):
     monkeypatch.setattr(timing, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(timing, "WARM_UP", 1)
     made = []
-    found = bench.take_turns(
+    found = timing.take_turns(
         {"a": takes("a", iter([9.0, 1.0, 2.0, 4.0])), "b": takes("b", iter([9.0, 3.0, 2.0, 8.0]))}, 3, made.append
     )
     assert found["a"].times == [1.0, 2.0, 4.0]  # the first, 9, warms up
@@ -152,18 +152,18 @@ def test_take_turns_gives_the_time_of_every_round(monkeypatch):
     assert made == [1, 1, 1]
     assert measure.ratio_of(found["b"], found["a"], paired=True) == 2.0  # of 3, 1, 2
     assert measure.ratio_of(found["b"], found["a"], paired=False) == 1.5  # 3 over 2
-    assert measure.ratio_of(found["b"], bench.Timing(error="none"), paired=True) is None
+    assert measure.ratio_of(found["b"], timing.Timing(error="none"), paired=True) is None
     assert measure.ratio_of(found["b"], None, paired=False) is None
 
 
 def test_a_row_has_median_rate_and_ratios():
-    c = bench.Contender("ours", 30, 4, lambda ps: None, "Adam fused")
+    c = contenders.Contender("ours", 30, 4, lambda ps: None, "Adam fused")
     params = [torch.zeros(10), torch.zeros(2, 5)]
     times = {"ours": [2.0, 3.0, 4.0], "SGD fused": [1.0, 1.0, 2.0], "Adam fused": [4.0, 6.0, 8.0]}
-    row = measure.step_time("m", params, c, {k: bench.Timing(v) for k, v in times.items()}, copy=400.0, paired=True)
+    row = measure.step_time("m", params, c, {k: timing.Timing(v) for k, v in times.items()}, copy=400.0, paired=True)
     assert (row.tensors, row.numbers, row.step, row.quartiles) == (2, 20, 3.0, (2.5, 3.5))
     assert (row.rate, row.share, row.ratio, row.peer_ratio) == (200.0, 0.5, 2.0, 0.5)
-    (table,) = bench.tables([row], [])
+    (table,) = view.tables([row], [])
     head = [column.name for column in table.columns]
     cells = [cell.text for line in table.lines for cell in line.cells]
     assert table.title == "m: 2 tensors, 20 numbers; a copy moves 0 GB/s"
@@ -181,7 +181,7 @@ def test_a_row_has_median_rate_and_ratios():
 def test_contenders_that_do_not_fit_together_come_one_by_one(monkeypatch):
     monkeypatch.setattr(measure, "available", lambda device: 0)
     groups = []
-    take_turns = bench.take_turns
+    take_turns = timing.take_turns
     monkeypatch.setattr(
         measure, "take_turns", lambda group, *rest: groups.append(list(group)) or take_turns(group, *rest)
     )
@@ -348,4 +348,4 @@ def test_on_a_gpu(monkeypatch):
     assert all(r.step and r.host and r.ratio for r in found.rows)
     assert all(r.graph for r in found.rows if r.contender in ("SGD fused", "Adam fused"))
     assert {r.mode for r in found.trained} == {"eager", "graph"}
-    assert "graph ms" in bench.markdown(found.rows, found.trained, bench.circumstances(found))
+    assert "graph ms" in view.markdown(found.rows, found.trained, found.circumstances)

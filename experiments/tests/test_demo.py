@@ -46,9 +46,14 @@ def call(monkeypatch, capsys, *arguments):
     return exit_.value.code or 0, captured.out, captured.err
 
 
+def climbed(seeds, steps, dimension):
+    """Runs without scaling, and with it for every seed."""
+    return [climber.climb(*trial, steps) for trial in climber.trials(seeds) if trial[0] == dimension]
+
+
 @pytest.fixture(scope="module")
 def short_runs():
-    return climber.run(seeds=[0, 1, 2], steps=400, dimensions=[1])
+    return climbed([0, 1, 2], 400, dimension=1)
 
 
 def test_without_scaling_f_rises_by_a_tenth_per_step(short_runs):
@@ -98,7 +103,7 @@ def test_recorded_steps_run_from_start_to_end(steps):
 def test_with_the_fewest_steps_that_are_allowed_scaled_runs_already_stay_low():
     """The captions say so, whatever the seed."""
     for seed in range(10):
-        plain, scaled = climber.run([seed], 100, dimensions=[1])
+        plain, scaled = climbed([seed], 100, dimension=1)
         assert scaled.values[-1] < plain.values[-1] / 2
         assert scaled.certificates[-1] < plain.certificates[-1] / 1.5
 

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 import o2nc
 from o2nc_experiments.classification import Epoch, to_columns
 from o2nc_experiments.console import one_thread
-from o2nc_experiments.demo import article, climber, command, digits
+from o2nc_experiments.demo import climber, command, digits
 from o2nc_experiments.page import page
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -195,6 +195,10 @@ def test_differences_are_taken_seed_by_seed():
     assert digits.difference(made("sgdm", 0, [0.9]) + made(RANDOM, 0, [0.88])).startswith("−2.00 points")
 
 
+def climbed(seeds, steps):
+    return [climber.climb(*trial, steps) for trial in climber.trials(seeds)]
+
+
 def record(rows, runs, complete=True):
     about = command.circumstances(range(3), 5, 2, digits.load())
     whole = {"circumstances": about, "complete": complete, "seconds": 1.0, "digits": to_columns(rows)}
@@ -219,9 +223,9 @@ class Words(HTMLParser):
 
 def test_the_story_is_told_from_the_record_alone(tmp_path, monkeypatch):
     rows = made("sgdm", 0, [0.8, 0.9]) + made(RANDOM, 0, [0.7, 0.93], [0.6, 0.94])
-    found = record(rows, climber.run([0], 20))
+    found = record(rows, climbed([0], steps=20))
     monkeypatch.setattr(digits, "load", lambda: pytest.fail("the data are not needed"))
-    told = article.article(found)
+    told = command.article(found)
     assert [len(section.tables) for section in told.sections] == [1, 0, 1, 0, 0]
     assert [section.title for section in told.sections] == [
         "Momentum can walk uphill",
@@ -250,14 +254,14 @@ def test_the_story_is_told_from_the_record_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("runs", "trials"), [(1, 0), (2, 0), (5, 0), (8, 1), (8, 2)])
 def test_what_is_there_is_told_of_an_interrupted_demo(runs, trials, tmp_path):
     rows = [row for arm in list(digits.ARMS)[:trials] for row in made(arm, 0, [0.9])]
-    found = record(rows, climber.run([0, 1, 2], 5)[:runs], complete=False)
+    found = record(rows, climbed([0, 1, 2], steps=5)[:runs], complete=False)
     assert ("A network with kinks" in (html := page({tmp_path / "demo.json": found}))) == (trials > 0)
     assert "Not complete" in html
 
 
 def test_scaled_is_blue_and_unscaled_red_in_all_pictures():
     rows = made("sgdm", 0, [0.8]) + made(RANDOM, 0, [0.7])
-    sections = article.article(record(rows, climber.run([0], 5))).sections
+    sections = command.article(record(rows, climbed([0], steps=5))).sections
     colours = {line.get_label(): line.get_color() for section in sections for line in section.legend}
     assert colours["with scaling, seed 0"] == colours["scaled SGDM"]
     assert colours["without scaling, any seed"] == colours["SGDM"]

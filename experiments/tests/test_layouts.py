@@ -54,7 +54,7 @@ def train_cifar10(width):
 def time_training(width, monkeypatch):
     for knob, value in ((measure.WIDTH, width), (measure.BATCH, 2), (measure.BURST, 1)):
         monkeypatch.setitem(knob, "cpu", value)
-    measure.Trainer(line_up("cpu")[0], CPU, "eager", 0).burst()
+    measure.training_burst(line_up("cpu")[0], CPU, "eager", 0)()
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 8])

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from o2nc import problems, theory
 from o2nc_experiments import cli, figures, pool
-from o2nc_experiments.rates import guarantees, hard_chain, pictures, studies, tables, traps
+from o2nc_experiments.rates import article, guarantees, hard_chain, studies, tables, traps
 from o2nc_experiments.rates.curves import Curve
 from o2nc_experiments.rates.studies import ARMS, ORIGINAL, STUDIES, block_plan, least_error
 
@@ -108,7 +108,7 @@ def test_every_study_can_be_drawn(tmp_path):
         for study in STUDIES
         for arm in (*ARMS, ORIGINAL)
     ]
-    paths = figures.save(pictures.figure(curves), tmp_path, "rates")
+    paths = figures.save(article.figure(curves), tmp_path, "rates")
     assert all(path.stat().st_size > 10_000 for path in paths)
     assert len(tables.rates_table(curves).lines) == len(curves) + len(STUDIES)
 

@@ -21,7 +21,9 @@ from o2nc.theory import adaptive as adaptive_theory
 from o2nc.theory import complexity, lemmas, plans
 from o2nc_experiments import cli, verify
 from o2nc_experiments import pool as cli_pool
-from o2nc_experiments.verify import adaptive, convergence, energy, renewal, spread, view
+from o2nc_experiments.verify import adaptive, convergence, energy, renewal
+from o2nc_experiments.verify import command as view
+from o2nc_experiments.verify import lemmas as spread
 from o2nc_experiments.verify.check import Check, Finding
 
 SCALE = 0.25  # of the samples, runs and searches
@@ -274,7 +276,7 @@ def test_markdown_and_record():
     lines = view.markdown(rows).splitlines()
     assert len(lines) == len(rows) + 2
     assert {line.count("|") for line in lines} == {9}
-    told = json.loads(json.dumps(view.record(rows, seed=5), allow_nan=False))
+    told = json.loads(json.dumps(view.as_record(rows, seed=5), allow_nan=False))
     assert (told["circumstances"]["seed"], told["right"], told["wrong"]) == (5, 2, [rows[1].key])
     assert [row["key"] for row in told["rows"]] == [row.key for row in rows]
 

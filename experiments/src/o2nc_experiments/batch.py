@@ -19,7 +19,7 @@ from torch import Tensor
 from o2nc import Exponential, Law, Uniform
 from o2nc.problems import Oracle
 from o2nc.theory import Plan
-from o2nc_experiments.pool import Progress
+from o2nc_experiments.pool import Progress, ignore
 
 _REPORT = 1024  # progress is reported after so many steps
 _TINY = torch.finfo(torch.float64).tiny ** 0.5  # the learner's floor
@@ -85,16 +85,11 @@ def run_algorithm_2(
     *,
     good: Callable[[Tensor], Tensor] | None = None,
     noise_seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> list[Outcome]:
     """Run Algorithm 2 with `OGD` or with `BallAdaGrad`, all runs at once.
 
-    Args:
-        oracle: the stochastic gradients, and the problem.
-        runs: one per row, with any numbers of steps; all of one kind.
-        good: says of points x̄_n, row by row, whether they are good enough; for ``Outcome.first``.
-        noise_seed: of the oracle.
-        progress: called now and then with the number of steps made since.
+    ``good`` says of rows of x̄_n whether they are good enough.
 
     Example:
         >>> from o2nc import problems, theory
@@ -137,16 +132,9 @@ def run_algorithm_2(
 
 
 def run_algorithm_1(
-    oracle: Oracle, runs: Sequence[Algorithm1], *, noise_seed: int = 0, progress: Progress | None = None
+    oracle: Oracle, runs: Sequence[Algorithm1], *, noise_seed: int = 0, progress: Progress = ignore
 ) -> list[Outcome]:
-    """Run Algorithm 1 with `BallOGD`, all runs at once; the averages are those of its blocks.
-
-    Args:
-        oracle: the stochastic gradients, and the problem.
-        runs: one per row.
-        noise_seed: of the oracle.
-        progress: called now and then with the number of steps made since.
-    """
+    """Run Algorithm 1 with `BallOGD`, all runs at once; the averages are those of its blocks."""
     state = _start(oracle, runs)  # x is w_n, where the gradient is taken
     state |= {name: _read(runs, name) for name in ("period", "lr", "radius")}
     scalars = _Scalars([(Uniform(0, 1), run.seed) for run in runs])
@@ -239,22 +227,19 @@ class _Rows:
         """The runs that the rows are, as indices."""
         return self._order[: len(self._lengths)]
 
-    def steps(self, progress: Progress | None) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def steps(self, progress: Progress) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Yield t = 1, 2, … and the state of the rows that make step t."""
         last, reported = self._lengths[0], 0
         for t in range(1, last + 1):
             yield t, self._state
             if t == self._lengths[-1]:
-                self._put_aside(t)
-            if progress is not None and (t % _REPORT == 0 or t == last):
+                left = sum(length > t for length in self._lengths)
+                self._done.insert(0, {key: value[left:] for key, value in self._state.items()})
+                self._state = {key: value[:left].clone() for key, value in self._state.items()}
+                self._lengths = self._lengths[:left]
+            if t % _REPORT == 0 or t == last:
                 progress(t - reported)
                 reported = t
-
-    def _put_aside(self, t: int) -> None:
-        left = sum(length > t for length in self._lengths)
-        self._done.insert(0, {key: value[left:] for key, value in self._state.items()})
-        self._state = {key: value[:left].clone() for key, value in self._state.items()}
-        self._lengths = self._lengths[:left]
 
     def finished(self) -> dict[str, Tensor]:
         """Return the final states in the order of the runs."""

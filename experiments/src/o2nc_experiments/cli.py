@@ -60,7 +60,7 @@ def build_app() -> "typer.Typer":
     """Return the application, made here because its parts need typer."""
     import typer
 
-    from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder
+    from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder, refusals
 
     FirstSeed: TypeAlias = Annotated[
         int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)
@@ -207,9 +207,11 @@ def build_app() -> "typer.Typer":
 
         Example:  o2nc bench --model resnet18 --device cpu --out results
         """
+        from o2nc_experiments import bench
         from o2nc_experiments.bench import command
 
-        planned = command.plan(model or [], rounds, device, training, seed)
+        with refusals():
+            planned = bench.plan(model or [], rounds=rounds, device=device, training=training, seed=seed)
         with interruptible():
             if not command.show(planned, None if out is None else make_folder(out), quiet):
                 raise typer.Exit(1)
@@ -258,21 +260,12 @@ def build_app() -> "typer.Typer":
         from o2nc_experiments.cifar10 import command
         from o2nc_experiments.cifar10.options import Options, Settings, arm_names
 
-        options = Options(
-            data,
-            download,
-            out,
-            arm_names(arm),
-            range(seed, seed + seeds),
-            Settings(epochs=epochs, batch=batch, average=average, width=width, limit=limit),
-            device,
-            at_once,
-            save_every,
-            c,
-            quiet,
-        )
+        chosen, trials = arm_names(arm), range(seed, seed + seeds)
+        settings = Settings(epochs, batch, average, width, limit)
         with interruptible("; the same command goes on"):
-            command.show(options)
+            command.show(
+                Options(data, download, out, chosen, trials, settings, device, at_once, save_every, c, quiet)
+            )
 
     @app.command()
     def report(
@@ -296,7 +289,3 @@ def build_app() -> "typer.Typer":
         console.print_plain(console.make_console(quiet), f"Report: {page.write(folders, out)}")
 
     return app
-
-
-if __name__ == "__main__":
-    main()

@@ -29,8 +29,8 @@ from o2nc_experiments.tables import Table
 
 NAME = "report.html"
 ARTICLES = {  # the modules whose function `article` shows a command's record
-    "demo": "o2nc_experiments.demo.article",
-    "verify": "o2nc_experiments.verify.view",
+    "demo": "o2nc_experiments.demo.command",
+    "verify": "o2nc_experiments.verify.command",
     "rates": "o2nc_experiments.rates.article",
     "cifar10": "o2nc_experiments.cifar10.view",
     "bench": "o2nc_experiments.bench.command",
@@ -40,68 +40,41 @@ ROLES = {figures.BLACK: "currentColor", "#ffffff": "var(--card)"} | {
     getattr(figures, name).lower(): f"var(--{name.lower()})"
     for name in ("BLUE", "VERMILION", "GREEN", "GREY", "PINK", "ORANGE", "SKY")
 }
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "font.size": 10.5,
-    "svg.hashsalt": "o2nc",
-    "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5,
-}
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "o2nc"}
+STYLE |= {"font.size": 10.5, "xtick.labelsize": 9.5, "ytick.labelsize": 9.5}
 
 Records = Mapping[Path, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One pair of axes.
+    """One pair of axes."""
 
-    Attributes:
-        title: what is drawn.
-        caption: what one sees, in plain words.
-        draw: draws into empty axes, without title and legend.
-        size: width and height in inches; all of a section should be as wide.
-    """
-
-    title: str
-    caption: str
-    draw: Callable[[Axes], object]
-    size: tuple[float, float] = (4.4, 3.0)
+    title: str  # what is drawn
+    caption: str  # what one sees, in plain words
+    draw: Callable[[Axes], object]  # draws into empty axes, without title and legend
+    size: tuple[float, float] = (4.4, 3.0)  # width and height in inches; all of a section should be as wide
 
 
 @dataclass(frozen=True)
 class Section:
-    """Words, then pictures beside each other as far as there is room, then tables, the same as in the terminal.
+    """Words, then pictures beside each other as far as there is room, then tables, the same as in the terminal."""
 
-    Attributes:
-        title: what it is about.
-        text: what there is to see, in plain words; a line is a paragraph.
-        code: lines to copy.
-        pictures: all of about one size.
-        legend: of all of them.
-        tables: as wide as they like.
-    """
-
-    title: str
-    text: str
-    code: str = ""
-    pictures: Sequence[Picture] = ()
-    legend: Sequence[Line2D] = ()
-    tables: Sequence[Table] = ()
+    title: str  # what it is about
+    text: str  # what there is to see, in plain words; a line is a paragraph
+    code: str = ""  # lines to copy
+    pictures: Sequence[Picture] = ()  # all of about one size
+    legend: Sequence[Line2D] = ()  # of all of them
+    tables: Sequence[Table] = ()  # as wide as they like
 
 
 @dataclass(frozen=True)
 class Article:
-    """What is to be shown of a record.
+    """What is to be shown of a record."""
 
-    Attributes:
-        title: the experiment.
-        summary: what came out, in a sentence or two; a line is a paragraph.
-        sections: the rest.
-    """
-
-    title: str
-    summary: str
-    sections: Sequence[Section]
+    title: str  # the experiment
+    summary: str  # what came out, in a sentence or two; a line is a paragraph
+    sections: Sequence[Section]  # the rest
 
 
 class Part(NamedTuple):
@@ -137,8 +110,7 @@ def article(record: dict[str, Any]) -> Article:
 def write(places: Sequence[Path], path: Path | None = None) -> Path:
     """Write the page of these folders or files; in the folder itself if there is but one and nothing else is said.
 
-    Raises:
-        OSError: there is nothing to show, or nowhere to write it.
+    OSError says that there is nothing to show, or nowhere to write it.
     """
     if path is None:
         path = places[0] / NAME if len(places) == 1 and places[0].is_dir() else Path(NAME)
@@ -150,28 +122,23 @@ def write(places: Sequence[Path], path: Path | None = None) -> Path:
 
 
 def find(places: Iterable[Path]) -> Records:
-    """Return the records in folders, or in files that are named; a folder may have other files beside them.
-
-    Raises:
-        OSError: there is none, or a file that is named cannot be read; the text says which.
-    """
+    """Return the records in folders, which may have other files beside them, or in files that are named."""
     found: dict[Path, Any] = {}
     for place in places:
-        read = _read_folder(place) if place.is_dir() else {place: _read(place)}
-        records = {path: record for path, record in read.items() if kind_of(record) is not None}
+        records: dict[Path, Any] = {}
+        for path in sorted(place.glob("*.json")) if place.is_dir() else [place]:
+            try:
+                record = _read(path)
+            except OSError as error:
+                if path == place:
+                    raise
+                print(f"o2nc: left out: {error}", file=sys.stderr)
+                continue
+            if kind_of(record) is not None:
+                records[path] = record
         if not records:
             raise OSError(f"{place} has no results of o2nc {', '.join(ARTICLES)}")
         found |= records
-    return found
-
-
-def _read_folder(folder: Path) -> dict[Path, Any]:
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found[path] = _read(path)
-        except OSError as error:
-            print(f"o2nc: left out: {error}", file=sys.stderr)
     return found
 
 
@@ -189,30 +156,22 @@ def _read(path: Path) -> Any:
 def page(records: Records) -> str:
     """Return the page of these records; those of one kind stand beside each other, where there is room.
 
-    Raises:
-        OSError: a record is not as this version makes them; the text names its file.
+    OSError names the file of a record that is not as this version makes them.
     """
-    environment = Environment(
-        loader=PackageLoader("o2nc_experiments"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    clean: Any = {"trim_blocks": True, "lstrip_blocks": True, "autoescape": True, "undefined": StrictUndefined}
+    environment = Environment(loader=PackageLoader("o2nc_experiments"), **clean)
     environment.filters |= {"svg": svg, "strokes": strokes, "about": about}
     groups: dict[str | None, list[Part]] = {}
     several = len(records) > 1
     level = 3 if several else 2  # of the sections' headings
     for i, ((path, record), place) in enumerate(zip(records.items(), _places(records), strict=True)):
-        kind, name = kind_of(record), f"record-{i}"
+        kind, known = kind_of(record), {"name": f"record-{i}", "place": place, "several": several, "level": level}
         try:
             shown = article(record)
-            html = environment.get_template("record.html").render(
-                name=name, place=place, article=shown, record=record, several=several, level=level
-            )
+            html = environment.get_template("record.html").render(article=shown, record=record, **known)
         except Exception as error:  # whatever somebody has written into it
             raise OSError(f"{path} is no record of o2nc {kind} that this version can show ({error!r})") from error
-        groups.setdefault(kind, []).append(Part(name, place, shown.title, Markup(html)))
+        groups.setdefault(kind, []).append(Part(f"record-{i}", place, shown.title, Markup(html)))
     title = f"Results: {', '.join(map(str, groups))}" if several else shown.title
     return environment.get_template("page.html").render(title=title, several=several, groups=list(groups.values()))
 
@@ -239,12 +198,11 @@ def strokes(legend: Sequence[Line2D]) -> list[tuple[Markup, str]]:
     drawn = []
     for line in legend:
         figure = Figure(figsize=(0.5, 0.18), facecolor="none")
-        copy = Line2D([0.0, 0.5, 1.0], [0.5, 0.5, 0.5], transform=figure.transFigure, markevery=[1])
-        label = str(line.get_label())
+        copy = Line2D([0.0, 0.5, 1.0], [0.5, 0.5, 0.5], transform=figure.transFigure)
         copy.update_from(line)
         copy.set_markevery([1])
         figure.add_artist(copy)
-        drawn.append((_inline(figure), label))
+        drawn.append((_inline(figure), str(line.get_label())))
     return drawn
 
 

@@ -18,19 +18,19 @@ T = TypeVar("T")
 _made: Any = None  # in a worker: the number of steps that all have made
 
 
-def run(
-    jobs: Sequence[Callable[[Progress], T]], *, workers: int = 2, progress: Progress | None = None
-) -> Iterator[T]:
-    """Run the jobs in processes of their own and yield what they return, as they end.
+def ignore(steps: int) -> None:
+    """Take no note of progress."""
 
-    Args:
-        jobs: picklable functions of a callback, which they call with the number of steps made since the last call.
-        workers: how many processes; 1 runs the jobs here.
-        progress: called with the number of steps that all jobs have made since its last call.
+
+def run(jobs: Sequence[Callable[[Progress], T]], *, workers: int = 2, progress: Progress = ignore) -> Iterator[T]:
+    """Run the jobs in so many processes, or here if that is 1, and yield what they return, as they end.
+
+    Jobs are picklable functions of a callback, which they call with the number of steps made since the last call;
+    ``progress`` is called with the number that all have made since.
     """
     if workers == 1:
         for job in jobs:
-            yield job(progress or _ignore)
+            yield job(progress)
         return
     context = get_context("spawn")  # torch's threads do not survive a fork
     counter = context.Value("q", 0)
@@ -42,8 +42,7 @@ def run(
         while waiting:
             done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
             now = counter.value
-            if progress is not None:
-                progress(now - reported)
+            progress(now - reported)
             reported = now
             for future in done:
                 yield future.result()
@@ -89,7 +88,3 @@ def _work(job: Callable[[Progress], T]) -> T:
 def _count(steps: int) -> None:
     with _made.get_lock():
         _made.value += steps
-
-
-def _ignore(steps: int) -> None:
-    pass

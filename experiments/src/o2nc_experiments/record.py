@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import os
 import platform
 import re
@@ -19,12 +20,7 @@ T = TypeVar("T")
 
 
 def circumstances(command: str, **settings: Any) -> dict[str, Any]:
-    """Return what is needed to make results again.
-
-    Args:
-        command: the command line.
-        settings: seeds, steps and the like.
-    """
+    """Return what is needed to make results again: the command line, seeds and the like, and what ran it."""
     return {
         "command": command,
         **settings,
@@ -88,6 +84,13 @@ def revive(kind: type[T], data: Mapping[str, Any]) -> T:
     return kind(**{field.name: data[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
+def plain(value: Any) -> Any:
+    """Return numbers, or lists of them, without what JSON cannot say: None stands for nan and ±inf."""
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write(path: Path, record: dict[str, Any]) -> None:
     """Write a record as JSON, whole or not at all."""
     write_text(path, json.dumps(record, indent=1) + "\n")
@@ -99,11 +102,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, contents: bytes | memoryview) -> None:
-    """Write a file, whole or not at all, even if the power fails.
-
-    Raises:
-        OSError: it cannot be written, with the reason; a file that was there is still there.
-    """
+    """Write a file, whole or not at all, even if the power fails; OSError has the reason."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:

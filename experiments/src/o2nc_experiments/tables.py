@@ -56,14 +56,10 @@ class Line(NamedTuple):
 
 
 class Table:
-    """Rows under a head, with a title above and notes below.
+    """Rows under a head, with a title above and notes below; a name alone is a column of numbers.
 
-    Args:
-        columns: the head; a name alone is a column of numbers.
-        title: one line.
-        notes: what the columns mean, line by line.
-        fold: on a terminal the columns from this one on make a second block below the first, which 80 columns then
-            hold; where numbers would still be cut, the table becomes a list.
+    On a terminal the columns from ``fold`` on make a second block below the first, which 80 columns then hold; where
+    numbers would still be cut, the table becomes a list.
 
     Example:
         >>> table = Table([Column("name", "left"), "value"])

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from o2nc_experiments import record
-from o2nc_experiments.bench.contenders import MODELS, MOMENTUM, SMALL, Contender, line_up
+from o2nc_experiments.bench.contenders import MODELS, MOMENTUM, SMALL, line_up
 from o2nc_experiments.bench.measure import (
     MODES,
     TRAINED,
@@ -29,56 +29,24 @@ from o2nc_experiments.bench.measure import (
     needed,
     release,
 )
-from o2nc_experiments.bench.timing import Progress, Timing, take_turns
-from o2nc_experiments.bench.view import heading, markdown, tables
+from o2nc_experiments.bench.view import markdown
+from o2nc_experiments.pool import Progress, ignore
 from o2nc_experiments.record import available, describe, find_device
-
-__all__ = [
-    "MODELS",
-    "Benchmark",
-    "Contender",
-    "StepTime",
-    "Timing",
-    "TrainingTime",
-    "circumstances",
-    "heading",
-    "line_up",
-    "markdown",
-    "measure_steps",
-    "measure_training",
-    "plan",
-    "run",
-    "save",
-    "tables",
-    "take_turns",
-]
 
 
 @dataclass
 class Benchmark:
-    """What is asked for and what has been found so far.
+    """What is asked for and what has been found so far."""
 
-    Attributes:
-        device: where.
-        models: the sets of parameters.
-        left_out: one sentence for each set that does not fit.
-        rounds: timed steps of every contender.
-        seed: of everything that is random.
-        training: whether training steps are measured as well.
-        rows: step times.
-        trained: times of training steps.
-        complete: whether everything was measured.
-    """
-
-    device: torch.device
-    models: list[str]
-    left_out: list[str]
-    rounds: int
-    seed: int
-    training: bool
-    rows: list[StepTime] = field(default_factory=list)
-    trained: list[TrainingTime] = field(default_factory=list)
-    complete: bool = False
+    device: torch.device  # where
+    models: list[str]  # the sets of parameters
+    left_out: list[str]  # one sentence for each set that does not fit
+    rounds: int  # timed steps of every contender
+    seed: int  # of everything that is random
+    training: bool  # whether training steps are measured as well
+    rows: list[StepTime] = field(default_factory=list)  # step times
+    trained: list[TrainingTime] = field(default_factory=list)  # times of training steps
+    complete: bool = False  # whether everything was measured
 
     @property
     def total(self) -> int:
@@ -91,29 +59,25 @@ class Benchmark:
     def failed(self) -> list[str]:
         """Who raised, and why; a step that cannot be captured as a graph is no failure."""
         steps = [f"{r.contender} on {r.model}: {r.error}" for r in self.rows if r.error is not None]
-        return steps + [
-            f"{r.contender} in training: {r.error}" for r in self.trained if r.error is not None and r.mode != "graph"
-        ]
+        failed = [r for r in self.trained if r.error is not None and r.mode != "graph"]
+        return steps + [f"{r.contender} in training: {r.error}" for r in failed]
 
     @property
-    def command(self) -> str:
-        """The command line that makes this benchmark again."""
+    def circumstances(self) -> dict[str, Any]:
+        """What is needed to make the benchmark again."""
         models = "".join(f" --model {model}" for model in self.models)
         training = " --training" if self.training else ""
-        return f"o2nc bench{models} --rounds {self.rounds} --device {self.device} --seed {self.seed}{training}"
+        command = f"o2nc bench{models} --rounds {self.rounds} --device {self.device} --seed {self.seed}{training}"
+        settings = {"models": self.models, "rounds": self.rounds, "seed": self.seed, "momentum": MOMENTUM}
+        return record.circumstances(command, **settings, **describe(self.device))
 
 
 def plan(
     models: Sequence[str] = (), *, rounds: int, device: str | None = None, training: bool = False, seed: int = 0
 ) -> Benchmark:
-    """Return a benchmark, still without times, of what is to be measured; ValueError if that cannot be done.
+    """Return a benchmark, still without times, of these `MODELS`, or of all that fit, and on a CPU the small ones.
 
-    Args:
-        models: names in `MODELS`; none means all that fit, and on a CPU the small ones.
-        rounds: timed steps of every contender.
-        device: cpu, cuda or cuda:N; None for the GPU if there is one.
-        training: measure training steps as well.
-        seed: of everything that is random.
+    ValueError if that cannot be done, such as a model that is named and does not fit.
     """
     for model in models:
         if model not in MODELS:
@@ -133,13 +97,8 @@ def plan(
     return Benchmark(where, fits, refusals, rounds, seed, training)
 
 
-def run(benchmark: Benchmark, progress: Progress | None = None) -> None:
-    """Measure, row by row into the benchmark, so that an interrupted one keeps what was finished.
-
-    Args:
-        benchmark: what `plan` returned.
-        progress: called with the number of steps made since its last call.
-    """
+def run(benchmark: Benchmark, progress: Progress = ignore) -> None:
+    """Measure, row by row into the benchmark, so that an interrupted one keeps what was finished."""
     device = benchmark.device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         for model in benchmark.models:
@@ -152,25 +111,16 @@ def run(benchmark: Benchmark, progress: Progress | None = None) -> None:
     benchmark.complete = True
 
 
-def circumstances(benchmark: Benchmark) -> dict[str, Any]:
-    """Return what is needed to make the benchmark again."""
-    settings = {"models": benchmark.models, "rounds": benchmark.rounds, "seed": benchmark.seed, "momentum": MOMENTUM}
-    return record.circumstances(benchmark.command, **settings, **describe(benchmark.device))
-
-
 def save(benchmark: Benchmark, out: Path) -> list[Path]:
     """Write bench.json and bench.md; return their paths."""
-    about = circumstances(benchmark)
-    files = [out / "bench.json", out / "bench.md"]
-    record.write(
-        files[0],
-        {
-            "circumstances": about,
-            "complete": benchmark.complete,
-            "left_out": benchmark.left_out,
-            "steps": [asdict(r) | {"rate": r.rate, "share": r.share} for r in benchmark.rows],
-            "training": [asdict(r) for r in benchmark.trained],
-        },
-    )
+    about, files = benchmark.circumstances, [out / "bench.json", out / "bench.md"]
+    found = {
+        "circumstances": about,
+        "complete": benchmark.complete,
+        "left_out": benchmark.left_out,
+        "steps": [asdict(r) | {"rate": r.rate, "share": r.share} for r in benchmark.rows],
+        "training": [asdict(r) for r in benchmark.trained],
+    }
+    record.write(files[0], found)
     record.write_text(files[1], markdown(benchmark.rows, benchmark.trained, about))
     return files

@@ -8,20 +8,15 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from o2nc_experiments import bench, page, record
-from o2nc_experiments.bench import Benchmark, StepTime, TrainingTime
+from o2nc_experiments.bench import Benchmark
 from o2nc_experiments.bench.contenders import AGAIN, BASE
-from o2nc_experiments.bench.view import named
-from o2nc_experiments.console import make_console, print_error, print_files, print_plain, progress_bar, refusals
+from o2nc_experiments.bench.measure import StepTime, TrainingTime
+from o2nc_experiments.bench.view import heading, tables
+from o2nc_experiments.console import make_console, print_error, print_files, print_plain, progress_bar
 from o2nc_experiments.figures import BLUE, GREY, style_axes
 from o2nc_experiments.page import Article, Picture, Section
 
 TORCHS = ("SGD", "Adam")  # how the names of torch's own begin
-
-
-def plan(models: list[str], rounds: int, device: str | None, training: bool, seed: int) -> Benchmark:
-    """Return what is to be measured, or refuse it."""
-    with refusals():
-        return bench.plan(models, rounds=rounds, device=device, training=training, seed=seed)
 
 
 def show(planned: Benchmark, out: Path | None, quiet: bool) -> bool:
@@ -35,8 +30,8 @@ def show(planned: Benchmark, out: Path | None, quiet: bool) -> bool:
             bench.run(planned, lambda made: bar.advance(task, made))
     finally:
         if planned.rows or planned.trained:
-            print_plain(console, bench.heading(bench.circumstances(planned)))
-            for table in bench.tables(planned.rows, planned.trained):
+            print_plain(console, heading(planned.circumstances))
+            for table in tables(planned.rows, planned.trained):
                 console.print(table)
             if out is not None:
                 print_files(console, [*bench.save(planned, out), page.write([out])])
@@ -54,34 +49,26 @@ def article(found: dict[str, Any]) -> Article:
     trained = [record.revive(TrainingTime, row) for row in found["training"]]
     models = list(dict.fromkeys(row.model for row in rows))
     where = found["circumstances"].get("hardware") or found["circumstances"].get("device", "an unknown device")
-    sections = []
-    if rows:
-        sections.append(
-            Section(
-                "Optimizer steps",
-                "Blue is o2nc, grey is torch. The step alone, on random gradients, nothing of the "
-                "network. Optimizers take turns, so that whatever else the machine does falls on all alike.",
-                pictures=[_picture(model, [row for row in rows if row.model == model]) for model in models],
-                tables=bench.tables(rows, []),
-            )
-        )
-    if trained:
-        sections.append(
-            Section(
-                "Training steps",
-                "The whole of a training step of ResNet-18, forward and backward included: what an optimizer "
-                "costs where it is used.",
-                tables=bench.tables([], trained),
-            )
-        )
+    steps = Section(
+        "Optimizer steps",
+        "Blue is o2nc, grey is torch. The step alone, on random gradients, nothing of the network. Optimizers take "
+        "turns, so that whatever else the machine does falls on all alike.",
+        pictures=[_picture(model, [row for row in rows if row.model == model]) for model in models],
+        tables=tables(rows, []),
+    )
+    training = Section(
+        "Training steps",
+        "The whole of a training step of ResNet-18, forward and backward included: what an optimizer costs where it "
+        "is used.",
+        tables=tables([], trained),
+    )
+    sections = [section for section, measured in ((steps, rows), (training, trained)) if measured]
     return Article("Step times against torch's optimizers", f"{_ratios(rows)} Measured on {where}.", sections)
 
 
 def _ratios(rows: Sequence[StepTime]) -> str:
     ours = [row for row in rows if row.ratio is not None and not row.contender.startswith(TORCHS)]
-    quickest: dict[str, StepTime] = {}
-    for row in sorted(ours, key=lambda row: -(row.ratio or 0)):
-        quickest[row.model] = row
+    quickest = {row.model: row for row in sorted(ours, key=lambda row: -(row.ratio or 0))}
     parts = [f"{row.ratio:.2f} ({row.contender} on {model})" for model, row in quickest.items()]
     again = [row.ratio for row in rows if row.contender == AGAIN and row.ratio is not None]
     noise = f" SGD fused against itself: {min(again):.2f} to {max(again):.2f}, which is the noise." if again else ""
@@ -106,6 +93,6 @@ def _bars(axes: Axes, rows: Sequence[StepTime]) -> None:
         axes.barh(i, 1e3 * row.step, color=GREY if row.contender.startswith(TORCHS) else BLUE, height=0.66)
         if row.quartiles is not None:
             axes.plot([1e3 * q for q in row.quartiles], [i, i], color="black", linewidth=1.0)
-    axes.set_yticks(range(len(rows)), [named(row.contender, None) for row in rows])
+    axes.set_yticks(range(len(rows)), [row.contender for row in rows])
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel="ms per step")
     style_axes(axes, "x")

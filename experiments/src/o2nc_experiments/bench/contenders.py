@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from o2nc_experiments.classification.resnet import ResNet18
 LR = 1e-4  # small: thousands of steps along a fixed gradient have to leave the parameters finite
 MOMENTUM = 0.9
 LONG_AVERAGE = 0.999
+WINDOW = o2nc.Polynomial(12)  # of AdamW's averages
 BASE = "SGD fused"
 AGAIN = f"{BASE} again"
 
@@ -62,21 +63,13 @@ def parameters(model: str, device: torch.device, seed: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer to time.
+    """An optimizer to time."""
 
-    Attributes:
-        name: of the row.
-        traffic: bytes per parameter that one step has to move in float32, whichever way it is written.
-        held: bytes per parameter that it keeps, or needs for a moment, beside the parameter and the gradient.
-        make: makes it from the parameters.
-        peer: torch's own optimizer of the same kind.
-    """
-
-    name: str
-    traffic: int
-    held: int
-    make: Callable[[list[Tensor]], Optimizer]
-    peer: str = BASE
+    name: str  # of the row
+    traffic: int  # bytes per parameter that one step has to move in float32, whichever way it is written
+    held: int  # bytes per parameter that it keeps, or needs for a moment, beside the parameter and the gradient
+    make: Callable[[list[Tensor]], Optimizer]  # makes it from the parameters
+    peer: str = BASE  # torch's own optimizer of the same kind
 
 
 def line_up(kind: str) -> list[Contender]:
@@ -117,34 +110,30 @@ def line_up(kind: str) -> list[Contender]:
 def adamw(kind: str, kept: int) -> list[Contender]:
     """Return AdamW, ours, torch's extended, and torch's with the average that torch offers."""
     found = []
-    window = o2nc.Polynomial(12)
     for setting in ("fused", "foreach") if kind == "cpu" else ("fused",):
         common: dict[str, Any] = {"lr": LR, setting: True, "capturable": kind == "cuda"}
         peer, ours = f"AdamW {setting}", partial(o2nc.AdamW, **common)
-
-        def extended(params: list[Tensor], common: dict[str, Any] = common) -> Optimizer:
-            found: Optimizer = o2nc.extend(AdamW(params, **common), average=window, progress=False)
-            return found
-
-        def with_ema(params: list[Tensor], common: dict[str, Any] = common) -> Any:
-            return WithEma(AdamW(params, **common), params)
-
         found += [
             Contender(peer, 28, 8, partial(AdamW, **common), peer),
             Contender(f"o2nc.{peer}", 28, 8, ours, peer),
-            Contender(f"o2nc.{peer}, x̄", 36, 12 + kept, partial(ours, average=window, certificate=False), peer),
-            Contender(f"o2nc.{peer}, x̄ and certificate", 44, 16 + kept, partial(ours, average=window), peer),
-            Contender(f"extend({peer}), x̄ and certificate", 52, 16 + kept, extended, peer),
-            Contender(f"{peer} and swa_utils' EMA", 40, 12, with_ema, peer),
+            Contender(f"o2nc.{peer}, x̄", 36, 12 + kept, partial(ours, average=WINDOW, certificate=False), peer),
+            Contender(f"o2nc.{peer}, x̄ and certificate", 44, 16 + kept, partial(ours, average=WINDOW), peer),
+            Contender(f"extend({peer}), x̄ and certificate", 52, 16 + kept, partial(extended, **common), peer),
+            Contender(f"{peer} and swa_utils' EMA", 40, 12, partial(WithEma, **common), peer),  # type: ignore[arg-type]
         ]
     return found
 
 
-class WithEma:
-    """An optimizer followed by torch's own average of the parameters."""
+def extended(params: list[Tensor], **common: Any) -> Optimizer:
+    """Return torch's AdamW, extended."""
+    return o2nc.extend(AdamW(params, **common), average=WINDOW, progress=False)
 
-    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
-        self.optimizer = optimizer
+
+class WithEma:
+    """AdamW followed by torch's own average of the parameters."""
+
+    def __init__(self, params: list[Tensor], **common: Any) -> None:
+        self.optimizer = AdamW(params, **common)
         self.model = torch.nn.Module()
         for i, p in enumerate(params):
             self.model.register_parameter(f"p{i}", p if isinstance(p, torch.nn.Parameter) else torch.nn.Parameter(p))
@@ -154,19 +143,3 @@ class WithEma:
         """Make a step, and average."""
         self.optimizer.step()
         self.average.update_parameters(self.model)
-
-
-class LazyOptimizer:
-    """A contender's optimizer, made at its first step: one that cannot be made fails there, like any other."""
-
-    def __init__(self, contender: Contender, params: list[Tensor]) -> None:
-        self.contender, self.params = contender, params
-
-    @cached_property
-    def optimizer(self) -> Optimizer:
-        """The optimizer."""
-        return self.contender.make(self.params)
-
-    def step(self) -> None:
-        """Make a step."""
-        self.optimizer.step()

@@ -9,32 +9,25 @@ from time import perf_counter
 
 import torch
 
+from o2nc_experiments.pool import Progress, ignore
+
 WARM_UP = 5  # steps before the clock starts: they make the state and compile kernels
 SETTLING = 0.3  # seconds of steps before a GPU's clock starts: it has to come up to speed
 COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes of the copy that gives the bandwidth
 COPIES = 20
 
 Step = Callable[[], object]
-Progress = Callable[[int], object]
 
 
 @dataclass
 class Timing:
-    """What was measured of one contender.
+    """What was measured of one contender."""
 
-    Attributes:
-        times: seconds per step, one per round.
-        host: median seconds until ``step()`` returns to an idle host, on a GPU.
-        graph: median seconds of a replay of the step's CUDA graph.
-        error: why there are no times.
-        graph_error: why there is no graph.
-    """
-
-    times: list[float] = field(default_factory=list)
-    host: float | None = None
-    graph: float | None = None
-    error: str | None = None
-    graph_error: str | None = None
+    times: list[float] = field(default_factory=list)  # seconds per step, one per round
+    host: float | None = None  # median seconds until ``step()`` returns to an idle host, on a GPU
+    graph: float | None = None  # median seconds of a replay of the step's CUDA graph
+    error: str | None = None  # why there are no times
+    graph_error: str | None = None  # why there is no graph
 
 
 def reason(error: Exception) -> str:
@@ -44,13 +37,11 @@ def reason(error: Exception) -> str:
     return said if said and isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}".removesuffix(": ")
 
 
-def take_turns(steps: Mapping[str, Step], rounds: int, progress: Progress | None = None) -> dict[str, Timing]:
+def take_turns(steps: Mapping[str, Step], rounds: int, progress: Progress = ignore) -> dict[str, Timing]:
     """Time all steps round by round, so that whatever else the machine does falls on all alike.
 
-    Args:
-        steps: what to time, by name; each ends only when its work is done. One that raises is not called again.
-        rounds: how often.
-        progress: called with 1 after each timed round.
+    Each step ends only when its work is done; one that raises is not called again. The progress is called with 1
+    after each timed round.
     """
     found = {name: Timing() for name in steps}
     names = list(steps)
@@ -68,7 +59,7 @@ def take_turns(steps: Mapping[str, Step], rounds: int, progress: Progress | None
                 continue
             if turn >= WARM_UP:
                 timing.times.append(perf_counter() - begin)
-        if turn >= WARM_UP and progress is not None:
+        if turn >= WARM_UP:
             progress(1)
     return found
 
@@ -123,43 +114,32 @@ def by_host(step: Step, rounds: int) -> list[float]:
     return times
 
 
-def capture(step: Step, before: Step | None = None) -> Step:
-    """Return the replay of one step as a CUDA graph.
+def capture(step: Step, before: Step = lambda: None) -> Step:
+    """Return the replay of one step as a CUDA graph; ``before`` precedes every warm-up step and the capture.
 
     What a step takes from the host, such as the s of a step that is not fused, is frozen in it: for timing only.
-
-    Args:
-        step: what to capture.
-        before: called before every warm-up step and once before the capture.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # what is made lazily must not be made in the capture
         for _ in range(3):
-            if before is not None:
-                before()
+            before()
             step()
     torch.cuda.current_stream().wait_stream(side)
-    if before is not None:
-        before()
+    before()
     graph = torch.cuda.CUDAGraph()
     # the outer context brings the current stream back, which a capture that fails does not
     with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
         step()
 
-    def replay(_alive: tuple[Step, Step | None] = (step, before)) -> None:  # what the graph reads must not be freed
+    def replay(_alive: tuple[Step, Step] = (step, before)) -> None:  # what the graph reads must not be freed
         graph.replay()
 
     return replay
 
 
 class Copy:
-    """A large copy on a device, the measure of what its memory can do.
-
-    Args:
-        device: the current device.
-        seed: of what is copied.
-    """
+    """A large copy of random numbers on the current device, the measure of what its memory can do."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         source = torch.Generator(device).manual_seed(seed)

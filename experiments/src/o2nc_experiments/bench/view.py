@@ -25,9 +25,8 @@ def tables(steps: Sequence[StepTime], training: Sequence[TrainingTime]) -> list[
     """Return one table per set of parameters and one of training steps, the notes below the last of a kind."""
     found = [steps_table([t for t in steps if t.model == model]) for model in dict.fromkeys(t.model for t in steps)]
     if found:
-        found[-1].notes += (
-            f"{NOTE}\n{GPU_NOTE}".splitlines() if any(t.host is not None for t in steps) else NOTE.splitlines()
-        )
+        notes = f"{NOTE}\n{GPU_NOTE}" if any(t.host is not None for t in steps) else NOTE
+        found[-1].notes += notes.splitlines()
     return [*found, *([training_table(training)] if training else [])]
 
 
@@ -39,13 +38,11 @@ def steps_table(steps: Sequence[StepTime]) -> Table:
     found = _table(f"{title}; a copy moves {steps[0].copy / 1e9:,.0f} GB/s", head)
     for t in steps:
         digits = 0 if (t.rate or 0) > 1e11 else 1 if (t.rate or 0) > 1e10 else 2
-        cells = [milliseconds(t.step), *([milliseconds(t.host), milliseconds(t.graph)] if gpu else [])]
-        cells += [
-            NONE if t.rate is None else f"{t.rate / 1e9:.{digits}f}",
-            NONE if t.share is None else f"{t.share:.0%}",
-        ]
-        cells += [times(t.ratio), NONE if t.peer == BASE else times(t.peer_ratio)]
-        found.add(named(t.contender, t.error), f"{t.traffic}", *cells, style=_style(t.error))
+        cells = [_number(t.step, ".3f", 1e3)]
+        cells += [_number(t.host, ".3f", 1e3), _number(t.graph, ".3f", 1e3)] if gpu else []
+        cells += [_number(t.rate, f".{digits}f", 1e-9), _number(t.share, ".0%"), _number(t.ratio, ".2f")]
+        cells += [NONE if t.peer == BASE else _number(t.peer_ratio, ".2f")]
+        _add(found, t.contender, t.error, f"{t.traffic}", *cells)
     return found
 
 
@@ -57,9 +54,9 @@ def training_table(training: Sequence[TrainingTime]) -> Table:
     found = _table("Training step of ResNet-18, CIFAR-10 shapes", head, TRAINING_NOTE)
     for name in dict.fromkeys(t.contender for t in training):
         own = [by_name[name, mode] for mode in modes if (name, mode) in by_name]
-        cells = [cell for t in own for cell in (milliseconds(t.step), times(t.ratio, 3))]
+        cells = [cell for t in own for cell in (_number(t.step, ".3f", 1e3), _number(t.ratio, ".3f"))]
         error = own[0].error if own[0].mode == "eager" else None
-        found.add(named(name, error), *cells, *[NONE] * (len(head) - len(cells)), style=_style(error))
+        _add(found, name, error, *cells, *[NONE] * (len(head) - len(cells)))
     return found
 
 
@@ -67,23 +64,13 @@ def _table(title: str, head: Sequence[str], notes: str = "") -> Table:
     return Table([Column("contender", "left", wrap=True), *map(Column, head)], title, notes)
 
 
-def _style(error: str | None) -> str:
-    return "" if error is None else "bold red"
+def _add(table: Table, name: str, error: str | None, *cells: str) -> None:
+    """Add a row, in red and with the reason if it has failed."""
+    table.add(name if error is None else f"{name}: failed, {error}", *cells, style="bold red" if error else "")
 
 
-def named(name: str, error: str | None) -> str:
-    """Return the name, with what went wrong."""
-    return name if error is None else f"{name}: failed, {error}"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Write a time to a thousandth of a millisecond."""
-    return NONE if seconds is None else f"{1e3 * seconds:.3f}"
-
-
-def times(ratio: float | None, digits: int = 2) -> str:
-    """Write a ratio."""
-    return NONE if ratio is None else f"{ratio:.{digits}f}"
+def _number(value: float | None, form: str, scale: float = 1.0) -> str:
+    return NONE if value is None else f"{scale * value:{form}}"
 
 
 def heading(about: dict[str, Any]) -> str:

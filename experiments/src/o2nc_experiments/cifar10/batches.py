@@ -27,15 +27,7 @@ CROP_STREAM, SHUFFLE_STREAM = 2, 3  # 0 and 1 are the optimizer's (`o2nc.scaling
 
 
 def shuffle(seed: int, epochs: Tensor, n: int) -> Tensor:
-    """Return a random order of 0, …, n − 1 for every epoch.
-
-    Args:
-        seed: a non-negative integer.
-        epochs: (k,), int64, at least 0.
-        n: how many.
-
-    Returns:
-        (k, n), int64, on the device of ``epochs``.
+    """Return a random order of 0, …, n − 1 for each of k epochs, (k, n).
 
     Example:
         >>> shuffle(0, torch.tensor([1]), 10).tolist()
@@ -48,31 +40,12 @@ def shuffle(seed: int, epochs: Tensor, n: int) -> Tensor:
 
 
 def crops(seed: int, steps: Tensor, n: int) -> Tensor:
-    """Return what is to be done to the n images of every step, for `augment`.
-
-    Args:
-        seed: a non-negative integer.
-        steps: (k,), int64, at least 0.
-        n: images per step.
-
-    Returns:
-        (k, n), int64, on the device of ``steps``: one of `CASES` equally likely cases each.
-    """
+    """Return what `augment` is to do to the n images of each of k steps, (k, n): `CASES` equally likely cases."""
     return (words(seed, steps, n, CROP_STREAM) & (1 << 63) - 1) % CASES
 
 
 def augment(images: Tensor, cases: Tensor) -> Tensor:
-    """Return the images, each moved by up to 4 pixels in both directions, and mirrored or not.
-
-    As is usual, a crop of the image in a black frame.
-
-    Args:
-        images: (n, channels, height, width), any dtype.
-        cases: (n,), int64, of `crops`.
-
-    Returns:
-        Like ``images``.
-    """
+    """Return each image moved by up to 4 pixels in x and y, a crop of it in a black frame, and maybe mirrored."""
     n, channels, height, width = images.shape
     cases = cases.reshape(n, 1, 1)
     top, left, mirrored = cases // (2 * SHIFTS), cases // 2 % SHIFTS, cases % 2
@@ -93,14 +66,9 @@ def statistics(device: torch.device | None = None) -> Tensor:
 
 
 def normalise(images: Tensor, statistics: Tensor) -> Tensor:
-    """Return the images with mean 0 and standard deviation 1 in every channel, over the training set.
+    """Return bytes as numbers with mean 0 and standard deviation 1 in every channel over the training set.
 
-    Args:
-        images: (n, 3, height, width), uint8.
-        statistics: of `statistics`, on the device of the images.
-
-    Returns:
-        Of the same shape and the dtype of the statistics, in the device's `layout`.
+    They have the dtype of the statistics and the device's `layout`.
     """
     mean, std = statistics
     # two roundings, not one fused: every device computes the same
@@ -130,19 +98,12 @@ def to_device(data: Data, device: torch.device, world: World = World(), dtype: t
 
 
 class Batches(NamedTuple):
-    """Where a trial stands in its training set, as tensors on the device.
+    """Where a trial stands in its training set, as tensors on the device."""
 
-    Attributes:
-        order: of the images in this epoch and the next.
-        cases: what is done to every image of every batch of this epoch.
-        position: where the next batch begins in ``order``.
-        turn: how many batches of this epoch have been taken.
-    """
-
-    order: Tensor
-    cases: Tensor
-    position: Tensor
-    turn: Tensor
+    order: Tensor  # of the images in this epoch and the next
+    cases: Tensor  # what is done to every image of every batch of this epoch
+    position: Tensor  # where the next batch begins in ``order``
+    turn: Tensor  # how many batches of this epoch have been taken
 
     @classmethod
     def make(cls, images: int, batch: int, device: torch.device) -> "Batches":

@@ -11,7 +11,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,32 +29,21 @@ from o2nc_experiments.classification import Epoch
 FORMAT = 1
 PLACE = ("hardware", "device", "threads", "processes", "o2nc", "torch", "cuda", "triton", "python")
 
-Save = Callable[[str, dict[str, Any]], object]
-
 
 @dataclass
 class TrialLog:
-    """A trial, whether it has begun or not.
+    """A trial, whether it has begun or not."""
 
-    Attributes:
-        arm: the optimizer.
-        seed: of the trial.
-        requested: whether it is to be trained; else it is shown as far as it got.
-        rows: of the epochs that are over.
-        spans: from when to when processes were at work on them.
-        places: what they were trained on and with, each with the number of its first epoch.
-        state: of the trial at the end of an epoch, the last one but for a moment; None if it does not train here.
-        saved: how many epochs are on disk.
-    """
-
-    arm: Arm
-    seed: int
-    requested: bool = True
-    rows: list[Epoch] = field(default_factory=list)
-    spans: list[list[float]] = field(default_factory=list)
+    arm: Arm  # the optimizer
+    seed: int  # of the trial
+    requested: bool = True  # whether it is to be trained; else it is shown as far as it got
+    rows: list[Epoch] = field(default_factory=list)  # of the epochs that are over
+    spans: list[list[float]] = field(default_factory=list)  # from when to when processes were at work on them
+    # what they were trained on and with, each with the number of its first epoch
     places: list[dict[str, Any]] = field(default_factory=list)
+    # of the trial at the end of an epoch, the last one but for a moment; None if it does not train here
     state: dict[str, Any] | None = None
-    saved: int = 0
+    saved: int = 0  # how many epochs are on disk
 
     @property
     def name(self) -> str:
@@ -110,22 +99,14 @@ def differences(trials: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Store:
-    """A folder of trials.
-
-    Args:
-        folder: made if missing.
-    """
+    """A folder of trials, made if missing; OSError says why it, or a file in it, cannot be used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out.
-
-        Raises:
-            OSError: another one is at work here, or the folder cannot be written.
-        """
+        """Keep other processes out."""
         lock = filelock.FileLock(self.folder / "lock", timeout=0)
         place = self.folder
         try:
@@ -144,11 +125,7 @@ class Store:
             lock.release()
 
     def settle(self, common: dict[str, Any]) -> None:
-        """Write down what all trials have in common, or refuse it if there are some that have something else.
-
-        Raises:
-            OSError: the folder belongs to a run with other settings, or cannot be written.
-        """
+        """Write down what all trials have in common, or refuse it if there are some that have something else."""
         path = self.folder / "settings.json"
         common = json.loads(json.dumps(common))
         if not path.is_dir() and not (path.exists() and self._paths()):
@@ -166,11 +143,7 @@ class Store:
             raise OSError(f"{self.folder} has trials with {there}, not {here}; choose another --out")
 
     def load(self, trial: str) -> dict[str, Any] | None:
-        """Return the last checkpoint of a trial, None if there is none.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Return the last checkpoint of a trial, None if there is none."""
         path = self._path(trial)
         if not path.exists():
             return None
@@ -180,11 +153,7 @@ class Store:
         return state
 
     def others(self, known: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the names and last checkpoints of all other trials.
-
-        Raises:
-            OSError: one cannot be read.
-        """
+        """Yield the names and last checkpoints of all other trials."""
         for path in sorted(set(self._paths()) - set(map(self._path, known))):
             state = self._read(path)
             name = str(state.get("trial"))
@@ -197,29 +166,22 @@ class Store:
         return OSError(f"{self._path(trial)} is no checkpoint of {trial}; delete it to begin this trial again")
 
     def _read(self, path: Path) -> dict[str, Any]:
-        """Return what a checkpoint has."""
         try:
             contents = io.BytesIO(path.read_bytes())
         except OSError as error:
             raise OSError(f"{path} cannot be read: {error.strerror}") from error
-        state = None
         try:
             with zipfile.ZipFile(contents) as archive:
-                damaged = archive.testzip()  # torch does not look at the checksums
+                if archive.testzip():  # torch does not look at the checksums
+                    raise ValueError
             contents.seek(0)
-            state = None if damaged else torch.load(contents, map_location="cpu", weights_only=True)
+            state = torch.load(contents, map_location="cpu", weights_only=True)
         except Exception:  # a damaged file can raise nearly anything
-            damaged = path.name
-        if damaged:
-            raise OSError(f"{path} is damaged; delete it to begin this trial again")
+            raise OSError(f"{path} is damaged; delete it to begin this trial again") from None
         return state if isinstance(state, dict) and state.get("format") == FORMAT else {}
 
     def save(self, trial: str, state: dict[str, Any]) -> None:
-        """Replace the checkpoint of a trial.
-
-        Raises:
-            OSError: it cannot be written; the former one is still there.
-        """
+        """Replace the checkpoint of a trial; the former one stays if that fails."""
         path = self._path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         contents = io.BytesIO()
@@ -234,18 +196,13 @@ class Store:
 
 
 class CheckpointWriter:
-    """Copies trials' states at once, and writes them while the training goes on.
+    """Copies trials' states at once, and writes them, with what they have in common, while the training goes on.
 
-    What could not be written stops the training, when the next state is to be written.
-
-    Args:
-        save: writes a checkpoint of this name.
-        common: what all checkpoints have.
-        most: so many may wait to be written.
+    At most so many wait. What could not be written stops the training, when the next state is to be written.
     """
 
-    def __init__(self, save: Save, common: dict[str, Any], most: int) -> None:
-        self.save, self.common, self.most = save, common, most
+    def __init__(self, store: Store, common: dict[str, Any], most: int) -> None:
+        self.store, self.common, self.most = store, common, most
         self.thread = ThreadPoolExecutor(1)
         self.writing: list[Future[None]] = []
 
@@ -270,5 +227,5 @@ class CheckpointWriter:
                 self.finish()
 
     def _write(self, log: TrialLog, record: dict[str, Any]) -> None:
-        self.save(log.name, record)
+        self.store.save(log.name, record)
         log.saved = record["epoch"]

@@ -29,16 +29,12 @@ from o2nc_experiments.tables import duration, plural
 AT_ONCE = 6  # trials on one GPU: more of them wait for each other
 ROOM = 4 * 2**30  # bytes of GPU memory per trial, with some to spare
 LINE_EVERY = 10.0  # seconds between two lines of a trial where there is no terminal
+SLOW = "on a CPU this takes days (a GPU needs minutes); for a try: --seeds 1 --epochs 2 --width 8 --limit 2000"
 MANY = 5e6  # images through ResNet-18 of width 64: a day and more at 20 per second and core (benchmarks/logger.py)
 
 
 def show(given: Options) -> None:
-    """Train what is not finished yet, and show and write all there is.
-
-    Raises:
-        OSError: data or folder cannot be used; the text says why.
-        typer.BadParameter: an argument cannot be used.
-    """
+    """Train what is not finished yet, and show and write all there is; OSError says why it cannot."""
     with refusals():
         given.check()
     world = find_world()
@@ -73,20 +69,14 @@ def show(given: Options) -> None:
             save_every=given.save_every,
             place=about,
         )
-        _train(experiment, given, data, device, world, console, about)
+        _train(experiment, given, data, device, world, console)
 
 
 def _train(
-    experiment: Experiment,
-    given: Options,
-    data: Data,
-    device: torch.device,
-    world: World,
-    console: Console,
-    about: dict[str, Any],
+    experiment: Experiment, given: Options, data: Data, device: torch.device, world: World, console: Console
 ) -> None:
     """Train, and show and write what came of it, whatever ends it."""
-    epochs, numbers = given.settings.epochs, given.out / "cifar10.json"
+    epochs, numbers, about = given.settings.epochs, given.out / "cifar10.json", dict(experiment.place)
     with experiment.opened(world) as logs, ExitStack() as until_written:
 
         def interrupted() -> None:
@@ -95,9 +85,8 @@ def _train(
 
         images = to_device(data, device, world)
         print_plain(console, _opening(logs, epochs, about))
-        warning = _warning(logs, given.settings, len(data.train_images), device.type)
-        if warning:
-            print_plain(console, warning)
+        if device.type == "cpu" and _images(logs, given.settings, len(data.train_images)) >= MANY:
+            print_plain(console, SLOW)
         try:
             with _progress(console, logs, epochs) as show_epoch:
                 experiment.train(
@@ -117,8 +106,7 @@ def _train(
             found = experiment.results(logs, about)
             files = _write(found, given)
             console.print(view.table(from_columns(found), given.c, view.note(found["settings"])))
-            differ = differences(found["trials"])
-            if differ:
+            if differ := differences(found["trials"]):
                 print_plain(console, f"not all trained alike: {differ}")
             print_files(console, files)
 
@@ -139,12 +127,9 @@ def _opening(logs: Sequence[TrialLog], epochs: int, place: Mapping[str, Any]) ->
     return "; ".join(parts)
 
 
-def _warning(logs: Sequence[TrialLog], settings: Settings, images: int, device: str) -> str:
-    """Return a warning if this will take very long, else nothing."""
-    epochs = sum(settings.epochs - len(log.rows) for log in logs if log.requested)
-    if device != "cpu" or epochs * images * (settings.width / 64) ** 2 < MANY:
-        return ""
-    return "on a CPU this takes days (a GPU needs minutes); for a try: --seeds 1 --epochs 2 --width 8 --limit 2000"
+def _images(logs: Sequence[TrialLog], settings: Settings, images: int) -> float:
+    """Return how many images of width 64 make the work that is left."""
+    return sum(settings.epochs - len(e.rows) for e in logs if e.requested) * images * (settings.width / 64) ** 2
 
 
 @contextmanager
@@ -161,12 +146,8 @@ def _progress(console: Console, logs: Sequence[TrialLog], epochs: int) -> Iterat
 
         yield print_line
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}"),
-    )
+    name_and_bar = TextColumn("{task.description}", markup=False), BarColumn(None)
+    columns = (*name_and_bar, MofNCompleteColumn(), TextColumn("{task.fields[now]}"))
     requested = [log for log in logs if log.requested]
     total, done = epochs * len(requested), sum(len(log.rows) for log in requested)
     with Progress(*columns, console=console, transient=True, disable=console.quiet) as bars:
@@ -186,14 +167,7 @@ def _progress(console: Console, logs: Sequence[TrialLog], epochs: int) -> Iterat
 
 
 def epoch_line(row: Epoch, epochs: int, images_per_second: float, left: float | None) -> str:
-    """Return an epoch in one line.
-
-    Args:
-        row: the epoch.
-        epochs: of the whole trial.
-        images_per_second: how fast it was.
-        left: seconds until all is over, None if nobody knows.
-    """
+    """Return an epoch in one line, with the seconds until all is over unless nobody knows."""
     parts = [f"{row.arm} seed {row.seed}", f"epoch {row.epoch:>{len(str(epochs))}}/{epochs}"]
     parts.append(f"train {_nan(row.train_loss):.4f} {100 * row.train_accuracy:4.1f} %")
     parts.append(f"test {_nan(row.test_loss):.4f} {100 * row.test_accuracy:4.1f} %")
@@ -225,23 +199,24 @@ def _device(given: Options, world: World) -> torch.device:
 
 def _data(given: Options, console: Console, world: World) -> Data:
     """Return the data set; the first process fetches it if that was asked for, and the others wait."""
-    mine: list[Data] = []
-    world.on_first(lambda: mine.append(_fetched(given, console)))
-    return mine[0] if mine else load(given.data_folder, limit=given.settings.limit)
-
-
-def _fetched(given: Options, console: Console) -> Data:
     folder, limit = given.data_folder, given.settings.limit
-    try:
-        return load(folder, limit=limit)
-    except DataError:
-        if not given.fetch:
-            raise
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("CIFAR-10", total=None)
-        download(folder, lambda done, total: bar.update(task, completed=done, total=total))
-    return load(folder, limit=limit)
+    mine: list[Data] = []
+
+    def load_or_fetch() -> None:
+        try:
+            mine.append(load(folder, limit=limit))
+            return
+        except DataError:
+            if not given.fetch:
+                raise
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("CIFAR-10", total=None)
+            download(folder, lambda done, total: bar.update(task, completed=done, total=total))
+        mine.append(load(folder, limit=limit))
+
+    world.on_first(load_or_fetch)
+    return mine[0] if mine else load(folder, limit=limit)
 
 
 def _at_once(given: Options, device: torch.device, trials: int, processes: int) -> int:

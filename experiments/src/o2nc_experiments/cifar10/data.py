@@ -53,7 +53,7 @@ class Data(NamedTuple):
 
 
 class File(NamedTuple):
-    """The name, size in bytes and MD5 sum of an official file."""
+    """An official file."""
 
     name: str
     size: int
@@ -101,64 +101,44 @@ PYTHON = Layout(
 
 
 def load(folder: Path, *, verify: bool = True, limit: int | None = None) -> Data:
-    """Read the data set.
+    """Read the data set, in either layout, from a folder or its subfolder of the official name.
 
-    Args:
-        folder: has the files of one of the layouts, or its subfolder of the official name has. If both layouts are
-            there, the binary one is read.
-        verify: refuse files without the sizes and checksums of the official ones; else any number of images is read.
-        limit: keep only the first ``limit`` training images and the first max(1, limit // 5) test images, for a quick
-            try. The checks and the digest are still of the whole files.
-
-    Raises:
-        DataError: files are missing, damaged or cannot be read.
-        ValueError: ``limit`` is less than 1.
+    With ``verify`` files must have the sizes and checksums of the official ones. A limit keeps the first ``limit``
+    training images and the first max(1, limit // 5) test images; checks and digest are still of the whole files.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be an integer >= 1, got {limit}")
-    layout, folder = _find(Path(folder))
+    layout, folder = _find(folder)
     read = _read_binary if layout.name == "binary" else _read_python
     parts = []
     for file in layout.files:
         path = folder / file.name
-        contents = _contents(path)
-        if verify:
-            _verify(path, contents, file)
+        try:
+            contents = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {_explain(error)}") from error
+        if verify and len(contents) != file.size:
+            raise DataError(f"{path} has {len(contents)} bytes, the official file {file.size}")
+        if verify and hashlib.md5(contents, usedforsecurity=False).hexdigest() != file.md5:
+            raise DataError(f"{path} does not have the checksum of the official file")
         parts.append(read(path, contents))
     pixels, labels = zip(*parts, strict=True)
     arrays = [np.concatenate(part) for part in (pixels[:-1], labels[:-1], pixels[-1:], labels[-1:])]
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(array.data)
-    if limit is not None:
-        sizes = (limit, limit, max(1, limit // 5), max(1, limit // 5))
-        arrays = [array[:n] for array, n in zip(arrays, sizes, strict=True)]
-    train, train_labels, test, test_labels = map(torch.from_numpy, arrays)
-    return Data(
-        train.reshape(-1, 3, 32, 32),
-        train_labels.long(),
-        test.reshape(-1, 3, 32, 32),
-        test_labels.long(),
-        layout.name,
-        digest.hexdigest(),
-    )
+    sizes = (None,) * 4 if limit is None else (limit, limit, max(1, limit // 5), max(1, limit // 5))
+    train, train_labels, test, test_labels = (torch.from_numpy(a[:n]) for a, n in zip(arrays, sizes, strict=True))
+    train, test = (images.reshape(-1, 3, 32, 32) for images in (train, test))
+    return Data(train, train_labels.long(), test, test_labels.long(), layout.name, digest.hexdigest())
 
 
-def download(folder: Path, progress: Progress | None = None, *, layout: Layout = BINARY) -> Path:
+def download(folder: Path, progress: Progress = lambda done, total: None, *, layout: Layout = BINARY) -> Path:
     """Get the data set from its official address, unless it is there already; a download that broke off goes on.
 
-    Args:
-        folder: where the folder of the files will be; made if missing.
-        progress: called with the bytes that are there and those of the whole, None if the server does not say.
-        layout: which form to get.
-
-    Returns:
-        The folder of the files, for `load`.
-
-    Raises:
-        DataError: the server cannot be reached, what it sends is not the data set, or the folder cannot be written.
+    Returns the folder of the files, in ``folder``. The progress is called with the bytes that are there and those of
+    the whole, None if the server does not say.
     """
-    folder = Path(folder)
     files = folder / layout.folder
     if all(_md5(files / file.name) == file.md5 for file in layout.files):
         return files
@@ -195,28 +175,13 @@ def _find(folder: Path) -> tuple[Layout, Path]:
                 return layout, place
             if len(missing) < len(layout.files):
                 begun = begun or f"{place} lacks {', '.join(missing)}"
-    problem = begun or f"there is no CIFAR-10 in {folder}"
     for archive in (folder / layout.url.rpartition("/")[2] for layout in (BINARY, PYTHON)):
         if archive.is_file():
             raise DataError(f"{archive} is not unpacked: tar -xzf {archive.name} there, then the same command")
     raise DataError(
-        f"{problem}: name the folder of the official files, of the binary or the python version, with --data DIR, "
-        "or have them fetched with --download"
+        f"{begun or f'there is no CIFAR-10 in {folder}'}: name the folder of the official files, of the binary or "
+        "the python version, with --data DIR, or have them fetched with --download"
     )
-
-
-def _contents(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {_explain(error)}") from error
-
-
-def _verify(path: Path, contents: bytes, file: File) -> None:
-    if len(contents) != file.size:
-        raise DataError(f"{path} has {len(contents)} bytes, the official file {file.size}")
-    if hashlib.md5(contents, usedforsecurity=False).hexdigest() != file.md5:
-        raise DataError(f"{path} does not have the checksum of the official file")
 
 
 def _read_binary(path: Path, contents: bytes) -> tuple[Bytes, Bytes]:
@@ -257,16 +222,12 @@ class _BytesOnly(pickle.Unpickler):
         """Return a stand-in for one of the three things that a pickled array names."""
         match module.replace("._core", ".core"), name:  # numpy has renamed the module since the files were made
             case "numpy.core.multiarray", "_reconstruct":
-                return _empty_array  # its contents follow, through ndarray.__setstate__
+                return lambda *_: np.empty(0, np.uint8)  # its contents follow, through ndarray.__setstate__
             case "numpy", "ndarray":
                 return name  # the argument of the above, which has no need of it
             case "numpy", "dtype":
                 return _byte
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
-def _empty_array(*_: object) -> Bytes:
-    return np.empty(0, np.uint8)
 
 
 def _byte(name: bytes | str, *_: object) -> np.dtype[np.uint8]:
@@ -284,7 +245,7 @@ def _md5(path: Path) -> str | None:
         return None
 
 
-def _fetch(url: str, path: Path, progress: Progress | None) -> None:
+def _fetch(url: str, path: Path, progress: Progress) -> None:
     """Write what is at ``url``, going on after the bytes that are there if the server can."""
     done = path.stat().st_size if path.exists() else 0
     try:
@@ -298,11 +259,10 @@ def _fetch(url: str, path: Path, progress: Progress | None) -> None:
     except (OSError, HTTPException) as error:
         raise DataError(f"{url} cannot be fetched: {_explain(error)}") from error
     with answer:
-        goes_on = getattr(answer, "status", None) == 206
-        done = done if goes_on else 0
+        done = done if getattr(answer, "status", None) == 206 else 0  # whether it goes on
         length = answer.headers.get("Content-Length")
         total = done + int(length) if length else None
-        with path.open("ab" if goes_on else "wb") as file:
+        with path.open("ab" if done else "wb") as file:
             while True:
                 try:
                     block = answer.read(BLOCK)
@@ -312,8 +272,7 @@ def _fetch(url: str, path: Path, progress: Progress | None) -> None:
                     break
                 file.write(block)
                 done += len(block)
-                if progress is not None:
-                    progress(done, total)
+                progress(done, total)
     if total is not None and done < total:
         raise DataError(f"{url} broke off after {done} of {total} bytes; the same command goes on")
 

@@ -17,60 +17,44 @@ from o2nc_experiments.classification import Epoch, to_columns
 
 
 class EpochEnd(NamedTuple):
-    """The end of an epoch.
+    """The end of an epoch."""
 
-    Attributes:
-        row: the epoch's.
-        rate: images per second, all trials at work together.
-        epochs_left: of the whole experiment.
-        left: seconds that they take at this rate.
-    """
-
-    row: Epoch
-    rate: float
-    epochs_left: int
-    left: float
-
-
-OnEpoch = Callable[[EpochEnd], object]
+    row: Epoch  # the epoch's
+    rate: float  # images per second, all trials at work together
+    epochs_left: int  # of the whole experiment
+    left: float  # seconds that they take at this rate
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is to be trained and where it is kept.
+    """What is to be trained and where it is kept."""
 
-    Attributes:
-        arms: one column each.
-        seeds: the trials of every arm.
-        settings: of all trials.
-        store: the folder.
-        digest: of the data, so that a folder holds trials on the same data only.
-        at_once: trials that share the device.
-        save_every: seconds between checkpoints; they are made at the end of an epoch.
-        place: what is trained on and with, to be noted with every trial.
-    """
-
-    arms: Sequence[Arm]
-    seeds: Sequence[int]
-    settings: Settings
-    store: Store
-    digest: str
-    at_once: int = 1
-    save_every: float = 120.0
+    arms: Sequence[Arm]  # one column each
+    seeds: Sequence[int]  # the trials of every arm
+    settings: Settings  # of all trials
+    store: Store  # the folder
+    digest: str  # of the data, so that a folder holds trials on the same data only
+    at_once: int = 1  # trials that share the device
+    save_every: float = 120.0  # seconds between checkpoints; they are made at the end of an epoch
+    # what is trained on and with, to be noted with every trial
     place: Mapping[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def opened(self, world: World) -> Iterator[list[TrialLog]]:
-        """Hold the folder, and give its trials with what is kept of them: those asked for, then all others.
-
-        Raises:
-            OSError: the folder is in use, belongs to other settings, or cannot be used.
-        """
+        """Hold the folder, and give its trials with what is kept of them: those asked for, then all others."""
         with ExitStack() as held:
 
             def load_logs() -> list[TrialLog]:
                 held.enter_context(self.store.locked())
-                return self._load_logs()
+                self.store.settle(self.common)
+                logs = [TrialLog(arm, seed) for arm in self.arms for seed in self.seeds]
+                for log in logs:
+                    self._load(log, self.store.load(log.name))
+                for name, state in self.store.others([log.name for log in logs]):
+                    with self._refused(name):
+                        logs.append(TrialLog.named(name))
+                    self._load(logs[-1], state)
+                return logs
 
             yield world.on_first(load_logs)
 
@@ -79,27 +63,19 @@ class Experiment:
         logs: Sequence[TrialLog],
         images: Images,
         world: World,
-        on_epoch: OnEpoch,
+        on_epoch: Callable[[EpochEnd], object],
         on_checkpoint: Callable[[], object] = lambda: None,
         on_interrupt: Callable[[], object] = lambda: None,
     ) -> None:
-        """Train what is not finished yet. Interrupted, it keeps every epoch that is over.
+        """Train what is not finished yet. Interrupted, it calls ``on_interrupt`` and keeps every epoch that is over.
 
-        Args:
-            logs: of `opened`; they have all rows on return, and whatever there is if an exception ends it.
-            images: on the device.
-            world: the processes that train together.
-            on_epoch: called at the end of every epoch of every trial.
-            on_checkpoint: called by the first process when checkpoints are made.
-            on_interrupt: called at once when it is interrupted.
-
-        Raises:
-            OSError: a checkpoint cannot be read or written.
+        The logs of `opened` have all rows on return, and whatever there is if an exception ends it. Only the first
+        process makes checkpoints.
         """
         saved = time()
         waiting = [log for log in logs if log.requested and len(log.rows) < self.settings.epochs]
         active: list[tuple[TrialLog, Trial]] = []
-        with CheckpointWriter(self.store.save, self.common, self.at_once) as writer:
+        with CheckpointWriter(self.store, self.common, self.at_once) as writer:
             try:
                 while waiting or active:
                     while waiting and len(active) < self.at_once:
@@ -146,18 +122,6 @@ class Experiment:
     def common(self) -> dict[str, Any]:
         """What all trials of a folder must share."""
         return {**asdict(self.settings), "data": self.digest}
-
-    def _load_logs(self) -> list[TrialLog]:
-        """Return all trials with what is kept of them."""
-        self.store.settle(self.common)
-        logs = [TrialLog(arm, seed) for arm in self.arms for seed in self.seeds]
-        for log in logs:
-            self._load(log, self.store.load(log.name))
-        for name, state in self.store.others([log.name for log in logs]):
-            with self._refused(name):
-                logs.append(TrialLog.named(name))
-            self._load(logs[-1], state)
-        return logs
 
     def _load(self, log: TrialLog, state: dict[str, Any] | None) -> None:
         if state is None:

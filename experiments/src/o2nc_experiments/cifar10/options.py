@@ -24,17 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from o2nc import (
-    Exponential,
-    ExponentiatedO2NC,
-    Gamma,
-    Law,
-    ScaledSGDM,
-    Uniform,
-    Weibull,
-    learners,
-    random_scaling,
-)
+from o2nc import Exponential, ExponentiatedO2NC, Gamma, Law, ScaledSGDM, Uniform, Weibull, learners, random_scaling
 
 LAWS: dict[str, tuple[type, dict[str, float]]] = {
     "exponential": (Exponential, {}),
@@ -62,19 +52,12 @@ LONGEST = 200
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train.
+    """One way to train."""
 
-    Attributes:
-        name: as the user wrote it, without spaces.
-        base: sgdm, adamw or a learner's name.
-        options: its numbers, defaults filled in.
-        law: of s, None for no scaling.
-    """
-
-    name: str
-    base: str
-    options: dict[str, Any]
-    law: Law | None
+    name: str  # as the user wrote it, without spaces
+    base: str  # sgdm, adamw or a learner's name
+    options: dict[str, Any]  # its numbers, defaults filled in
+    law: Law | None  # of s, None for no scaling
 
     @property
     def penalty(self) -> float:
@@ -94,14 +77,7 @@ class Arm:
         return not isinstance(self.law, Gamma)
 
     def make(self, params: Iterable[Tensor], average: float, seed: int, device: torch.device) -> Optimizer:
-        """Return the optimizer.
-
-        Args:
-            params: of the model.
-            average: the discount of x̄ and ḡ; a learner's is its own β, and AdamW has none.
-            seed: of s.
-            device: where the parameters are.
-        """
+        """Return the optimizer, x̄ and ḡ being discounted by ``average``, or a learner's own β; AdamW has neither."""
         params, options = list(params), dict(self.options)
         in_graph = True if device.type == "cuda" and self.on_device else None
         match self.base:
@@ -116,10 +92,7 @@ class Arm:
 
 
 def parse(text: str) -> Arm:
-    """Return the arm of this name.
-
-    Raises:
-        ValueError: it cannot be understood; the text says what can.
+    """Return the arm of this name, or say in a ValueError what can be understood.
 
     Example:
         >>> parse("sgdm(lr=0.1)+uniform").law
@@ -131,22 +104,19 @@ def parse(text: str) -> Arm:
     name, options, rest = _split(compact, text)
     if name not in DEFAULTS:
         raise ValueError(f"arm {text!r}: the optimizer is one of {', '.join(DEFAULTS)}")
-    unknown = options.keys() - DEFAULTS[name].keys()
-    if unknown:
-        raise ValueError(f"arm {text!r}: {name} has no {', '.join(unknown)}, but {', '.join(DEFAULTS[name])}")
     wanted, given, end = _split(rest[1:], text) if rest[:1] == "+" else ("", {}, rest)
     if end.startswith("(") and ")" not in end:
         raise ValueError(f"arm {text!r}: a closing parenthesis is missing")
     if end or (wanted and wanted not in LAWS):
         raise ValueError(f"arm {text!r}: after the optimizer comes nothing, or '+' and one of {', '.join(LAWS)}")
-    unknown = given.keys() - {f.name for f in fields(LAWS[wanted][0])} if wanted else set()
-    if unknown:
-        own = ", ".join(f.name for f in fields(LAWS[wanted][0]))
-        raise ValueError(f"arm {text!r}: {wanted} has no {', '.join(unknown)}, but {own}")
+    own = [f.name for f in fields(LAWS[wanted][0])] if wanted else []
+    for part, said, known in ((name, options, list(DEFAULTS[name])), (wanted, given, own)):
+        if unknown := said.keys() - set(known):
+            raise ValueError(f"arm {text!r}: {part} has no {', '.join(unknown)}, but {', '.join(known)}")
     try:  # laws and optimizers know best what they take
         law = LAWS[wanted][0](**LAWS[wanted][1] | given) if wanted else None
         arm = Arm(compact, name, DEFAULTS[name] | options, law)
-        _check("weight_decay", arm.options["weight_decay"], "a finite number >= 0", lambda v: True)
+        _check("weight_decay", arm.options["weight_decay"])
         if name == "sgdm":  # torch takes more, with which nothing can converge
             _check("momentum", arm.options["momentum"], "a number in [0, 1)", lambda v: v < 1)
         x = torch.nn.Parameter(torch.zeros(1))
@@ -181,7 +151,9 @@ def _split(text: str, whole: str) -> tuple[str, dict[str, Any], str]:
     return found[1], options, text[found.end() :]
 
 
-def _check(name: str, value: float, allowed: str, within: Callable[[float], bool]) -> None:
+def _check(
+    name: str, value: float, allowed: str = "a finite number >= 0", within: Callable[[float], bool] = lambda v: True
+) -> None:
     """Refuse a number unless it is finite, not negative, and within what is allowed."""
     if isinstance(value, bool) or not (math.isfinite(value) and value >= 0 and within(value)):
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
@@ -189,31 +161,22 @@ def _check(name: str, value: float, allowed: str, within: Callable[[float], bool
 
 @dataclass(frozen=True)
 class Settings:
-    """The setting of Table 1, or a smaller one.
+    """The setting of Table 1, or a smaller one."""
 
-    Attributes:
-        epochs: how many times the training set is gone through.
-        batch: images per step, over all processes.
-        average: the discount of x̄ and ḡ, in (0, 1).
-        width: channels of ResNet-18's first stage.
-        limit: only so many training images, and a fifth as many test images.
-    """
-
-    epochs: int = 200
-    batch: int = 128
-    average: float = 0.999
-    width: int = 64
-    limit: int | None = None
+    epochs: int = 200  # how many times the training set is gone through
+    batch: int = 128  # images per step, over all processes
+    average: float = 0.999  # the discount of x̄ and ḡ, in (0, 1)
+    width: int = 64  # channels of ResNet-18's first stage
+    limit: int | None = None  # only so many training images, and a fifth as many test images
 
     def factor(self, epoch: int) -> float:
         """Return what the learning rate is multiplied by in an epoch, counted from 0: a cosine from 1 towards 0."""
         return 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
 
     def steps(self, epoch: int, images: int) -> int:
-        """Return how many steps come before an epoch.
+        """Return how many steps come before an epoch: all batches that begin before it.
 
-        Batches go on across the end of an epoch, so that every image is seen exactly once per epoch: one that begins
-        in an epoch belongs to it. 200 epochs of 50,000 images are 78,125 batches of 128.
+        Batches go on across the end of an epoch, so that every image is seen exactly once per epoch.
         """
         return -(-epoch * images // self.batch)
 
@@ -230,39 +193,25 @@ def unlike_paper(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of the command line, as they were given.
+    """The arguments of the command line, as they were given."""
 
-    Attributes:
-        data: folder of the data set, None for the folder ``data`` in ``out``.
-        fetch: whether to download it there if it is missing.
-        out: folder of the run.
-        arms: names of the optimizers.
-        seeds: of the trials.
-        settings: of all trials.
-        device: its name, None for the GPU if there is one.
-        at_once: trials that share a GPU, None for as many as are good.
-        save_every: seconds between checkpoints.
-        c: the price of spread in the certificates that are shown.
-        quiet: whether to print errors only.
-    """
-
-    data: Path | None
-    fetch: bool
-    out: Path
-    arms: Sequence[str]
-    seeds: range
-    settings: Settings
-    device: str | None
-    at_once: int | None
-    save_every: float
-    c: float
-    quiet: bool
+    data: Path | None  # folder of the data set, None for the folder ``data`` in ``out``
+    fetch: bool  # whether to download it there if it is missing
+    out: Path  # folder of the run
+    arms: Sequence[str]  # names of the optimizers
+    seeds: range  # of the trials
+    settings: Settings  # of all trials
+    device: str | None  # its name, None for the GPU if there is one
+    at_once: int | None  # trials that share a GPU, None for as many as are good
+    save_every: float  # seconds between checkpoints
+    c: float  # the price of spread in the certificates that are shown
+    quiet: bool  # whether to print errors only
 
     def check(self) -> None:
         """Refuse numbers that typer cannot: ValueError."""
         _check("--average", self.settings.average, "a number in (0, 1)", lambda v: 0 < v < 1)
         _check("--c", self.c, "a finite number > 0", lambda v: v > 0)
-        _check("--save-every", self.save_every, "a finite number >= 0", lambda v: True)
+        _check("--save-every", self.save_every)
 
     @property
     def data_folder(self) -> Path:

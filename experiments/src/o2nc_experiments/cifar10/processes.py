@@ -49,11 +49,7 @@ class World:
         return values[0]
 
     def on_first(self, work: Callable[[], T]) -> T:
-        """Have the first process do it, and return what it found in all of them.
-
-        Raises:
-            OSError: it could not be done; the others end without a word.
-        """
+        """Have the first process do it, and return what it found in all; on an OSError the others end silently."""
         found: T | OSError | None = None
         if self.rank == 0:
             try:
@@ -72,11 +68,7 @@ class World:
 
 
 def find_world() -> World:
-    """Return which process ``torchrun`` says that this is.
-
-    Raises:
-        OSError: it says something that cannot be.
-    """
+    """Return which process ``torchrun`` says that this is; OSError if that cannot be."""
     try:
         rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     except ValueError:
@@ -89,11 +81,7 @@ def find_world() -> World:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[World]:
-    """Join the processes that ``torchrun`` has started, if it has, and leave them at the end.
-
-    Raises:
-        OSError: the others cannot be reached.
-    """
+    """Join the processes that ``torchrun`` has started, if it has, and leave them at the end; OSError if it fails."""
     world = find_world()
     if world.size == 1:
         yield world

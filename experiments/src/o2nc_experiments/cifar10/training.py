@@ -6,7 +6,7 @@ on a GPU it is one CUDA graph, and the host only waits at the end of an epoch, f
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from time import time
 from typing import Any
 
@@ -20,7 +20,7 @@ from o2nc_experiments.cifar10.batches import EVALUATED, Batches, Images, augment
 from o2nc_experiments.cifar10.options import Arm, Settings
 from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.classification import Epoch
-from o2nc_experiments.classification.resnet import ResNet18, layout
+from o2nc_experiments.classification.resnet import autocast, make_resnet
 
 WARM_UP = 3  # calls of a function before it is captured
 RECALIBRATED = 5  # batches as large as the evaluated ones, for BatchNorm at x̄
@@ -51,13 +51,9 @@ class Replay:
     """A function without arguments, launched as one CUDA graph from its fourth call on.
 
     The first calls do the work for real, so nothing has to be undone: they compile, choose kernels and make the
-    optimizer's state.
-
-    Args:
-        work: takes all that changes from tensors on the device, and leaves its results there.
-        before: called before ``work`` as long as that is not captured, and once before the capture.
-        device: on a CPU every call calls ``work``; on a GPU the current stream must not be the default one.
-        captured: whether ``work`` may be captured.
+    optimizer's state. The work takes all that changes from tensors on the device and leaves its results there;
+    ``before`` is called before it as long as it is not captured, and once before the capture, for which the current
+    stream must not be the default one. On a CPU nothing is captured.
     """
 
     def __init__(
@@ -89,13 +85,8 @@ class Replay:
 class Trial:
     """A model in training.
 
-    Args:
-        arm: the optimizer.
-        seed: of the initial weights, the images' order and crops, and s: two arms of one seed begin alike.
-        settings: of the run.
-        images: of `to_device`.
-        world: the processes that share every batch.
-        fast: on a GPU, compile and capture (several processes launch their kernels one by one).
+    The seed is that of the initial weights, the images' order and crops, and s: two arms of one seed begin alike.
+    ``fast`` is to compile and capture on a GPU; several processes launch their kernels one by one.
     """
 
     def __init__(
@@ -106,11 +97,9 @@ class Trial:
         self.images, self.world, self.device = images, world, device
         fast = fast and world.size == 1 and device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            model = ResNet18(width=settings.width, norm=world.batch_norm)
-        self.model = model.to(device, images.statistics.dtype, memory_format=layout(device))  # type: ignore[call-overload]
+        self.model: Any = make_resnet(settings.width, seed, device, images.statistics.dtype, world.batch_norm)
         self.whole = world.wrap(self.model)
+        self.autocast: Callable[[], AbstractContextManager[Any]] = partial(autocast, device)
         self.optimizer = arm.make(self.model.parameters(), settings.average, seed, device)
         self.base = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.batches = Batches.make(len(images.train), settings.batch, device)
@@ -131,11 +120,7 @@ class Trial:
 
     def state(self) -> dict[str, Any]:
         """Return all that is needed to go on, at the end of an epoch."""
-        return {
-            "epoch": self.epoch,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        return {"epoch": self.epoch, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of that, which the next steps leave alone."""
@@ -154,15 +139,6 @@ class Trial:
     def on_stream(self) -> AbstractContextManager[Any]:
         """Return the context that work of this trial has to be launched in."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context that the model is evaluated in.
-
-        On a GPU convolutions are made in bfloat16; weights, BatchNorm and the loss stay float32.
-        """
-        kind = self.device.type
-        # without autocast's cache, which must not outlive a capture; no weight is used twice, so it saves nothing
-        return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False)
 
     def begin_epoch(self) -> int:
         """Prepare an epoch and return how many steps it has."""

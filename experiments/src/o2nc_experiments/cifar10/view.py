@@ -35,12 +35,7 @@ def table(epochs: Sequence[Epoch], c: float = 1.0, notes: str = NOTE) -> Table:
 
 
 def markdown(record: dict[str, Any], *, c: float = 1.0) -> str:
-    """Return the table as a document that says how it came about.
-
-    Args:
-        record: circumstances, settings, trials and rows of a run, complete or not.
-        c: the price of V in the certificate.
-    """
+    """Return the table of a run, complete or not, as a document that says how it came about."""
     rows, about, trials = from_columns(record), record["circumstances"], record["trials"]
     done = f"{sum(bool(trial['complete']) for trial in trials)} of {len(trials)}"
     places = [f"{about.get('hardware', 'hardware unknown')}, device {about.get('device', 'unknown')}"]
@@ -83,25 +78,17 @@ CERTIFICATE_CAPTIONS = (
 def article(record: dict[str, Any]) -> Article:
     """Return the article of `cifar10.json`."""
     rows = from_columns(record)
-    c = record["circumstances"].get("c", 1.0)
-    return Article(
-        "ResNet-18 on CIFAR-10",
-        _summary(record, rows),
-        sections(rows, c, note(record.get("settings", {}))) if rows else (),
-    )
-
-
-def _summary(record: dict[str, Any], rows: list[Epoch]) -> str:
+    arms, c, seconds = by_arm(rows), record["circumstances"].get("c", 1.0), record.get("seconds")
     found = ", ".join(f"{arm} {written(b.test_accuracy, 1e2)} %" for arm, b in best(rows).items())
-    arms = by_arm(rows)
     epochs = max((row.epoch for row in rows), default=0)
     trials = max((len(own) for own in arms.values()), default=0)
-    seconds = record.get("seconds")
     time = f", in {duration(seconds)} on {record['circumstances'].get('hardware')}" if seconds else ""
-    return (
+    summary = (
         f"The paper's experiment: {len(arms)} optimizers, {plural(trials, 'trial')} each, {epochs} "
         f"epochs{time}. Best test accuracy: {found}."
     )
+    shown = sections(rows, c, note(record.get("settings", {}))) if rows else ()
+    return Article("ResNet-18 on CIFAR-10", summary, shown)
 
 
 def sections(rows: list[Epoch], c: float, notes: str) -> list[Section]:

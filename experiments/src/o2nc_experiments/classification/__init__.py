@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from o2nc_experiments.record import plain
 from o2nc_experiments.tables import NONE, Column, Table
 
 PRINTED = "  paper"
@@ -23,38 +24,22 @@ SCALES = (1e4, 1e2, 1e2, 1e2)
 
 
 class Epoch(NamedTuple):
-    """One epoch of one trial; losses are means over images (None once they are not finite), accuracies lie in [0, 1].
+    """One epoch of one trial; losses are means over images, None if they are not finite; accuracies are in [0, 1]."""
 
-    Attributes:
-        arm: the optimizer.
-        seed: of the initial weights, the order and augmentation of the images, and the scalars s.
-        epoch: how many are over, from 1.
-        lr: the learning rate of this epoch.
-        train_loss: over the epoch's batches, each seen before its step, as augmented.
-        train_accuracy: likewise.
-        test_loss: on the test set, by the iterate at the epoch's end.
-        test_accuracy: likewise.
-        gradient: ‖ḡ‖ at the epoch's end, None if the optimizer keeps no averages; so for all that follow.
-        spread: V, so that the certificate is gradient + c·spread.
-        progress: the estimate of F(x_n) − F(x_0) that costs no evaluation.
-        average_loss: on the test set by x̄, with BatchNorm's statistics made anew; None at most epochs.
-        average_accuracy: likewise.
-        seconds: from the beginning of the epoch to its end, with evaluation, while other trials may run beside it.
-    """
-
-    arm: str
-    seed: int
-    epoch: int
-    lr: float
-    train_loss: float | None
-    train_accuracy: float
-    test_loss: float | None
-    test_accuracy: float
-    gradient: float | None
-    spread: float | None
-    progress: float | None
-    average_loss: float | None
-    average_accuracy: float | None
+    arm: str  # the optimizer
+    seed: int  # of the initial weights, the order and augmentation of the images, and the scalars s
+    epoch: int  # how many are over, from 1
+    lr: float  # the learning rate of this epoch
+    train_loss: float | None  # over the epoch's batches, each seen before its step, as augmented
+    train_accuracy: float  # likewise
+    test_loss: float | None  # on the test set, by the iterate at the epoch's end
+    test_accuracy: float  # likewise
+    gradient: float | None  # ‖ḡ‖ at the epoch's end, None if the optimizer keeps no averages; so for all that follow
+    spread: float | None  # V, so that the certificate is gradient + c·spread
+    progress: float | None  # the estimate of F(x_n) − F(x_0) that costs no evaluation
+    average_loss: float | None  # on the test set by x̄, with BatchNorm's statistics made anew; None at most epochs
+    average_accuracy: float | None  # likewise
+    # from the beginning of the epoch to its end, with evaluation, while other trials may run beside it
     seconds: float
 
 
@@ -63,11 +48,7 @@ Arms = dict[str, list[list[Epoch]]]  # an arm's trials, a trial's epochs in orde
 
 def to_columns(epochs: Sequence[Epoch]) -> dict[str, Any]:
     """Return the columns' names and the rows of values, for JSON, which knows no nan: None stands for it."""
-
-    def plain(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {"columns": list(Epoch._fields), "rows": [[plain(value) for value in epoch] for epoch in epochs]}
+    return {"columns": list(Epoch._fields), "rows": plain(epochs)}
 
 
 def from_columns(record: Mapping[str, Any]) -> list[Epoch]:
@@ -162,14 +143,7 @@ def written(mean: Mean | None, scale: float = 1.0, *, decimals: int = 2, digits:
 def table(
     epochs: Sequence[Epoch], *, c: float = 1.0, printed: Mapping[str, Best] | None = None, notes: str = ""
 ) -> Table:
-    """Return a row per arm, the printed one below it: the best of the epochs, then the last with its certificate.
-
-    Args:
-        epochs: of all trials.
-        c: the price of V in the certificate.
-        printed: figures to compare with, by arm.
-        notes: below the table.
-    """
+    """Return a row per arm, the printed figures below it: the best of the epochs, then the last with ‖ḡ‖ + cV."""
     price = "V" if c == 1 else f"{c:g}V"
     head = [*BEST, "last\ntest acc. %", "x̄\ntest acc. %", f"last\n‖ḡ‖ + {price}", "trials ×\nepochs"]
     columns = [Column(head[0], "left", wrap=True), *map(Column, head[1:])]

@@ -28,19 +28,12 @@ LATE = 0.75  # the share of the epochs from which on accuracies are enlarged
 
 
 class Panel(NamedTuple):
-    """One pair of axes.
+    """One pair of axes."""
 
-    Attributes:
-        title: what is drawn.
-        reads: what is read of every epoch; the second of two is drawn hollow.
-        log: whether the axis is logarithmic; one that is not shows shares of 1 in per cent.
-        enlarged: whether the end is drawn again, larger, where there is room.
-    """
-
-    title: str
-    reads: tuple[Read, ...]
-    log: bool = False
-    enlarged: bool = False
+    title: str  # what is drawn
+    reads: tuple[Read, ...]  # what is read of every epoch; the second of two is drawn hollow
+    log: bool = False  # whether the axis is logarithmic; one that is not shows shares of 1 in per cent
+    enlarged: bool = False  # whether the end is drawn again, larger, where there is room
 
 
 FIGURE = (
@@ -120,12 +113,7 @@ def pictures(panels: Sequence[Panel], captions: Sequence[str], arms: Arms) -> li
 
 
 def _fill(
-    picture: Figure,
-    panels: Iterable[Axes],
-    drawn: Sequence[Panel],
-    arms: Arms,
-    handles: list[Line2D],
-    title: str,
+    picture: Figure, panels: Iterable[Axes], drawn: Sequence[Panel], arms: Arms, handles: list[Line2D], title: str
 ) -> None:
     for axes, panel in zip(panels, drawn, strict=True):
         draw(axes, panel, arms)

@@ -15,16 +15,9 @@ def layout(device: torch.device) -> torch.memory_format:
 
 
 class Block(nn.Module):
-    """Two convolutions and a shortcut around them: relu(x + f(x)).
+    """Two convolutions and a shortcut around them, relu(x + f(x)), from so many channels to so many."""
 
-    Args:
-        before: channels of the input.
-        after: channels of the output.
-        stride: of the first convolution; 2 halves the image.
-        norm: the kind of BatchNorm.
-    """
-
-    def __init__(self, before: int, after: int, stride: int, norm: type[nn.BatchNorm2d] = nn.BatchNorm2d) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: type[nn.BatchNorm2d]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
         self.norm1 = norm(after)
@@ -42,12 +35,7 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """A stem, four stages of two blocks, and a linear layer on the mean over the image.
-
-    Args:
-        classes: number of outputs.
-        width: channels of the stem and the first stage; each later stage doubles them.
-        norm: the kind of BatchNorm.
+    """A stem of ``width`` channels, four stages of two blocks, each with twice the channels, and a linear layer.
 
     Example:
         >>> sum(p.numel() for p in ResNet18().parameters())
@@ -70,3 +58,25 @@ class ResNet18(nn.Module):
         """Return the logits of a batch of images, (n, 3, 32, 32) to (n, classes)."""
         x = relu(self.norm(self.stem(x)))
         return self.head(self.blocks(x).mean(dim=(2, 3)))
+
+
+def make_resnet(
+    width: int,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    norm: type[nn.BatchNorm2d] = nn.BatchNorm2d,
+) -> ResNet18:
+    """Return the network of a seed, the same on every device, in the device's `layout`."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        model = ResNet18(width=width, norm=norm)
+    return model.to(device, dtype, memory_format=layout(device))  # type: ignore[call-overload]
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """Return the context of the forward pass: convolutions in bfloat16 on a GPU, weights and loss stay float32.
+
+    It has no cache, which must not outlive a capture; no weight is used twice, so it would save nothing.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)

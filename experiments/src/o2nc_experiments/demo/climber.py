@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 import o2nc
 from o2nc.problems import Climber
 from o2nc_experiments.figures import BLUE, GREY, SKY, VERMILION, style_axes
+from o2nc_experiments.pool import Progress, ignore
 from o2nc_experiments.tables import Column, Table, signed, span
 
 DIMENSIONS = (1, 10)
@@ -27,7 +28,6 @@ C = 1e-5  # the price of spread: ten periods away from the mean cost 0.001, abou
 POINTS = 200  # recorded per run
 PATH = 40  # the first steps, of which every place is recorded
 
-Progress = Callable[[int], object]
 UNSCALED, SCALED = "unscaled", "scaled"
 COLOURS = {UNSCALED: VERMILION, SCALED: BLUE}
 WINDOW = 12.5  # how far to the left of the start places are drawn
@@ -40,29 +40,17 @@ LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10.5, "handlelength": 1.
 
 @dataclass(frozen=True)
 class Run:
-    """One run and what was recorded of it.
+    """One run and what was recorded of it."""
 
-    Attributes:
-        dimension: d.
-        method: with or without scaling.
-        seed: of the scalars s; None where no random number enters, so that any seed gives this run.
-        steps: the numbers of steps after which was recorded, 0 included.
-        values: F at the iterate.
-        gradients: ‖ḡ‖ of the averages; at 0 the gradient's norm at the start.
-        spreads: V of the averages.
-        progress: the optimizer's own estimate of F(x_N) − F(x_0).
-        path: the first coordinate of x_0, x_1, … during the first steps.
-    """
-
-    dimension: int
-    method: str
-    seed: int | None
-    steps: list[int]
-    values: list[float]
-    gradients: list[float]
-    spreads: list[float]
-    progress: float
-    path: list[float]
+    dimension: int  # d
+    method: str  # with or without scaling
+    seed: int | None  # of the scalars s; None where no random number enters, so that any seed gives this run
+    steps: list[int]  # the numbers of steps after which was recorded, 0 included
+    values: list[float]  # F at the iterate
+    gradients: list[float]  # ‖ḡ‖ of the averages; at 0 the gradient's norm at the start
+    spreads: list[float]  # V of the averages
+    progress: float  # the optimizer's own estimate of F(x_N) − F(x_0)
+    path: list[float]  # the first coordinate of x_0, x_1, … during the first steps
 
     @property
     def certificates(self) -> list[float]:
@@ -70,16 +58,20 @@ class Run:
         return [g + C * v for g, v in zip(self.gradients, self.spreads, strict=True)]
 
 
-def trials(seeds: Sequence[int], dimensions: Sequence[int] = DIMENSIONS) -> list[tuple[int, str, int | None]]:
-    """Return dimension, method and seed of every run, in order."""
+def trials(seeds: Sequence[int]) -> list[tuple[int, str, int | None]]:
+    """Return dimension, method and seed of every run, in order: once without scaling, with it for every seed."""
     methods = [(UNSCALED, None), *((SCALED, seed) for seed in seeds)]
-    return [(d, method, seed) for d in dimensions for method, seed in methods]
+    return [(d, method, seed) for d in DIMENSIONS for method, seed in methods]
 
 
-def climb(
-    dimension: int, method: str, seed: int | None, steps: int, progress_callback: Progress | None = None
-) -> Run:
-    """Make one run, one line of `trials`; the other arguments are those of `run`."""
+def climb(dimension: int, method: str, seed: int | None, steps: int, progress: Progress = ignore) -> Run:
+    """Make one run, one line of `trials`; the progress is called now and then with the steps since its last call.
+
+    Example:
+        >>> plain = climb(1, UNSCALED, None, steps=50)
+        >>> f"{plain.values[0]:.2f} -> {plain.values[-1]:.2f}"  # 0.1 uphill in every step
+        '0.53 -> 5.53'
+    """
     problem = Climber(dimension)
     x = problem.start()
     optimizer = o2nc.ScaledSGDM(
@@ -104,57 +96,24 @@ def climb(
             values.append(problem.value(x).item())
             gradients.append(certificate.gradient)
             spreads.append(certificate.spread)
-            if progress_callback is not None:
-                progress_callback(t - recorded[-1])
+            progress(t - recorded[-1])
             recorded.append(t)
     return Run(dimension, method, seed, recorded, values, gradients, spreads, optimizer.progress, path)
-
-
-def run(
-    seeds: Sequence[int],
-    steps: int,
-    progress_callback: Progress | None = None,
-    dimensions: Sequence[int] = DIMENSIONS,
-) -> list[Run]:
-    """Run the climber in every dimension, once without scaling and with scaling for every seed.
-
-    Args:
-        seeds: of the runs with scaling.
-        steps: N, at least 1.
-        progress_callback: called now and then with the number of steps made since its last call.
-        dimensions: the d of the climbers.
-
-    Returns:
-        The runs, in the order of `trials`.
-
-    Example:
-        >>> plain, scaled = run(seeds=[0], steps=50, dimensions=[1])
-        >>> f"{plain.values[0]:.2f} -> {plain.values[-1]:.2f}"  # 0.1 uphill in every step
-        '0.53 -> 5.53'
-    """
-    return [climb(*trial, steps, progress_callback) for trial in trials(seeds, dimensions)]
 
 
 def table(results: Sequence[Run]) -> Table:
     """Return one row per run; the dimension is left out if it is the same in all."""
     several = len({r.dimension for r in results}) > 1
-    names = ("method", "seed", "F start", "F end", "‖ḡ‖", "V", "certificate")
-    columns = [Column(name, "left" if name == "method" else "right") for name in (*(["d"] * several), *names)]
+    names = ("seed", "F start", "F end", "‖ḡ‖", "V", "certificate")
+    columns = [*([Column("d")] * several), Column("method", "left"), *map(Column, names)]
     notes = f"certificate: ‖ḡ‖ + cV with c = {C:g}\nseed any: without scaling nothing is random"
     found = Table(columns, notes=notes)
     for i, r in enumerate(results):
-        found.add(
-            *([f"{r.dimension}"] * several),
-            r.method,
-            "any" if r.seed is None else f"{r.seed}",
-            f"{r.values[0]:.2f}",
-            f"{r.values[-1]:.2f}",
-            f"{r.gradients[-1]:.4f}",
-            f"{r.spreads[-1]:.3g}",
-            f"{r.certificates[-1]:.4f}",
-            style="red" if r.method == UNSCALED else "",
-            ruled=i + 1 < len(results) and results[i + 1].dimension != r.dimension,
-        )
+        cells = [*([f"{r.dimension}"] * several), r.method, "any" if r.seed is None else f"{r.seed}"]
+        cells += [f"{r.values[0]:.2f}", f"{r.values[-1]:.2f}", f"{r.gradients[-1]:.4f}"]
+        cells += [f"{r.spreads[-1]:.3g}", f"{r.certificates[-1]:.4f}"]
+        ruled = i + 1 < len(results) and results[i + 1].dimension != r.dimension
+        found.add(*cells, style="red" if r.method == UNSCALED else "", ruled=ruled)
     return found
 
 
@@ -244,8 +203,7 @@ def draw_path(axes: Axes, runs: Sequence[Run]) -> None:
         axes.plot(x, problem.value(x[:, None]), "o", color=style["color"], markersize=5.0, alpha=0.75)
     place: dict[str, Any] = {"xytext": (8, 36), "textcoords": "offset points", "arrowprops": {"arrowstyle": "->"}}
     axes.annotate("start", (start, problem.value(problem.start()).item()), **place)
-    axes.set_xlabel("x")
-    axes.set_ylabel("F")
+    axes.set(xlabel="x", ylabel="F")
     style_axes(axes)
     axes.margins(x=0)
 
@@ -262,9 +220,8 @@ def legend(runs: Sequence[Run]) -> list[Line2D]:
 def _styles(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return how to draw every run: a colour per method, a shade of it per seed."""
     shades: Any = cycle(({"color": BLUE}, {"color": SKY}, {"color": BLUE, "linestyle": (0, (3, 1))}))
-    free = {
-        seed: next(shades) | {"linewidth": 1.1} for seed in dict.fromkeys(r.seed for r in runs if r.seed is not None)
-    }
+    seeds = dict.fromkeys(r.seed for r in runs if r.seed is not None)
+    free = {seed: next(shades) | {"linewidth": 1.1} for seed in seeds}
     return [{"color": VERMILION, "linewidth": 2.6} if r.seed is None else free[r.seed] for r in runs]
 
 

@@ -86,28 +86,14 @@ def trials(seeds: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def train(
-    arm: str, seed: int, epochs: int, data: Digits, progress: Callable[[Epoch], object] | None = None
+    arm: str, seed: int, epochs: int, data: Digits, progress: Callable[[Epoch], object] = lambda row: None
 ) -> list[Epoch]:
-    """Make one trial, one line of `trials`.
-
-    Args:
-        arm: of `ARMS`.
-        seed: of the initial weights, the order of the images, and s.
-        epochs: at least 1.
-        data: of `load`.
-        progress: called with every epoch's row.
-    """
+    """Make one trial, one line of `trials`; the seed is that of the initial weights, the images' order, and s."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         model = network()
     optimizer = o2nc.ScaledSGDM(
-        model.parameters(),
-        lr=LR,
-        momentum=MOMENTUM,
-        weight_decay=WEIGHT_DECAY,
-        scaling=ARMS[arm],
-        seed=seed,
-        average=AVERAGE,
+        model.parameters(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY, scaling=ARMS[arm], seed=seed, average=AVERAGE
     )
     order = torch.Generator().manual_seed(seed)
     used = len(data.train) // BATCH * BATCH  # a few images, others in every epoch, make no whole batch and sit out
@@ -132,8 +118,7 @@ def train(
             averaged = evaluate(model, data)
         known = certificate.gradient, certificate.spread, optimizer.progress
         rows.append(Epoch(arm, seed, epoch, lr, *trained, *tested, *known, *averaged, perf_counter() - begun))
-        if progress is not None:
-            progress(rows[-1])
+        progress(rows[-1])
     return rows
 
 
@@ -161,12 +146,7 @@ def table(rows: Sequence[Epoch]) -> Table:
 
 
 def summary(rows: Sequence[Epoch], images: int) -> str:
-    """Return what was seen, one plain sentence per line; nothing before both arms have been trained with one seed.
-
-    Args:
-        rows: of finished trials; those of a seed that only one arm has are passed over.
-        images: in the test set.
-    """
+    """Return what was seen on so many test images, in a sentence per line, over the seeds that both arms have."""
     rows = paired(rows)
     if not rows:
         return ""
@@ -204,15 +184,6 @@ def difference(rows: Sequence[Epoch]) -> str:
 
 def course(rows: Sequence[Epoch]) -> str:
     """Return from where to where the certificate went with scaling."""
-    found = certificates(rows, SCALED)
-    return f"from {found[0]:.2g} after the first epoch to {found[-1]:.2g} after the last"
-
-
-def certificates(rows: Sequence[Epoch], arm: str) -> list[float]:
-    """Return an arm's mean certificate, epoch by epoch."""
-    own = [row for row in rows if row.arm == arm]
-    found = []
-    for epoch in sorted({row.epoch for row in own}):
-        values = [value for row in own if row.epoch == epoch and (value := certificate(row, C)) is not None]
-        found.append(sum(values) / len(values))
-    return found
+    found = [(row.epoch, v) for row in rows if row.arm == SCALED and (v := certificate(row, C)) is not None]
+    first, end = (mean(v for epoch, v in found if epoch == at) for at in (min(found)[0], max(found)[0]))
+    return f"from {first:.2g} after the first epoch to {end:.2g} after the last"

@@ -3,5 +3,5 @@
 * `studies`: what is run: problems, ways to choose c, arms with their plans and bounds; `curves` runs and fits them.
 * `traps`: where random scaling is what saves momentum; `hard_chain`: where nothing helps.
 * `guarantees`: bound against attained where the theorems are tightest, and where G and σ are misjudged.
-* `tables`, `pictures`, `article`: how they are shown; `command` runs it all.
+* `tables`, `article`: how they are shown, with pictures; `command` runs it all.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 from o2nc_experiments import figures, page, pool, record
 from o2nc_experiments.console import make_console, print_error, print_files, progress_bar
 from o2nc_experiments.pool import Progress
-from o2nc_experiments.rates import curves, guarantees, hard_chain, pictures, tables, traps
+from o2nc_experiments.rates import article, curves, guarantees, hard_chain, tables, traps
 from o2nc_experiments.rates.curves import Curve
 from o2nc_experiments.rates.guarantees import Guarantee
 from o2nc_experiments.rates.hard_chain import ChainSearch
@@ -48,7 +48,7 @@ def show(out: Path, seeds: range, largest: int, workers: int, quiet: bool) -> bo
             },
         )
         if drawn:
-            files += figures.save(pictures.figure(drawn, complete=complete), out, "rates")
+            files += figures.save(article.figure(drawn, complete=complete), out, "rates")
         files.append(page.write([out]))
         if drawn:
             console.print(tables.rates_table(drawn, console.width))

@@ -18,7 +18,7 @@ from scipy import stats
 from o2nc.theory import Plan
 from o2nc_experiments import record
 from o2nc_experiments.batch import Algorithm2, Outcome, run_algorithm_1, run_algorithm_2
-from o2nc_experiments.pool import Progress
+from o2nc_experiments.pool import Progress, ignore
 from o2nc_experiments.rates import studies
 from o2nc_experiments.rates.studies import ARMS, ORIGINAL, BlockPlan, Study
 
@@ -75,17 +75,8 @@ class Curve:
         return bool(self.bounds) and math.isfinite(half) and slope - half > self.exponent
 
 
-def measure(
-    study: Study, lengths: Sequence[int], seeds: Sequence[int], progress: Progress | None = None
-) -> list[Curve]:
-    """Run Algorithm 2 on one study, all arms.
-
-    Args:
-        study: problem and noise.
-        lengths: the numbers N.
-        seeds: of the scalars.
-        progress: called now and then with the number of steps made since.
-    """
+def measure(study: Study, lengths: Sequence[int], seeds: Sequence[int], progress: Progress = ignore) -> list[Curve]:
+    """Run Algorithm 2 on one study, all arms, for these numbers N and seeds of the scalars."""
     plans = {arm: [study.plan(n, constants) for n in lengths] for arm, (constants, _) in ARMS.items()}
     runs = [Algorithm2.of(p, seed, law) for arm, (_, law) in ARMS.items() for p in plans[arm] for seed in seeds]
     outcomes = run_algorithm_2(study.oracle, runs, noise_seed=seeds[0], progress=progress)
@@ -96,7 +87,7 @@ def measure(
 
 
 def measure_original(
-    study: Study, lengths: Sequence[int], seeds: Sequence[int], progress: Progress | None = None
+    study: Study, lengths: Sequence[int], seeds: Sequence[int], progress: Progress = ignore
 ) -> list[Curve]:
     """Run Algorithm 1 on one study; the arguments are those of `measure`."""
     plans = [study.block_plan(n) for n in lengths]
@@ -154,7 +145,7 @@ def as_record(curve: Curve) -> dict[str, Any]:
         "agrees": curve.agrees,
         "shallow": curve.shallow,
     }
-    return {key: _plain(value) for key, value in (asdict(curve) | fitted).items()}
+    return {key: record.plain(value) for key, value in (asdict(curve) | fitted).items()}
 
 
 def revive(data: dict[str, Any]) -> Curve:
@@ -166,10 +157,3 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_numbers(v) for v in value]
     return math.nan if value is None else value
-
-
-def _plain(value: Any) -> Any:
-    """Replace what JSON cannot say."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

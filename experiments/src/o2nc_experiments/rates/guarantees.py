@@ -14,7 +14,7 @@ from o2nc import problems
 from o2nc.problems import Additive, Oracle, Washboard
 from o2nc.theory.adaptive import adaptive_plan
 from o2nc_experiments.batch import Adaptive, Algorithm2, run_algorithm_2
-from o2nc_experiments.pool import Progress
+from o2nc_experiments.pool import Progress, ignore
 from o2nc_experiments.verify.energy import best_energy, energy_bound
 
 C = 1.0
@@ -78,7 +78,7 @@ class Guarantee:
         return self.slack >= 1
 
 
-def measure(case: Case, seeds: Sequence[int], progress: Progress | None = None) -> list[Guarantee]:
+def measure(case: Case, seeds: Sequence[int], progress: Progress = ignore) -> list[Guarantee]:
     """Run all arms of a case: those of `OGD` together, then the adaptive learner."""
     oracle, n = case.oracle, case.steps
     gap, lipschitz, noise = oracle.problem.gap, oracle.problem.lipschitz, oracle.noise

@@ -19,7 +19,7 @@ from torch import Tensor
 from o2nc import theory
 from o2nc.problems import Chain, ZeroChainOracle, hard_instance
 from o2nc_experiments.batch import Algorithm2, run_algorithm_2
-from o2nc_experiments.pool import Progress
+from o2nc_experiments.pool import Progress, ignore
 
 EPSILONS = (0.05, 0.03, 0.02)
 CONSTANTS = {"c": 1.0, "gap": 400.0, "lipschitz": 10.0}
@@ -54,7 +54,7 @@ def _oracle(eps: float) -> ZeroChainOracle:
     return hard_instance(eps, gap=CONSTANTS["gap"], smoothness=smoothness, noise=CONSTANTS["lipschitz"])
 
 
-def search(eps: float, seeds: Sequence[int], progress: Progress | None = None) -> list[ChainSearch]:
+def search(eps: float, seeds: Sequence[int], progress: Progress = ignore) -> list[ChainSearch]:
     """Run Algorithm 2 with many settings on the hard instance."""
     oracle = _oracle(eps)
     chain, p = cast(Chain, oracle.problem), oracle.probability

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import o2nc
 from o2nc.problems import Climber, Resonance
-from o2nc_experiments.pool import Progress
+from o2nc_experiments.pool import Progress, ignore
 
 BETA = 0.999  # of the certificate
 STEPS = 5000  # of a run; the second half is looked at
@@ -43,15 +43,13 @@ class Escape:
         return self.gradient + C * self.spread
 
 
-def escapes(name: str, seeds: Sequence[int], progress: Progress | None = None) -> list[Escape]:
+def escapes(name: str, seeds: Sequence[int], progress: Progress = ignore) -> list[Escape]:
     """Run one trap without scaling, once, and with scaling for every seed."""
+    return [_escape(name, seed, progress) for seed in (None, *seeds)]
+
+
+def _escape(name: str, seed: int | None, progress: Progress) -> Escape:
     problem, from_zero = TRAPS[name]
-    return [_escape(name, problem, from_zero, seed, progress) for seed in (None, *seeds)]
-
-
-def _escape(
-    name: str, problem: Resonance | Climber, from_zero: bool, seed: int | None, progress: Progress | None
-) -> Escape:
     x = problem.start()
     law = None if seed is None else o2nc.Exponential()
     momentum = problem.momentum if isinstance(problem, Resonance) else 0.9
@@ -70,8 +68,7 @@ def _escape(
         optimizer.step()
         if t > STEPS // 2 and t % 10 == 0:
             certificates.append(optimizer.certificate(C))
-    if progress is not None:
-        progress(STEPS)
+    progress(STEPS)
     change = problem.value(x).item() - before
     gradient, spread = fmean(c.gradient for c in certificates), fmean(c.spread for c in certificates)
     return Escape(name, law is not None, seed, gradient, spread, change)

@@ -5,15 +5,14 @@ for the worst case, or a mean over runs with its standard error. All of it goes 
 learners, the optimizers, the certificate, the plans and the problems: a wrong formula there makes a result wrong.
 
 * `reductions`: what a certificate says of gradients and Goldstein points
-* `random_scaling`: its identity
-* `spread`: the variance lemma
+* `lemmas`: random scaling, and the spread of the iterates
 * `regret`: Theorem OGD
 * `energy`: the energy theorem for any lr and β, and the output law; `adaptive`: the theorem without G and σ
 * `renewal`: other laws without weights
-* `convergence`, `lower_bound`: how fast, and how fast at best
-* `errata_runs`, `errata_formulas`, `errata_reductions`: what is printed and wrong, by what shows it
+* `convergence`: how fast, and how fast at best
+* `errata_runs`, `errata_formulas`: what is printed and wrong, shown by a run or at a point
 
-A `Check` (`check`) has a `Finding`, the two sides, and becomes a `Result`; `view` shows results.
+A `Check` (`check`) has a `Finding`, the two sides, and becomes a `Result`; `command` shows results.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,14 +24,11 @@ from o2nc_experiments.verify import (
     convergence,
     energy,
     errata_formulas,
-    errata_reductions,
     errata_runs,
-    lower_bound,
-    random_scaling,
+    lemmas,
     reductions,
     regret,
     renewal,
-    spread,
 )
 from o2nc_experiments.verify.check import Check, Result
 
@@ -42,13 +38,13 @@ _STATEMENTS = (
     reductions.criterion_smooth,
     reductions.criterion_second_order,
     reductions.goldstein,
-    random_scaling.exponential_scaling,
-    random_scaling.other_laws,
+    lemmas.exponential_scaling,
+    lemmas.other_laws,
     renewal.renewal_identity,
-    spread.variance_weights,
-    spread.variance_sharp,
+    lemmas.variance_weights,
+    lemmas.variance_sharp,
     energy.output_law_check,
-    spread.variance_output,
+    lemmas.variance_output,
     convergence.theorem_o2nc,
     convergence.conversion_sharp,
     regret.omd_one_step,
@@ -65,7 +61,7 @@ _STATEMENTS = (
     convergence.rate_smooth,
     convergence.rate_second_order,
     convergence.steps_for,
-    lower_bound.lower_bound,
+    convergence.lower_bound,
 )
 
 
@@ -73,7 +69,7 @@ def _checks_of(*modules: ModuleType) -> list[Check]:
     return [check for module in modules for check in vars(module).values() if isinstance(check, Check)]
 
 
-_ERRATA = sorted(_checks_of(errata_runs, errata_formulas, errata_reductions), key=lambda check: check.key)
+_ERRATA = sorted(_checks_of(errata_runs, errata_formulas), key=lambda check: check.key)
 
 
 def checks() -> list[Check]:
@@ -83,9 +79,6 @@ def checks() -> list[Check]:
 
 def select(keys: Sequence[str]) -> list[Check]:
     """Return the checks of these names, or all for none; a name may be the beginning of several.
-
-    Raises:
-        ValueError: there is no check of that name.
 
     Example:
         >>> [check.key for check in select(["criterion"])]
@@ -101,20 +94,11 @@ def select(keys: Sequence[str]) -> list[Check]:
 def run(
     selected: Sequence[Check],
     seed: int = 0,
-    progress: Callable[[Result], object] | None = None,
+    progress: Callable[[Result], object] = lambda result: None,
     *,
     scale: float = 1.0,
 ) -> list[Result]:
-    """Make the checks, one after the other.
-
-    Args:
-        selected: what to check, such as ``checks()``.
-        seed: of everything that is random.
-        progress: called with every result when it is there.
-        scale: by which samples, runs and searches are multiplied.
-
-    Returns:
-        The results, in the order given. They depend on the seed and the scale only, their ``seconds`` apart.
+    """Make the checks in this order, one after the other; results depend on seed and scale, their seconds apart.
 
     Example:
         >>> [found] = run(select(["erratum-o"]))
@@ -124,8 +108,7 @@ def run(
     results = []
     for check in selected:
         results.append(check.run(seed, scale))
-        if progress is not None:
-            progress(results[-1])
+        progress(results[-1])
     return results
 
 

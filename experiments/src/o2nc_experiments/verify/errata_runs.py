@@ -119,12 +119,7 @@ class Orthonormal:
         return {"count": 0}
 
     def update(
-        self,
-        deltas: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        lrs: list[float],
-        beta: float,
+        self, deltas: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], lrs: list[float], beta: float
     ) -> None:
         """Play the next unit vector."""
         deltas[0].zero_()
