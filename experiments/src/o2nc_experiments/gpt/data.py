@@ -84,7 +84,7 @@ def load(place: Path | None) -> Corpus:
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"--data {place} cannot be read: {error.strerror or error}") from None
+        raise DataError(f"--data {error.filename or place} cannot be read: {error.strerror or error}") from None
 
 
 def standard_library() -> Corpus:

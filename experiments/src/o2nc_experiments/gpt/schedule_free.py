@@ -8,6 +8,7 @@
 x is what is evaluated: `averaged`, as with o2nc's own optimizers.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,12 +41,13 @@ class ScheduleFreeAdamW(Optimizer):
         weight_decay: float = 0.0,
         r: float = 0.0,
     ) -> None:
-        allowed = {"lr": lr >= 0, "beta1": 0 <= beta1 <= 1, "beta2": 0 <= beta2 < 1, "eps": eps > 0}
-        allowed |= {"weight_decay": weight_decay >= 0, "r": r >= 0}
-        for name, is_allowed in allowed.items():
-            if not is_allowed:
-                raise ValueError(f"schedule-free: {name} is out of range")
         numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay, "r": r}
+        for name, value in numbers.items():
+            allowed, most = (
+                ("in [0, 1]", 1.0) if name.startswith("beta") else ("a finite number >= 0", sys.float_info.max)
+            )
+            if not 0 <= value <= most:
+                raise ValueError(f"{name} must be {allowed}, got {value!r}")
         super().__init__(params, {**numbers, "count": 0, "largest_lr": 0.0, "weight_sum": 0.0})
 
     @torch.no_grad()
