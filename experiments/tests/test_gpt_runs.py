@@ -180,8 +180,8 @@ def test_seeds_are_runs_of_their_own(trainer, tmp_path):
     assert set(by_seed[0]).isdisjoint(by_seed[1])
 
 
-def test_signals_wait_for_the_step_to_end():
-    stop = Stop()
+def test_signals_wait_for_the_step_to_end(trainer):
+    stop = Stop(trainer)
     with stop.listening():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
@@ -318,11 +318,24 @@ def test_refusals_are_one_line(arguments, code, said, ask, text, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_several_processes_are_refused(ask, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    code, _, err = ask()
+def test_a_batch_that_processes_cannot_share_is_refused(ask, text, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    code, _, err = ask("--data", text)
     assert code == 2
-    assert "without torchrun" in err
+    assert "--batch 1024 is 16 rows, which 3 processes cannot share" in err
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(made, text, tmp_path):
+    """Up to the order of sums: they share batches and the evaluation, and both know when to stop."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "o2nc_experiments.gpt", "--data", text, "--out", tmp_path, *KNOBS.split(), *CHOSEN]
+    done = subprocess.run([*command, "--tune", "7"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("6 runs of 112 steps in all") == 1
+    one, two = (Store(folder, {}).load().rows for folder in (made[0], tmp_path))
+    assert [row[:5] for row in one] == [row[:5] for row in two]
+    assert [row.loss for row in two] == pytest.approx([row.loss for row in one], rel=1e-4)
 
 
 def test_the_standard_library_is_text():

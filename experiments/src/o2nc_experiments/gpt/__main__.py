@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
+from o2nc_experiments.cifar10.processes import find_world
 from o2nc_experiments.gpt import arms, results
 from o2nc_experiments.gpt.experiment import TERMINATED, Watch
 from o2nc_experiments.gpt.options import Options
@@ -30,13 +31,16 @@ def main() -> None:
             parser.add_argument(name, type=KINDS.get(field.name, int), default=field.default)
     given = vars(parser.parse_args())
     options = Options(**given | {"arm": tuple(given["arm"] or ())})
+    first = find_world().rank == 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        found, goal, record = conduct(options, lambda text: print(text, flush=True), _unwatched)
+        found, goal, record = conduct(options, lambda text: first and print(text, flush=True), _unwatched)
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command goes on")
     except (OSError, ValueError) as error:
         sys.exit(str(error))
+    if not first:
+        return
     lines = results.make_lines(goal, found.rows)
     tables = [results.grids(goal, found.rows), results.losses(goal, lines), results.paired(goal, lines)]
     for table in [*tables, results.costs(found.costs) if found.costs else None]:

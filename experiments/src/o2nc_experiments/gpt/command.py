@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from o2nc_experiments import figures, page
+from o2nc_experiments.cifar10.processes import find_world
 from o2nc_experiments.console import make_console, print_files, print_plain, progress_bar, refusals, uninterrupted
 from o2nc_experiments.gpt import results, view
 from o2nc_experiments.gpt.experiment import Watch
@@ -25,18 +26,20 @@ def show(given: Options) -> None:
         OSError: data or folder cannot be used; the text says why.
         typer.BadParameter: an option cannot be used.
     """
-    console = make_console(given.quiet)
+    first = find_world().rank == 0
+    console = make_console(given.quiet or not first)
     before = _written(given.out)
     try:
         with refusals():
             found, goal, record = conduct(given, lambda text: print_plain(console, text), lambda n: _bar(console, n))
     except (KeyboardInterrupt, SystemExit):
-        if _written(given.out) != before:  # runs were finished
+        if first and _written(given.out) != before:  # runs were finished
             with uninterrupted():
                 page.write([given.out / NAME], given.out / page.NAME)
         raise
-    print_results(console, found, goal, record)
-    print_files(console, write(given.out, found, goal, record))
+    if first:
+        print_results(console, found, goal, record)
+        print_files(console, write(given.out, found, goal, record))
 
 
 def print_results(console: Console, found: Found, goal: Goal, record: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from o2nc_experiments.gpt.arms import parse
-from o2nc_experiments.gpt.data import read
 from o2nc_experiments.gpt.optimizers import Means, make
 from o2nc_experiments.gpt.training import Trainer
 
@@ -18,8 +17,7 @@ WARM = 3
 def measure(trainer: Trainer) -> dict[str, float]:
     """Return milliseconds of every part of a step with AdamW, the optimizer's on gradients that stay as they are."""
     trainer.model.begin_(0)
-    begins = torch.arange(trainer.settings.rows, device=trainer.device)
-    batch = read(trainer.train_tokens, begins, trainer.settings.context)
+    batch = trainer.read(torch.arange(trainer.settings.rows, device=trainer.device))
     params = list(trainer.model.parameters())
     found = {"whole_backward": _time(trainer, lambda: trainer.backward(batch))}
     found["clipping"] = _time(trainer, lambda: clip_grad_norm_(params, trainer.settings.clip))

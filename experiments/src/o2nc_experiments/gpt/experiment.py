@@ -13,6 +13,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from o2nc_experiments.gpt.planning import Goal, Leg, Row, Run, runs, wanted
 from o2nc_experiments.gpt.store import Found, Point, Speed, Store, finite
 from o2nc_experiments.gpt.training import Progress, Trainer, Training
@@ -23,10 +25,15 @@ TERMINATED = 143
 
 
 class Stop:
-    """Ctrl-C and SIGTERM, answered between two steps: no state is half a step's."""
+    """Ctrl-C and SIGTERM, answered between two steps: no state is half a step's.
 
-    def __init__(self) -> None:
+    Args:
+        trainer: of several processes all stop at the same step, one of those after which they report.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
         self.asked: BaseException | None = None
+        self.world, self.device = trainer.world, trainer.device
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -48,8 +55,15 @@ class Stop:
 
     def check(self) -> None:
         """Raise what was asked for."""
-        if self.asked is not None:
+        if self.asked is not None and self.world.size == 1:
             raise self.asked
+
+    def check_together(self) -> None:
+        """Raise what any of several processes was asked for."""
+        if self.world.size > 1:
+            asked = torch.tensor(float(self.asked is not None), device=self.device)
+            if self.world.sum_(asked).item():
+                raise self.asked or KeyboardInterrupt
 
 
 Watch = Callable[[Run, int, Progress | None], object]  # the run, how many steps were made since, what is known
@@ -161,6 +175,7 @@ class Execution:
         if perf_counter() - self.saved >= self.save_every:
             self.keep(self.state())
             self.saved = self.clock = perf_counter()
+        self.stop.check_together()
         return known.loss
 
     def _lap(self) -> None:
@@ -188,7 +203,7 @@ def carry_out(
     save_every: float,
 ) -> None:
     """Make all runs that are still needed, and add what they find; interrupted, the one under way is kept."""
-    stop = Stop()
+    stop = Stop(trainer)
     with stop.listening():
         while legs := wanted(goal, found.rows):
             run = runs(legs)[0]

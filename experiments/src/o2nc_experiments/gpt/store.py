@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from o2nc_experiments import record
+from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.gpt.planning import Goal, Row, Run
 
 NAME, UNFINISHED = "gpt.json", "unfinished.pt"
@@ -88,17 +89,25 @@ class Store:
     Args:
         folder: made if missing.
         common: what all runs of the folder share.
+        world: of several processes only the first reads and writes.
     """
 
-    def __init__(self, folder: Path, common: dict[str, Any]) -> None:
-        self.folder, self.common = folder, json.loads(json.dumps(common))
+    def __init__(self, folder: Path, common: dict[str, Any], world: World = World()) -> None:
+        self.folder, self.common, self.world = folder, json.loads(json.dumps(common)), world
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out; OSError if one is at work here, or the folder cannot be written."""
+        """Keep other studies out; OSError if one is at work here, or the folder cannot be written."""
+        lock = filelock.FileLock(self.folder / "lock", timeout=0)
+        self.world.on_first(lambda: self._acquire(lock))
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _acquire(self, lock: filelock.BaseFileLock) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(self.folder / "lock", timeout=0)
             lock.acquire()
         except filelock.Timeout:
             raise OSError(f"{self.folder}: another process is at work in this folder; choose another --out") from None
@@ -106,13 +115,12 @@ class Store:
             raise OSError(
                 f"{self.folder} cannot be written: {error.strerror or error}; choose another --out"
             ) from None
-        try:
-            yield
-        finally:
-            lock.release()
 
     def load(self) -> Found:
         """Return the results that are there; OSError if they are damaged or those of other settings."""
+        return self.world.on_first(self._load)
+
+    def _load(self) -> Found:
         path = self.folder / NAME
         if not path.exists():
             return Found()
@@ -131,11 +139,14 @@ class Store:
         """Write the results, and return the record."""
         asked = asdict(goal) | {"arms": [arm.name for arm in goal.arms]}
         parts = {"circumstances": about, "settings": self.common, "goal": asked, "complete": complete}
-        record.write(self.folder / NAME, parts | found.to_record())
+        if self.world.rank == 0:
+            record.write(self.folder / NAME, parts | found.to_record())
         return parts | found.to_record()
 
     def keep(self, run: Run, state: dict[str, Any]) -> None:
         """Write the state of a run that is not finished."""
+        if self.world.rank:
+            return
         contents = io.BytesIO()
         plain = tree_map_only(Tensor, Tensor.cpu, state)
         torch.save({"run": identity(run), "settings": self.common, **plain}, contents)
@@ -143,6 +154,9 @@ class Store:
 
     def kept(self, run: Run) -> dict[str, Any] | None:
         """Return the state of this run, None if there is none; what cannot be read is as good as none."""
+        return self.world.on_first(lambda: self._kept(run))
+
+    def _kept(self, run: Run) -> dict[str, Any] | None:
         try:
             state = torch.load(self.folder / UNFINISHED, map_location="cpu", weights_only=True)
             alike = (state["run"], state["settings"]) == (identity(run), self.common)
@@ -152,7 +166,7 @@ class Store:
 
     def forget(self) -> None:
         """Take the unfinished run away."""
-        with suppress(OSError):
+        with suppress(OSError):  # there may be none
             (self.folder / UNFINISHED).unlink()
 
 

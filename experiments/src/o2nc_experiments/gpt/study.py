@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from o2nc_experiments import record
+from o2nc_experiments.cifar10.processes import find_world, process_group
 from o2nc_experiments.gpt import costs, data
 from o2nc_experiments.gpt.arms import Arm
 from o2nc_experiments.gpt.experiment import Watch, carry_out
@@ -26,11 +27,11 @@ NARROW = (
 )
 
 
-def conduct(
-    given: Options,
-    say: Callable[[str], object],
-    watching: Callable[[int], AbstractContextManager[Watch]],
-) -> tuple[Found, Goal, dict[str, Any]]:
+Say = Callable[[str], object]
+Watching = Callable[[int], AbstractContextManager[Watch]]
+
+
+def conduct(given: Options, say: Say, watching: Watching) -> tuple[Found, Goal, dict[str, Any]]:
     """Make the runs that are not there yet; return results, goal and record, of an interrupted study what there is.
 
     Args:
@@ -42,40 +43,52 @@ def conduct(
         ValueError: an option cannot be used; the text says why.
         OSError: data or folder cannot be used; likewise.
     """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ValueError("o2nc gpt trains in one process, on one device: start it without torchrun")
-    device = record.find_device(given.device)
+    world, device = find_world(), record.find_device(given.device)
+    if world.size > 1 and device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     settings, goal = given.settings(device.type), given.goal(device.type)
+    if settings.rows % world.size:
+        raise ValueError(
+            f"--batch {settings.batch} is {settings.rows} rows, which {world.size} processes cannot share"
+        )
     for arm in goal.arms:
         check(arm, device)
     corpus = data.load(given.data)
     corpus.check(settings.context)
-    with one_thread(device, settings.width):
-        trainer = Trainer(corpus, settings, device)
-        common = asdict(settings) | {"parameters": trainer.parameters, "data": corpus.name, "digest": corpus.digest}
-        store = Store(given.out, common | {"vocabulary": corpus.vocabulary})
-        about = record.circumstances(given.command, seeds=list(goal.seeds), **record.describe(device))
-        about |= {"peak_tokens_per_second": trainer.peak, "evaluated_tokens": trainer.evaluated}
-        with store.locked():
-            found = store.load()
-            legs = wanted(goal, found.rows)
-            planned = runs(legs)
-            say(opening(planned, found, about, trainer, corpus))
-            if legs:
-                about["warm_up_seconds"] = round(trainer.warm_up(), 1)
-                if given.costs and not found.costs:
-                    found.costs = costs.measure(trainer)
+    with one_thread(device, settings.width), process_group(device):
+        return _make_runs(given, goal, Trainer(corpus, settings, device, world), corpus, say, watching)
 
-            def save() -> dict[str, Any]:
-                return store.save(found, about, goal, complete=not wanted(goal, found.rows))
 
-            def finished(rows: Sequence[Row]) -> None:
-                save()
-                say(run_line(rows, found.speeds[-1], settings.batch))
+def _make_runs(
+    given: Options, goal: Goal, trainer: Trainer, corpus: data.Corpus, say: Say, watching: Watching
+) -> tuple[Found, Goal, dict[str, Any]]:
+    """Make the runs; the trainer is let go before its process group is."""
+    settings, device, world = trainer.settings, trainer.device, trainer.world
+    common = asdict(settings) | {"parameters": trainer.parameters, "data": corpus.name, "digest": corpus.digest}
+    store = Store(given.out, common | {"vocabulary": corpus.vocabulary}, world)
+    about = record.circumstances(given.command, seeds=list(goal.seeds), **record.describe(device))
+    about |= {"processes": world.size, "evaluated_tokens": trainer.evaluated}
+    about["peak_tokens_per_second"] = trainer.peak
+    with store.locked():
+        found = store.load()
+        legs = wanted(goal, found.rows)
+        planned = runs(legs)
+        say(opening(planned, found, about, trainer, corpus))
+        if legs:
+            about["warm_up_seconds"] = round(trainer.warm_up(), 1)
+            if given.costs and not found.costs:
+                found.costs = costs.measure(trainer)
 
-            with watching(sum(run.steps for run in planned)) as watch:
-                carry_out(goal, found, trainer, store, watch=watch, on_run=finished, save_every=given.save_every)
-            return found, goal, save()
+        def save() -> dict[str, Any]:
+            return store.save(found, about, goal, complete=not wanted(goal, found.rows))
+
+        def finished(rows: Sequence[Row]) -> None:
+            save()
+            say(run_line(rows, found.speeds[-1], settings.batch))
+
+        with watching(sum(run.steps for run in planned)) as watch:
+            carry_out(goal, found, trainer, store, watch=watch, on_run=finished, save_every=given.save_every)
+        return found, goal, save()
 
 
 def check(arm: Arm, device: torch.device) -> None:

@@ -5,7 +5,7 @@ are on the device; the host waits for it only where a number is written down.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from time import perf_counter
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._pytree import tree_map_only
 
+from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.gpt.arms import LAST, OWN, Arm
 from o2nc_experiments.gpt.data import Corpus, beginnings, read, to_device
 from o2nc_experiments.gpt.model import GPT
@@ -32,13 +33,20 @@ class Trainer:
         corpus: tokens.
         settings: sizes.
         device: where to train: in bfloat16 and compiled on a GPU, in float32 on a CPU.
+        world: the processes that share every batch.
         compiled: whether to compile; None does so on a GPU.
     """
 
     def __init__(
-        self, corpus: Corpus, settings: Settings, device: torch.device, *, compiled: bool | None = None
+        self,
+        corpus: Corpus,
+        settings: Settings,
+        device: torch.device,
+        world: World = World(),
+        *,
+        compiled: bool | None = None,
     ) -> None:
-        self.settings, self.device = settings, device
+        self.settings, self.device, self.world = settings, device, world
         sizes = (settings.layers, settings.width, settings.heads, settings.context, corpus.vocabulary)
         self.model = GPT(*sizes).to(device)
         self.train_tokens, held_out = (to_device(tokens, device) for tokens in (corpus.train, corpus.held_out))
@@ -46,19 +54,18 @@ class Trainer:
         begins = torch.arange(pieces, device=device) * settings.context
         batches = begins.split(settings.rows)
         whole = [part for part in batches if len(part) == settings.rows] or list(batches)  # one shape for all
-        self.held_out = [read(held_out, part, settings.context) for part in whole]
-        compiled = device.type == "cuda" if compiled is None else compiled
-        self.loss: Callable[[Tensor], Tensor] = torch.compile(self.model, dynamic=False) if compiled else self.model
+        self.evaluated = sum(part.numel() for part in whole) * settings.context
+        self.held_out = [read(held_out, part, settings.context) for part in whole[world.rank :: world.size]]
+        first, size = world.share(settings.rows)
+        self.mine = slice(first, first + size)  # of the rows of a batch
+        if device.type == "cuda" if compiled is None else compiled:
+            self.model.compile(dynamic=False)
+        self.whole = world.wrap(self.model)
 
     @property
     def parameters(self) -> int:
         """How many there are."""
         return sum(p.numel() for p in self.model.parameters())
-
-    @property
-    def evaluated(self) -> int:
-        """On how many tokens the model is evaluated."""
-        return sum(batch[:, 1:].numel() for batch in self.held_out)
 
     def autocast(self) -> Any:
         """Return the context that the model is evaluated in."""
@@ -68,17 +75,20 @@ class Trainer:
         """Compile, and return how many seconds that took."""
         begun = perf_counter()
         self.model.begin_(0)
-        begins = torch.zeros(self.settings.rows, dtype=torch.int64, device=self.device)
-        self.backward(read(self.train_tokens, begins, self.settings.context))
+        self.backward(self.read(torch.zeros(self.settings.rows, dtype=torch.int64, device=self.device)))
         self.model.zero_grad()
         self.evaluate()
         return perf_counter() - begun
+
+    def read(self, begins: Tensor) -> Tensor:
+        """Return this process's rows of the batch whose rows begin there."""
+        return read(self.train_tokens, begins[self.mine], self.settings.context)
 
     def backward(self, batch: Tensor) -> Tensor:
         """Make gradients, clipped, and return the loss; nothing waits for the device."""
         self.model.zero_grad()
         with self.autocast():
-            loss = self.loss(batch)
+            loss = self.whole(batch)
         loss.backward()
         clip_grad_norm_(self.model.parameters(), self.settings.clip)
         return loss.detach()
@@ -87,8 +97,9 @@ class Trainer:
     def evaluate(self) -> float:
         """Return the mean loss on what is held out."""
         with self.autocast():
-            losses = [self.loss(batch) for batch in self.held_out]
-        return float(torch.stack(losses).double().mean())
+            losses = [self.model(batch).double() * len(batch) for batch in self.held_out]
+        total = self.world.sum_(sum(losses, torch.zeros((), dtype=torch.float64, device=self.device)))
+        return float(total) * self.settings.context / self.evaluated
 
     @property
     def peak(self) -> float | None:
@@ -140,8 +151,7 @@ class Training:
     def advance(self, factor: float) -> None:
         """Make a step at this multiple of lr."""
         trainer = self.trainer
-        batch = read(trainer.train_tokens, self.begins[self.step], trainer.settings.context)
-        self.losses.append(trainer.backward(batch))
+        self.losses.append(trainer.backward(trainer.read(self.begins[self.step])))
         self.means.add_()
         for optimizer, base in zip(self.optimizers, self.base, strict=True):
             for group, lr in zip(optimizer.param_groups, base, strict=True):
@@ -151,7 +161,8 @@ class Training:
 
     def report(self) -> Progress:
         """Wait for the device, and return what is known."""
-        loss = float(torch.stack(self.losses).double().mean()) if self.losses else math.nan
+        world = self.trainer.world
+        loss = float(world.sum_(torch.stack(self.losses).double().mean())) / world.size if self.losses else math.nan
         self.losses = []
         known = certificate(self.optimizers) if self.own else None
         return Progress(self.step, loss, known)
