@@ -183,8 +183,8 @@ class Execution:
         self.spent, self.clock = self.spent + now - self.clock, now
 
     def _evaluate(self, leg: Leg) -> None:
-        known = self.training.report().certificate if self.training.own else None
-        parts = [None if known is None else finite(part) for part in (known or (0, 0, 0))[:2]]
+        known = self.training.certificate()
+        parts = (None, None) if known is None else (finite(known.gradient), finite(known.spread))
         for weights in leg.arm.weights:
             loss = finite(self.training.evaluate(weights))
             self.rows.append(Row(*leg.key, weights, loss, *parts))

@@ -164,8 +164,11 @@ class Training:
         world = self.trainer.world
         loss = float(world.sum_(torch.stack(self.losses).double().mean())) / world.size if self.losses else math.nan
         self.losses = []
-        known = certificate(self.optimizers) if self.own else None
-        return Progress(self.step, loss, known)
+        return Progress(self.step, loss, self.certificate())
+
+    def certificate(self) -> Certificate | None:
+        """Return what the optimizer's own averages say, None where there are none."""
+        return certificate(self.optimizers) if self.own else None
 
     @contextmanager
     def put(self, weights: str) -> Iterator[None]:
