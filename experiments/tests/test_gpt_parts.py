@@ -260,6 +260,9 @@ def test_texts_of_a_folder_are_held_out_whole(tmp_path):
     assert [len(part) for part in texts] == [38, 2]
     assert sorted(texts[0] + texts[1]) == sorted((f"text {i:02}, " * 3).encode() for i in range(40))
     assert data.load(tmp_path).digest == corpus.digest
+    (tmp_path / "long.txt").write_text("x" * 10_000)
+    corpus = data.load(tmp_path)
+    assert len(corpus.held_out) >= len(corpus.train) / 20  # files are not all alike
 
 
 def test_tokens_are_16_bit_numbers(tmp_path):

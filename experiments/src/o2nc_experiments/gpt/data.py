@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-HELD_OUT = 20  # one in so many files, or bytes
+HELD_OUT = 20  # at least one in so many bytes
 BYTES = 256
 ROUND = 64  # vocabularies are rounded up to a multiple: matrix products like it
 SAMPLE = 1 << 16  # bytes of a file that are looked at, for whether it is text
@@ -122,7 +122,9 @@ def _joined(root: Path, paths: Sequence[Path], name: str) -> Corpus:
         raise DataError(f"--data {root}: none of its {len(ordered)} files is a text in UTF-8 that is not empty")
     if len(texts) == 1:
         return Corpus(*_cut(np.frombuffer(texts[0], np.uint8)), BYTES, name, left_out)
-    held = max(1, len(texts) // HELD_OUT)
+    held = size = 0
+    while HELD_OUT * size < sum(map(len, texts)) and held < len(texts) - 1:
+        size, held = size + len(texts[held]), held + 1
     train, held_out = (
         np.frombuffer(b"".join(b"\0" + text for text in part), np.uint8) for part in (texts[held:], texts[:held])
     )
