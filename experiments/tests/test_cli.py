@@ -12,7 +12,7 @@ import pytest
 
 import o2nc
 
-COMMANDS = ["demo", "plan", "verify", "rates", "bench", "cifar10", "report"]
+COMMANDS = ["demo", "plan", "verify", "rates", "bench", "cifar10", "gpt", "report"]
 LONG = [name for name in COMMANDS if name not in ("plan", "report")]
 
 
@@ -49,7 +49,7 @@ def test_help_has_an_example_that_parses(name, pages):
 def test_experiments_share_their_options(name, pages):
     options = set(re.findall(r"--[\w-]+", pages[name]))
     assert {"--out", "--seed", "--quiet"} <= options
-    if name in ("bench", "cifar10"):
+    if name in ("bench", "cifar10", "gpt"):
         assert "--device" in options
 
 
