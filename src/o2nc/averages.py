@@ -47,8 +47,10 @@ FIELDS = {
     "joined": Field(Kind.NUMBER),  # since when the parameter is there, see `Weights.joined`
 }
 
-# of the weights, in every parameter group, the same in each; and how many averages there were
-COUNTERS = ("weight_sum", "weight_square_sum", "log_decay", "averaged")
+# of the weights, in every parameter group, the same in each; how many averages there were, and whether the output is
+# still to come: see `o2nc.scaling.Draw`
+COUNTERS = ("weight_sum", "weight_square_sum", "log_decay", "averaged", "pending")
+WHOLE = ("step", "averaged", "pending")  # those that are integers
 
 ALL_GONE = 1e3  # as a decay: nothing is left of e^{−1000} in float64
 _EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
@@ -77,6 +79,18 @@ class Weights(NamedTuple):
     def ess(self, joined: float) -> float:
         """Return the effective sample size 1/Σp² of a parameter that joined then."""
         return 1 / (self.concentration + math.exp(2 * (joined - self.log_decay)))
+
+
+def begin_counters() -> dict[str, Any]:
+    """Return the counters before the first average."""
+    return {key: 0 if key in WHOLE else 0.0 for key in COUNTERS}
+
+
+def check_output(value: Any, average: Any) -> None:
+    """Refuse ``value`` unless it is the name of a law of the output that goes with the window."""
+    checks.choice("output", value, ("uniform", "geometric"))
+    if value == "geometric" and average is not None and not isinstance(average, float):
+        raise ValueError(f'output="geometric" needs an average with a discount β in (0, 1), got average={average!r}')
 
 
 class Running(ABC):
@@ -249,7 +263,7 @@ def end(groups: list[dict[str, Any]], states: Iterable[dict[str, Any]]) -> None:
         for key in FIELDS:
             state.pop(key, None)
     for group in groups:
-        group.update(dict.fromkeys(COUNTERS, 0.0), averaged=0)
+        group.update(begin_counters())
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ import torch
 from o2nc import checks
 
 # what a seed is used for, each with random numbers of its own; 2 and 3 are CIFAR-10's images
-S, OUTPUT, ROUNDING = 0, 1, 4
+S, OUTPUT, ROUNDING, SETTLING = 0, 1, 4, 5
 _MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, SplitMix64's increment
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # and those of its output function
@@ -320,10 +320,11 @@ class Draw(NamedTuple):
     weight: float  # of x_t among the losses and averages
     progress_weight: float  # of ⟨g_t, Δ_t⟩
     dither: float  # u − ½, for the rounding of x̄
-    keeps_output: bool  # whether x̄_t takes the place of the kept output
+    renews: bool  # whether an output is drawn anew: a step t uniform over all so far
+    settles: bool  # whether one that was drawn and not taken yet is x̄_t, at t or a geometric time after it
 
 
-def draw(law: Law | None, seed: int, t: int, *, averaged: bool = True, count: int = 0) -> Draw:
+def draw(law: Law | None, seed: int, t: int, *, averaged: bool = True, count: int = 0, settling: float = 1.0) -> Draw:
     """Draw all random numbers of step t.
 
     Args:
@@ -332,13 +333,16 @@ def draw(law: Law | None, seed: int, t: int, *, averaged: bool = True, count: in
         t: the number of the step, >= 1.
         averaged: whether those of the averages are wanted.
         count: which of the averages this is that the output is drawn from; 0 for none.
+        settling: with which probability an output that was drawn is taken now.
     """
     s = None if law is None else law.sample(seed, t + 1)
     weight = relative_weight(law, seed, t)
     if not averaged:
-        return Draw(s, weight, 1.0, 0.0, False)
-    keeps = count > 0 and uniform(seed, count, stream=OUTPUT) * count < 1  # a reservoir of size one
-    return Draw(s, weight, progress_weight(law, seed, t), uniform(seed, t, stream=ROUNDING) - 0.5, keeps)
+        return Draw(s, weight, 1.0, 0.0, False, False)
+    renews = count > 0 and uniform(seed, count, stream=OUTPUT) * count < 1  # a reservoir of size one
+    settles = count > 0 and uniform(seed, count, stream=SETTLING) < settling
+    dither = uniform(seed, t, stream=ROUNDING) - 0.5
+    return Draw(s, weight, progress_weight(law, seed, t), dither, renews, settles)
 
 
 def relative_weight(law: Law | None, seed: int, step: int) -> float:

@@ -60,7 +60,7 @@ class Eager:
         else:
             n = t if step.block is not None else first["averaged"] + 1  # iterates, this one included
             count = step.block if step.block is not None else max(n - window.start, 1)  # of averages to draw from
-            drawn = draw(step.law, step.seed, t, count=count)
+            drawn = draw(step.law, step.seed, t, count=count, settling=step.settling)
             if step.between:  # the gradient is at a uniform point of the way: its identity needs no weight
                 drawn = drawn._replace(progress_weight=1.0)
             before = window.weights(first)
@@ -79,12 +79,13 @@ class Eager:
                 for state in part.states:
                     state["rate"] = rate
                     state["log_decay"] = after.log_decay
+            waits = drawn.renews or bool(first.get("pending"))  # for the average that the output is
             if step.block is None:  # else the step says it all
-                counters |= zip(COUNTERS, (*after, n), strict=True)
+                counters |= zip(COUNTERS, (*after, n, int(waits and not drawn.settles)), strict=True)
         for group in step.groups:
             group.update(counters)
         if window is not None and count:
-            _keep_output(step, t, after.log_decay, drawn)
+            _keep_output(step, t, after.log_decay, keeps=waits and drawn.settles)
 
     def _packing(self, part: Part, owner: dict[Tensor, Any]) -> "Packing":
         """Return the packing of these parameters, the one made before if it still holds."""
@@ -114,13 +115,13 @@ def _catch_up(params: list[Tensor], states: list[dict[str, Any]], log_decay: flo
 
 
 @torch.no_grad()
-def _keep_output(step: Step, t: int, log_decay: float, drawn: Draw) -> None:
-    """Keep this average in place of the kept one with probability 1/count: the output is uniform over all.
+def _keep_output(step: Step, t: int, log_decay: float, *, keeps: bool) -> None:
+    """Keep this average in place of the kept one if it is the output that was drawn.
 
     A parameter that came later keeps its first average, since until then it stood still.
     """
     known = {p: state for p, state in step.state.items() if "average" in state}
-    if drawn.keeps_output or step.block:
+    if keeps or step.block:
         _catch_up(list(known), list(known.values()), log_decay, step.seed, t)
     for state in known.values():
         if "output" not in state:
@@ -130,7 +131,7 @@ def _keep_output(step: Step, t: int, log_decay: float, drawn: Draw) -> None:
             state["block_gradient_squared"] = norm.square()
             state["block_spread"] = state["spread"].clone()
             state["block_average"] = state["average"].clone()
-    if drawn.keeps_output and known:
+    if keeps and known:
         foreach_copy_([s["output"] for s in known.values()], [s["average"] for s in known.values()])
 
 

@@ -351,18 +351,23 @@ class CertifiedOptimizer(Optimizer):
                     restore.callback(p.detach().copy_, former)
 
     def output(self) -> list[Tensor]:
-        """Return x̄_n for a uniformly drawn n: the output that the theorems speak of.
+        """Return x̄_n for an n that was drawn: the output that the theorems speak of.
+
+        n is uniform over all steps so far, or as ``output`` said when the optimizer was made.
 
         Returns:
             A copy for every parameter, in the order of the parameter groups; a parameter that never had a
             gradient is returned as it stands.
         """
         with self._local():
-            self._averages("output()", "output")
+            _, params, states = self._averages("output()", "output")
+            late = bool(int(self._groups[0].get("pending", 0)))  # it is the average of now
+            if late:
+                self._catch_up(params, states)
         self._wait()
         result = []
         for p in self._listed:
-            kept = self.state.get(p, {}).get("output")
+            kept = self.state.get(p, {}).get("average" if late else "output")
             if kept is None:
                 result.append(p.detach().clone())
                 continue

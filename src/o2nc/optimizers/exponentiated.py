@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from o2nc import averages, checks
-from o2nc.averages import Average, Coupling, Discount, check_average
+from o2nc.averages import Average, Coupling, Discount, check_average, check_output
 from o2nc.learners import Learner, is_elementwise
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
@@ -50,6 +50,8 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         weight_decay: λ >= 0, decoupled as in AdamW: Δ becomes Δ − lr·λx, with the group's lr, and gradients stay
             those of F. The lr of `ScaleFree` is smaller than Adam's; its λ is to be as much larger.
         maximize: maximise F, instead of minimise.
+        output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
+            of mean β/(1 − β), cut off at the end, for which more is proved (docs/paper.md).
 
     Example:
         >>> import torch, o2nc
@@ -64,7 +66,16 @@ class ExponentiatedO2NC(CertifiedOptimizer):
     """
 
     foreign: ClassVar[frozenset[str]] = FOREIGN - {"weight_decay", "maximize"}
-    shared: ClassVar[tuple[str, ...]] = ("learner", "beta", "scaling", "seed", "average", "maximize", *COUNTERS)
+    shared: ClassVar[tuple[str, ...]] = (
+        "learner",
+        "beta",
+        "scaling",
+        "seed",
+        "average",
+        "maximize",
+        "output",
+        *COUNTERS,
+    )
     needed: ClassVar[tuple[str, ...]] = ("lr", "learner", "beta")
     advice = "average=False: leave that at True when you construct it"
 
@@ -80,6 +91,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         fused: bool | None = None,
         weight_decay: float = 0.0,
         maximize: bool = False,
+        output: str = "uniform",
     ) -> None:
         check_learner(learner)
         checks.non_negative("weight_decay", weight_decay)
@@ -90,6 +102,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         if isinstance(average, bool):
             average = beta if average else None
         average = check_average(average)
+        check_output(output, average)
         if fused is not None:
             checks.flag("fused", fused)
         defaults = {
@@ -101,9 +114,9 @@ class ExponentiatedO2NC(CertifiedOptimizer):
             "average": average,
             "weight_decay": weight_decay,
             "maximize": maximize,
-            **dict.fromkeys(COUNTERS, 0.0),
+            "output": output,
+            **averages.begin_counters(),
             "step": 0,
-            "averaged": 0,
             "fused": fused,
         }
         super().__init__(params, defaults)
@@ -130,6 +143,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
             getattr(self, "found_inf", None),
             getattr(self, "grad_scale", None),
             fused,
+            settling=1 - average if groups[0]["output"] == "geometric" and average is not None else 1.0,
         )
 
 

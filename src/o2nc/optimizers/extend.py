@@ -195,7 +195,7 @@ def check_extension(
     checks.integer("seed", seed, 0)
     checks.flag("certificate", certificate)
     checks.flag("progress", progress)
-    values = (scaling, int(seed), average, certificate, progress, 0, 0.0, 0.0, 0.0, 0)
+    values = (scaling, int(seed), average, certificate, progress, 0, *averages.begin_counters().values())
     return dict(zip(Extended.shared, values, strict=True))
 
 

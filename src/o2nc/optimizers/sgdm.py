@@ -16,7 +16,7 @@ from torch.optim import SGD
 from torch.optim.optimizer import ParamsT
 
 from o2nc import averages, checks
-from o2nc.averages import Average, Coupling, Discount, check_average
+from o2nc.averages import Average, Coupling, Discount, check_average, check_output
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
 from o2nc.state import Field, Fields, Kind
@@ -63,7 +63,7 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
     """
 
     needed: ClassVar[tuple[str, ...]] = ("lr", "momentum", "dampening", "weight_decay")
-    shared: ClassVar[tuple[str, ...]] = ("scaling", "seed", "average", *COUNTERS)
+    shared: ClassVar[tuple[str, ...]] = ("scaling", "seed", "average", "output", *COUNTERS)
     has_other_fused = True
 
     def __init__(
@@ -82,10 +82,12 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
         scaling: Law | None = Exponential(),
         seed: int = 0,
         average: Average = None,
+        output: str = "uniform",
     ) -> None:
         check_law(scaling)
         checks.integer("seed", seed, 0)
         average = check_average(average)
+        check_output(output, average)
         if not isinstance(lr, Tensor):
             checks.number("lr", lr, "a finite number >= 0", lambda v: True)  # torch refuses negative ones
         for name, value in (("momentum", momentum), ("dampening", dampening), ("weight_decay", weight_decay)):
@@ -103,7 +105,8 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._share(dict(zip(self.shared, (scaling, int(seed), average, 0, 0.0, 0.0, 0.0, 0), strict=True)))
+        own = {"scaling": scaling, "seed": int(seed), "average": average, "output": output, "step": 0}
+        self._share(own | averages.begin_counters())
         self._refuse_partial()
 
     @property
@@ -129,6 +132,7 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
             getattr(self, "found_inf", None),
             getattr(self, "grad_scale", None),
             fused,
+            settling=1 - average if groups[0]["output"] == "geometric" and average is not None else 1.0,
         )
 
 

@@ -112,7 +112,7 @@ def plain(
     entries = [(k, key) for k, state in states.items() for key in numbers if key in state and "fresh" in state]
     found = as_numbers([group[key] for key in keys] + [states[k][key] for k, key in entries])
     counters = dict(zip(keys, found, strict=False))
-    counters |= {key: int(counters[key]) for key in ("step", "averaged") if key in counters}
+    counters |= {key: int(counters[key]) for key in averages.WHOLE if key in counters}
     read: dict[Any, dict[str, Any]] = {}
     for (k, key), number in zip(entries, found[len(keys) :], strict=True):
         counts = key in fields and fields[key].kind is Kind.COUNT
@@ -233,7 +233,7 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
     own = {key: optimizer.param_groups[0][key] for key in shared}
     # a checkpoint without counters, as torch's own, begins anew
     counters = {optimizer.names.get(key, key): key for key in COUNTERS}
-    begin = own | {name: 0 if key in ("step", "averaged") else 0.0 for name, key in counters.items() if name in own}
+    begin = own | {name: 0 if key in averages.WHOLE else 0.0 for name, key in counters.items() if name in own}
     groups = [begin | {k: decode(k, v, own[k]) if k in own else v for k, v in _known(group)} for group in saved]
     for group, theirs in zip(groups, saved, strict=True):
         if "averaged" in own and "averaged" not in theirs and group["weight_sum"]:  # of 0.1.0's first checkpoints
@@ -283,7 +283,7 @@ def _check(group: dict[str, Any], shared: tuple[str, ...], names: dict[str, str]
         checks.non_negative("lr", group.get("lr", 0.0))
     for name in shared:
         key, value = names.get(name, name), group[name]
-        if key in ("seed", "step", "averaged"):
+        if key in ("seed", *averages.WHOLE):
             checks.integer(key, int(value) if isinstance(value, Tensor) else value, 0)
         elif key in ("weight_sum", "weight_square_sum", "log_decay"):
             checks.non_negative(key, float(value))
@@ -293,6 +293,8 @@ def _check(group: dict[str, Any], shared: tuple[str, ...], names: dict[str, str]
             checks.fraction(key, value)
         elif key == "average":
             averages.check_average(value)
+        elif key == "output":
+            averages.check_output(value, group["average"])
         elif key == "period":
             checks.integer(key, value, 1)
 

@@ -154,7 +154,7 @@ class Engine:
 
 def _structure(step: Step) -> list[Any]:
     """Return what must stay as it is for tables to hold, beside tensors."""
-    return [step.law, step.seed, step.window, *map(step.rule.structure, step.groups)]
+    return [step.law, step.seed, step.window, step.settling, *map(step.rule.structure, step.groups)]
 
 
 def _on(device: torch.device) -> Any:

@@ -25,9 +25,9 @@ S, GAMMA, WEIGHT, RELATIVE, KEEP, GO, BEFORE, AFTER, JOINING, DITHER = (tl.const
 NOW = 10
 ALL_GONE = tl.constexpr(averages.ALL_GONE)
 EXPONENT = tl.constexpr(0x7F800000)  # the bits of a float32 that say in which power of two it lies
-# entries of `constants`: of the window a discount, or else a power and a start; the law's mean and two parameters;
-# then the rule's
-DISCOUNT, POWER, START, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(7))
+# entries of `constants`: of the window a discount, or else a power and a start; how soon an output is taken; the
+# law's mean and two parameters; then the rule's
+DISCOUNT, POWER, START, SETTLING, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(8))
 # numbers of a parameter group: the sign of the gradient, coupled weight decay, lr, and four of the rule's
 SIGN, COUPLED, LR = (tl.constexpr(i) for i in range(3))
 NUMBERS = tl.constexpr(7)
@@ -103,8 +103,8 @@ def fold(partial, chunks, low, high, WIDTH: tl.constexpr):
 
 @triton.jit
 def open_kernel(
-    step, weight_sum, weight_square_sum, log_decay, averaged, keys, constants, now, gradients, numbers, group_of,
-    state_numbers, coefficients, totals, scaler, n,
+    step, weight_sum, weight_square_sum, log_decay, averaged, pending, keys, constants, now, gradients, numbers,
+    group_of, state_numbers, coefficients, totals, scaler, n,
     SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, WEIGHTED: tl.constexpr, ESTIMATES: tl.constexpr,
     AVERAGED: tl.constexpr, SCALED_LOSS: tl.constexpr, TICK: tl.constexpr, SETTLE: tl.constexpr, GATHER: tl.constexpr,
     JOINT: tl.constexpr, SUMS: tl.constexpr, CONSTANTS: tl.constexpr, COEFFICIENTS: tl.constexpr,
@@ -147,7 +147,11 @@ def open_kernel(
             joining = after + 0.5 * tl.log(tl.where(missed > 0, missed, 1.0))
             joining = tl.where(missed > 0, joining, float("-inf"))
             chances = tl.maximum(passed + 1, 1.0)
-            keep = tl.where(uniform(tl.load(keys + 1), chances.to(tl.int64)) * chances < 1, 1.0, 0.0)
+            renews = uniform(tl.load(keys + 1), chances.to(tl.int64)) * chances < 1
+            waits = tl.where(renews, 1, tl.load(pending))
+            settles = uniform(tl.load(keys + 3), chances.to(tl.int64)) < tl.load(constants + SETTLING)
+            keep = tl.where(settles, waits, 0).to(tl.float64)
+            tl.store(pending, tl.where(settles, 0, waits), mask=go != 0)
             tl.store(now + GAMMA, relative / total)
             tl.store(now + BEFORE, before)
             tl.store(now + AFTER, after)

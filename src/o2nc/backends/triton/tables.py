@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages import FIELDS, on_host
+from o2nc.averages import FIELDS, WHOLE, on_host
 from o2nc.backends.triton import kernels
 from o2nc.backends.triton.engine import OtherDtype
 from o2nc.backends.triton.launches import Sequence as LaunchSequence
@@ -20,7 +20,7 @@ from o2nc.backends.triton.laws import DeviceWindow, device_law, device_window
 from o2nc.backends.triton.rules import device_rule
 from o2nc.backends.triton.slots import Row
 from o2nc.backends.triton.uploads import Uploads
-from o2nc.scaling import OUTPUT, ROUNDING, S, seed_key
+from o2nc.scaling import OUTPUT, ROUNDING, SETTLING, S, seed_key
 from o2nc.step import Step
 from o2nc.torch_support.private import same_pointers
 from o2nc.vector import DECAYED, wide
@@ -45,11 +45,12 @@ class Counters(NamedTuple):
     weight_square_sum: Tensor
     log_decay: Tensor
     averaged: Tensor
+    pending: Tensor
 
     @classmethod
     def on(cls, device: torch.device, values: Sequence[Any]) -> "Counters":
         """Bring numbers or tensors to a device; tensors that are there already stay the same."""
-        dtypes = (torch.int64, torch.float64, torch.float64, torch.float64, torch.int64)
+        dtypes = [torch.int64 if name in WHOLE else torch.float64 for name in cls._fields]
         return cls(*(torch.as_tensor(v, dtype=d, device=device) for v, d in zip(values, dtypes, strict=True)))
 
 
@@ -166,10 +167,10 @@ class Tables:
                     table[column, t] = row.state[key].data_ptr()
         self.addresses = torch.from_numpy(table).to(device)
         self.x_addresses = [p.data_ptr() for p in self.params]
-        constants = [*window, self.law.mean, self.law.a, self.law.b, *self.rule.constants]
+        constants = [*window, step.settling, self.law.mean, self.law.a, self.law.b, *self.rule.constants]
         constants.append(0.0)  # one is read even of a rule that has none
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
-        hashes = [seed_key(self.seed, stream) for stream in (S, OUTPUT, ROUNDING)]
+        hashes = [seed_key(self.seed, stream) for stream in (S, OUTPUT, ROUNDING, SETTLING)]
         signed = [key - (1 << 64) if key >> 63 else key for key in hashes]
         self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
         self.now = torch.zeros(kernels.NOW, dtype=torch.float64, device=device)
