@@ -18,7 +18,7 @@ def plans(*lengths):
     return [theory.plan(n, 2.0, **known, constants=k) for n in lengths for k in ("sharp", "paper")]
 
 
-def alone(optimizer, x, steps, c, every=1, first=1):
+def alone(optimizer, x, steps, c, every=1, weights=None):
     """Means over the run and the last value, from the optimizer's own certificates."""
     sums, looks, count = torch.zeros(2, dtype=torch.float64), [], 0
     for t in range(1, steps + 1):
@@ -26,7 +26,8 @@ def alone(optimizer, x, steps, c, every=1, first=1):
         optimizer.step()
         if t % every == 0:
             certificate = optimizer.certificate(c)
-            sums += torch.tensor([certificate.gradient, certificate.spread], dtype=torch.float64)
+            share = 1.0 if weights is None else steps * weights[t - 1]
+            sums += share * torch.tensor([certificate.gradient, certificate.spread], dtype=torch.float64)
             count += 1
         if t % 8 == 0 and every == 1:
             with optimizer.averaged():
@@ -53,7 +54,8 @@ def test_rows_are_runs_of_algorithm_2():
         x = WELL.start()
         learner = o2nc.learners.OGD(lr=run.lr, decay=run.decay)
         optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=run.beta, scaling=run.scaling, seed=run.seed)
-        assert_same(outcome, alone(optimizer, x, run.steps, run.c))
+        weights = theory.output_weights(run.steps, run.beta, run.output)
+        assert_same(outcome, alone(optimizer, x, run.steps, run.c, weights=weights))
 
 
 def test_rows_are_runs_of_algorithm_1():

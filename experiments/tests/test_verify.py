@@ -102,7 +102,7 @@ BREAKS = {
     "omd-one-step": growth_times(0.9),
     "theorem-ogd-1": growth_times(0.9),
     "theorem-ogd-2": growth_times(0.0),
-    "theorem-sgdm": without("_sharp_terms", "regret"),
+    "theorem-sgdm": without("_energy_terms", "energy"),
     "sgdm-map": property_of_plan("momentum", lambda self: self.beta),
     "rate-nonsmooth": property_of_plan("lr", lambda self: self.radius * self.alpha),
     "rate-smooth": (complexity, "plan", plan_with_fixed_c),

@@ -4,8 +4,8 @@ A step of the optimizers costs some 100 µs whatever the dimension, so a study o
 numbers of steps would take hours. Here the same step is made for all rows together, with the optimizers' arithmetic.
 A test holds the rows to `ExponentiatedO2NC` and `OriginalO2NC`, run by run.
 
-What is measured is what the theorems bound: the mean over n = 1, …, N (over the blocks for Algorithm 1) of
-‖Σ p_{n,t} ∇F(x_t)‖ + cV_n, with full gradients, while the learner sees stochastic ones.
+What is measured is what the theorems bound: the mean over n = 1, …, N by the law of the output (over the blocks for
+Algorithm 1) of ‖Σ p_{n,t} ∇F(x_t)‖ + cV_n, with full gradients, while the learner sees stochastic ones.
 """
 
 import math
@@ -34,12 +34,13 @@ class Algorithm2(NamedTuple):
     beta: float  # β
     c: float  # the price of spread
     seed: int  # of the scalars
-    scaling: Exponential | None = Exponential()  # Exp(1), or None for s = 1
+    scaling: Law | None = Exponential()  # the law of s, or None for s = 1
+    output: str = "uniform"  # the law of n that the means are taken with, as `o2nc.theory.output_weights` has it
 
     @classmethod
-    def of(cls, plan: Plan, seed: int, scaling: Exponential | None = Exponential()) -> "Algorithm2":
+    def of(cls, plan: Plan, seed: int, scaling: Law | None = Exponential()) -> "Algorithm2":
         """Return the run that a plan asks for."""
-        return cls(plan.steps, plan.lr, plan.decay, plan.beta, plan.c, seed, scaling)
+        return cls(plan.steps, plan.lr, plan.decay, plan.beta, plan.c, seed, scaling, plan.output)
 
 
 class Algorithm1(NamedTuple):
@@ -55,7 +56,7 @@ class Algorithm1(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Means over a run."""
+    """Means over a run, by the law that its output is drawn by."""
 
     gradient: float  # of ‖Σ p ∇F(x_t)‖
     spread: float  # of V
@@ -95,6 +96,8 @@ def run_algorithm_2(
     lr, decay, beta = (_column([getattr(run, name) for run in runs]) for name in ("lr", "decay", "beta"))
     shrink = 1 + lr * decay / beta + (1 / beta - 1)  # OGD: Δ ← (Δ − lr·g)/shrink, h_t being constant and κ = 1
     state |= {"beta": beta, "keep": 1 / shrink, "gain": -lr / shrink, "weight": torch.zeros_like(lr)}
+    steps = _column([run.steps for run in runs])
+    state |= {"last": steps, "geometric": _column([run.output == "geometric" for run in runs])}
     scalars = _Scalars([(run.scaling, run.seed) for run in runs])
     generator = torch.Generator().manual_seed(noise_seed)
     rows = _Rows([run.steps for run in runs], state)
@@ -102,7 +105,10 @@ def run_algorithm_2(
         full = oracle.gradient(r["x"])
         r["weight"].mul_(r["beta"]).add_(1.0)
         _average_(r, full, 1 / r["weight"])
-        r["sums"] += torch.cat([_norm(r["gradient"]), r["spread"]], dim=1)
+        # N·P(n): 1 − β^n, and at the end (1 − β^N)/(1 − β), where the weight is (1 − β^n)/(1 − β)
+        share = torch.where(r["last"] == t, r["weight"], r["weight"] * (1 - r["beta"]))
+        share = torch.where(r["geometric"] > 0, share, 1.0)
+        r["sums"] += share * torch.cat([_norm(r["gradient"]), r["spread"]], dim=1)
         if t % _LOOK == 0:
             r["looks"] += _norm(oracle.gradient(r["average"]))
         if good is not None:
@@ -110,7 +116,6 @@ def run_algorithm_2(
         g = oracle.sample(r["x"], generator) if oracle.noise else full
         r["delta"].mul_(r["keep"]).addcmul_(g, r["gain"])
         r["x"].addcmul_(r["delta"], scalars.at(t + 1, rows.running))
-    steps = _column([run.steps for run in runs])
     return _outcomes(oracle, runs, rows.finished(), steps, steps // _LOOK)
 
 
