@@ -290,7 +290,8 @@ def test_plan_command_names_the_smallest_n_of_the_paper():
         (),
         ("--steps", "5"),
         ("--steps", "5", "--eps", "1", "--c", "1"),
-        ("--c", "1", "--eps", "1", "--constants", "x"),
+        ("--c", "1", "--eps", "0.5", "--constants", "x"),
+        ("--c", "1", "--eps", "1"),
     ],
 )
 def test_plan_command_refuses(arguments):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _NARROW = 1e-3  # the variance up to which the leading term stands for the price: 1 % above it there
-_CELLS = 1 << 20  # of the grid, or 32 to a standard deviation where those are more
+_CELLS = 1 << 18  # of the grid, or 32 to a standard deviation where those are more
 
 
 def price(cdf: Callable[[Array], Array], variance: float, jumps: Sequence[tuple[float, float]] = ()) -> float:
@@ -45,12 +45,17 @@ def price(cdf: Callable[[Array], Array], variance: float, jumps: Sequence[tuple[
     coarse = math.sqrt(variance) / 32
     horizon = max(16.0, 1.5 / variance)  # memory fades like e^{−2π²Var·u}
     while True:
-        value, tail = _variation(cdf, jumps, coarse, math.ceil(horizon / coarse))
+        value, tail = _variation(cdf, jumps, coarse, _cells(horizon / coarse))
         if tail <= 1e-6 * (atoms + value):
             break
         horizon *= 2
     h = min(coarse, horizon / _CELLS)
-    return atoms + _variation(cdf, jumps, h, math.ceil(horizon / h))[0]
+    return atoms + _variation(cdf, jumps, h, _cells(horizon / h))[0]
+
+
+def _cells(count: float) -> int:
+    """Return a power of 2."""
+    return 1 << math.ceil(math.log2(count))
 
 
 def _variation(

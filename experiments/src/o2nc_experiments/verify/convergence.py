@@ -91,8 +91,8 @@ def theorem_sgdm(seed: int, scale: float) -> Finding:
             ratios.append((mean + Z * error) / p.bound)
             worst = greatest(worst, (mean / p.bound, mean, p.bound))
     measured = (
-        f"mean of ‖Σp∇F‖+cV over n, by the plan's output law, against the bound, tightest of {len(ratios)} (3 problems, N = 256 and 2048, "
-        f"c = 0.01 and 1, all constants)"
+        f"mean of ‖Σp∇F‖+cV over n, by the plan's output law, against the bound, tightest of {len(ratios)} "
+        f"(3 problems, N = 256 and 2048, c = 0.01 and 1, all constants)"
     )
     return Finding(measured, worst[1], worst[2], also=greatest(ratios) <= 1)
 
@@ -206,7 +206,5 @@ def steps_for(seed: int, scale: float) -> Finding:
             worst = greatest(worst, (abs(n / value - 1), float(n), float(value)))
             below, at = (theory.bound(k, constants=constants, **unit) for k in (n - 1, n))
             least = least and at <= eps < below
-    measured = (
-        "the value furthest from the one known, ε = .5, .1, printed (known to 3 digits), regret, sharp (exactly)"
-    )
+    measured = "the value furthest from the one known, ε = .5, .1, printed (to 3 digits), regret and sharp (exactly)"
     return Finding(measured, worst[1], worst[2], "==", also=least and exact, tolerance=0.005 * worst[2])
