@@ -67,7 +67,7 @@ def test_monotone_forms_agree_with_the_grid():
     grid = renewal.price(lambda u: 1 - (1 + 2 * u) * np.exp(-2 * u), variance=0.5)
     assert grid == pytest.approx(o2nc.Gamma(2.0).price, rel=2e-4)
     assert o2nc.Gamma(2.0001).price == pytest.approx(0.25, rel=1e-3)
-    assert o2nc.Weibull(1.001).price == pytest.approx(o2nc.Weibull(0.999).price, rel=0.02)
+    assert o2nc.Weibull(1.001).price == pytest.approx(o2nc.Weibull(0.999).price, rel=0.05)
 
 
 def test_price_of_a_narrow_law_is_nearly_its_leading_term():

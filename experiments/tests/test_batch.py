@@ -97,3 +97,17 @@ def test_progress_adds_up():
     seen = []
     run_algorithm_2(EXACT, [Algorithm2.of(p, 0) for p in plans(2500, 10)], progress=seen.append)
     assert sum(seen) == 2500
+
+
+@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Gamma(2.0), o2nc.Uniform(0.75, 1.25)], ids=repr)
+def test_guarantee_holds_for_learning_rates_and_momenta_of_ones_own(law):
+    """experiments/benchmarks/guarantees.py has more of them."""
+    noise, steps, seeds = 0.5, 400, 4
+    known = {"steps": steps, "c": 0.3, "gap": WELL.gap, "lipschitz": WELL.lipschitz, "noise": noise, "law": law}
+    pairs = [(1e-4, 0.99), (1e-3, 0.97), (1e-2, 0.5), (0.1, 0.9)]
+    for output in ("uniform", "geometric"):
+        runs = [Algorithm2(steps, lr / b, 0.0, b, 0.3, k, law, output) for lr, b in pairs for k in range(seeds)]
+        outcomes = run_algorithm_2(problems.Additive(WELL, noise), runs)
+        for i, (lr, b) in enumerate(pairs):
+            attained = sum(outcome.certificate for outcome in outcomes[i * seeds : (i + 1) * seeds]) / seeds
+            assert attained <= theory.guarantee(lr=lr, momentum=b, output=output, **known).bound
