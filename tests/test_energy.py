@@ -423,3 +423,29 @@ def test_guarantee_says_what_it_is():
     assert "uniform output" in text
     assert "no less than G = 1" in text
     assert " law" not in text
+
+
+# ---- what the noise term would have to use to be smaller
+
+
+def test_triangle_inequality_is_nearly_attained_by_sequences():
+    """Predictable z_t = −r(M + Kξ), ‖z_t‖ <= G, and zigzags: descent of less than F*, root plus noise within 10 %.
+
+    So no argument that knows of F only that Σ E⟨g, Δ⟩ >= −F* and ‖∇F‖ <= G can do without the triangle inequality.
+    """
+    rng, alpha, steps, d, lr, r = np.random.default_rng(0), 2e-3, 20_000, 100, 1e-4, math.sqrt(2e-3)
+    beta = 1 - alpha
+    k = 1 + math.sqrt(2 + 2 * beta / (lr * steps))  # G = σ = F* = 1
+    m, xi, turn, attained, descent = np.zeros(d), np.zeros(d), 0.0, 0.0, 0.0
+    for t in range(1, steps + 1):
+        z = -r * (m + k * xi)
+        assert z @ z <= 1
+        zigzag = math.sqrt(1 - z @ z) * (-1) ** t
+        descent += lr * (z @ (m + xi) + zigzag * turn)  # −E⟨g_t, Δ_t⟩
+        m, turn = beta * m + z, beta * turn + zigzag
+        xi = beta * xi + rng.normal(size=d) / math.sqrt(d)
+        attained += (alpha if t < steps else 1.0) * math.hypot(np.linalg.norm(m), turn) / steps
+    terms = theory.guarantee(lr=lr, momentum=beta, steps=steps, noise=1.0, output="geometric", **UNIT).terms
+    bound = terms["gap"] + terms["energy"] + terms["noise"]
+    assert descent < 1.0
+    assert 0.9 * bound < attained < bound

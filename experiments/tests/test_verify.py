@@ -73,7 +73,7 @@ def regret_without_root(p):
 
 
 def plan_with_fixed_c(steps, c=None, *, smoothness=None, **kwargs):
-    return replace(theory_plan(steps, 1.0, **kwargs), smoothness=smoothness)
+    return theory_plan(steps, 1.0, **kwargs)
 
 
 theory_plan, theory_paper_terms = theory.plan, plans._paper_terms

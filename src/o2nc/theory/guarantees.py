@@ -34,6 +34,11 @@ class Guarantee:
         lipschitz: G.
         output: the law that the output x̄ is drawn by, "uniform" or "geometric".
         terms: the summands.
+
+    Example:
+        >>> found = guarantee(lr=3e-5, momentum=0.99, steps=30_000, c=1.0, gap=1.0, lipschitz=1.0)
+        >>> f"{found.bound:.3f}", found.dominant, found.vacuous
+        ('0.132', 'gap', False)
     """
 
     steps: int

@@ -175,7 +175,7 @@ def _after_two(gradients: Sequence[float], seed: int) -> tuple[float, float]:
 
 
 def _progress(steps: int, seed: int, *, shuffled: bool) -> float:
-    """Return by how much a run believes that F has risen; F = 0 is the mean of x and −x, drawn afresh or by epochs."""
+    """Return by how much a run believes that F rose; F = 0 is the mean of x and −x, drawn afresh or by epochs."""
     rng, x = np.random.default_rng(seed), torch.zeros(1, dtype=torch.float64)
     optimizer = ExponentiatedO2NC([x], OGD(lr=0.1), beta=0.9, seed=seed)
     signs = rng.choice([-1.0, 1.0], size=steps)
