@@ -43,7 +43,26 @@ def test_second_order_reduction_is_tight(factor):
         assert certificate.gradient_norm(second_order=rho, constants="paper") == pytest.approx(2 * g0)
 
 
+@pytest.mark.filterwarnings("ignore:c =:UserWarning")
+def test_smooth_reduction_is_tight_for_small_c():
+    """4cε < H²: F' falls from H√(ε/c) to 0 within √(ε/c) on either side, where the certificate is all spread."""
+    eps, h, c = 1.0, 1.0, 0.001
+    step = math.sqrt(eps / c)
+    certificate = two((-step, step), (0.0, 0.0), c)
+    assert certificate.value == pytest.approx(eps)
+    assert certificate.gradient_norm(smoothness=h) == pytest.approx(h * step)
+    assert certificate.gradient_norm(smoothness=h, constants="measured") == pytest.approx(h * step)
+
+
 numbers = st.floats(1e-6, 1e6)
+
+
+@pytest.mark.filterwarnings("ignore:c =:UserWarning")
+@given(c=numbers, value=st.floats(0, 1e3), smoothness=st.floats(0, 1e3))
+def test_sharp_is_never_above_the_paper(c, value, smoothness):
+    certificate = o2nc.Certificate(c, value, 0.0, 1.0)
+    sharp, paper = (certificate.gradient_norm(smoothness=smoothness, constants=k) for k in ("sharp", "paper"))
+    assert sharp <= paper * (1 + 1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:c =:UserWarning")

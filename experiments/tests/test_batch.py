@@ -18,7 +18,7 @@ def plans(*lengths):
     return [theory.plan(n, 2.0, **known, constants=k) for n in lengths for k in ("sharp", "paper")]
 
 
-def alone(optimizer, x, steps, c, every=1, first=1):
+def alone(optimizer, x, steps, c, every=1, weights=None):
     """Means over the run and the last value, from the optimizer's own certificates."""
     sums, looks, count, drawn = torch.zeros(2, dtype=torch.float64), [], 0, math.nan
     beta = optimizer.param_groups[0].get("beta", math.nan)
@@ -27,7 +27,8 @@ def alone(optimizer, x, steps, c, every=1, first=1):
         optimizer.step()
         if t % every == 0:
             certificate = optimizer.certificate(c)
-            sums += torch.tensor([certificate.gradient, certificate.spread], dtype=torch.float64)
+            share = 1.0 if weights is None else steps * weights[t - 1]
+            sums += share * torch.tensor([certificate.gradient, certificate.spread], dtype=torch.float64)
             count += 1
             # the law P of docs/paper.md
             share = (1 - beta**t) / steps * (1 if t < steps else 1 / (1 - beta))
@@ -58,7 +59,8 @@ def test_rows_are_runs_of_algorithm_2():
         x = WELL.start()
         learner = o2nc.learners.OGD(lr=run.lr, decay=run.decay)
         optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=run.beta, scaling=run.scaling, seed=run.seed)
-        assert_same(outcome, alone(optimizer, x, run.steps, run.c))
+        weights = theory.output_weights(run.steps, run.beta, run.output)
+        assert_same(outcome, alone(optimizer, x, run.steps, run.c, weights=weights))
 
 
 def test_rows_are_runs_of_the_adaptive_learner():
@@ -110,3 +112,17 @@ def test_progress_adds_up():
     seen = []
     run_algorithm_2(EXACT, [Algorithm2.of(p, 0) for p in plans(2500, 10)], progress=seen.append)
     assert sum(seen) == 2500
+
+
+@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Gamma(2.0), o2nc.Uniform(0.75, 1.25)], ids=repr)
+def test_guarantee_holds_for_learning_rates_and_momenta_of_ones_own(law):
+    """experiments/benchmarks/guarantees.py has more of them."""
+    noise, steps, seeds = 0.5, 400, 4
+    known = {"steps": steps, "c": 0.3, "gap": WELL.gap, "lipschitz": WELL.lipschitz, "noise": noise, "law": law}
+    pairs = [(1e-4, 0.99), (1e-3, 0.97), (1e-2, 0.5), (0.1, 0.9)]
+    for output in ("uniform", "geometric"):
+        runs = [Algorithm2(steps, lr / b, 0.0, b, 0.3, k, law, output) for lr, b in pairs for k in range(seeds)]
+        outcomes = run_algorithm_2(problems.Additive(WELL, noise), runs)
+        for i, (lr, b) in enumerate(pairs):
+            attained = sum(outcome.certificate for outcome in outcomes[i * seeds : (i + 1) * seeds]) / seeds
+            assert attained <= theory.guarantee(lr=lr, momentum=b, output=output, **known).bound

@@ -298,7 +298,7 @@ def plan_output(*arguments):
 def test_plan_command():
     result = plan_output("--c", "1", "--noise", "1", "--eps", "0.1")
     assert result.exit_code == 0
-    assert "453,385" in result.output
+    assert "168,894" in result.output
     assert "296,639,413" in result.output
     line = next(text for text in result.output.replace("\n", "").split("paper: ")[0].split("sharp: ")[1:])
     assert line.startswith("o2nc.ExponentiatedO2NC(params, o2nc.learners.OGD(lr=")
@@ -317,7 +317,8 @@ def test_plan_command_names_the_smallest_n_of_the_paper():
         (),
         ("--steps", "5"),
         ("--steps", "5", "--eps", "1", "--c", "1"),
-        ("--c", "1", "--eps", "1", "--constants", "x"),
+        ("--c", "1", "--eps", "0.5", "--constants", "x"),
+        ("--c", "1", "--eps", "1"),
     ],
 )
 def test_plan_command_refuses(arguments):

@@ -12,8 +12,9 @@ Exp(1) is the only law of mean 1 with constant weight, and it minimises E[w²] a
 
 Other laws need no weights either, as a rule. Let k be a law's renewal density less 1: how long the positions of its
 steps along a line remember where they began. Without weights the identity holds up to a term that telescopes over
-a run, and costs at most G·L·Σ‖Δ_{t+1} − Δ_t‖ with L = ∫ u|dk(u)|. Exp(1) has L = 0; s = 1 remembers for ever. So
-every law is used without weights unless it is made with ``weighted=True``: then losses and averages alike carry w.
+a run, and costs at most G·L·Σ‖Δ_{t+1} − Δ_t‖ with L = ∫ u|dk(u)|, the law's ``price``. Exp(1) has L = 0; s = 1
+remembers for ever. So every law is used without weights unless it is made with ``weighted=True``: then losses and
+averages alike carry w.
 
 ``sample(seed, step)`` is a pure function: a counter-based generator, not a stream. Every process, rank,
 device and order of calls sees the same s_n, a run resumes exactly with no generator state to save, and no
@@ -27,9 +28,10 @@ from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
-from o2nc import checks
+from o2nc import checks, renewal
 
 # what a seed is used for, each with random numbers of its own; 2 and 3 are CIFAR-10's images
 S, OUTPUT, ROUNDING, SETTLING = 0, 1, 4, 5
@@ -43,7 +45,8 @@ class Law(Protocol):
     """What a law of s must offer. A law of your own is a frozen dataclass with these two members.
 
     With mean 1 a learning rate keeps its meaning. `uniform` gives it its random numbers. ``weighted = True`` on it
-    says that losses and averages carry the weights, which needs a support that starts at 0.
+    says that losses and averages carry the weights, which needs a support that starts at 0. For `o2nc.theory` to say
+    what it guarantees it has ``second_moment`` and ``price``, too; `o2nc.renewal.price` computes the latter.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -124,6 +127,21 @@ class Exponential:
     def __post_init__(self) -> None:
         checks.positive("rate", self.rate)
 
+    @property
+    def mean(self) -> float:
+        """The mean of s."""
+        return 1 / self.rate
+
+    @property
+    def second_moment(self) -> float:
+        """E s² = 2/λ²."""
+        return 2 / self.rate**2
+
+    @property
+    def price(self) -> float:
+        """L = 0: the Poisson process remembers nothing."""
+        return 0.0
+
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by inversion: −log(u)/λ."""
         return -math.log(uniform(seed, step)) / self.rate
@@ -167,6 +185,16 @@ class Uniform:
     def mean(self) -> float:
         """The mean of s."""
         return (self.low + self.high) / 2
+
+    @property
+    def second_moment(self) -> float:
+        """E s² = (low² + low·high + high²)/3."""
+        return (self.low**2 + self.low * self.high + self.high**2) / 3
+
+    @property
+    def price(self) -> float:
+        """L of s over its mean: 2.8 for U(0, 2), 40 for U(¾, 5/4)."""
+        return _price(self)
 
     def sample(self, seed: int, step: int) -> float:
         """Return s_step = low + (high − low)·u."""
@@ -215,6 +243,16 @@ class Weibull:
         """The mean of s."""
         return self.scale * math.exp(math.lgamma(1 + 1 / self.shape))
 
+    @property
+    def second_moment(self) -> float:
+        """E s² = λ²Γ(1 + 2/k)."""
+        return self.scale**2 * math.exp(math.lgamma(1 + 2 / self.shape))
+
+    @property
+    def price(self) -> float:
+        """L of s over its mean."""
+        return _price(self)
+
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by inversion: λ(−log u)^{1/k}."""
         return self.scale * (-math.log(uniform(seed, step))) ** (1 / self.shape)
@@ -260,6 +298,16 @@ class Gamma:
         """The mean of s."""
         return self.shape * self.scale
 
+    @property
+    def second_moment(self) -> float:
+        """E s² = k(k + 1)θ²."""
+        return self.shape * (self.shape + 1) * self.scale**2
+
+    @property
+    def price(self) -> float:
+        """L of s over its mean: ¼ for k = 2, 0.45 for k = 4, 4.8 for k = 16."""
+        return _price(self)
+
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by Marsaglia and Tsang's rejection; every trial has its own counters."""
         # below 1: Gamma(k) = Gamma(k + 1) · U^{1/k}
@@ -296,6 +344,28 @@ def _check_shape_scale(law: Weibull | Gamma) -> None:
             "weighted gradients have infinite variance; take shape < 2, or no weights",
             stacklevel=4,
         )
+
+
+@lru_cache(maxsize=256)
+def _price(law: Uniform | Weibull | Gamma) -> float:
+    """Return L = ∫ u|dk(u)| of s/E s.
+
+    For a falling hazard (shape <= 1) the renewal density falls to 1 (Brown 1980), for Gamma with 1 <= shape <= 2 it
+    rises: its Laplace transform 1/((1 + z/k)^k − 1) has a cut and no pole but 0. Then L is what k integrates to.
+    """
+    mean = law.mean
+    variance = law.second_moment / mean**2 - 1
+    if isinstance(law, Uniform):
+        low, width = law.low / mean, (law.high - law.low) / mean
+        jumps = ((low, 1 / width), (low + width, -1 / width))
+        return renewal.price(lambda u: np.clip((u - low) / width, 0.0, 1.0), variance, jumps)
+    if law.shape <= (2 if isinstance(law, Gamma) else 1):
+        return abs(variance - 1) / 2
+    shape, scale = law.shape, law.scale / mean
+    if isinstance(law, Weibull):
+        return renewal.price(lambda u: -np.expm1(-((u / scale) ** shape)), variance)
+    k = torch.tensor(shape, dtype=torch.float64, device="cpu")
+    return renewal.price(lambda u: torch.special.gammainc(k, torch.from_numpy(u / scale)).numpy(), variance)
 
 
 def check_law(law: object) -> None:
@@ -364,6 +434,16 @@ def progress_weight(law: Law | None, seed: int, step: int) -> float:
 def mean(law: Law | None) -> float:
     """Return the mean of s; a law of the user's own may have a ``mean``, which is taken to be 1 otherwise."""
     return getattr(law, "mean", 1.0)
+
+
+def second_moment(law: Law | None) -> float:
+    """Return E s²."""
+    return 1.0 if law is None else float(law.second_moment)  # type: ignore[attr-defined]
+
+
+def price(law: Law | None) -> float:
+    """Return L of a law, what it costs without weights; s = 1 remembers for ever."""
+    return math.inf if law is None else float(law.price)  # type: ignore[attr-defined]
 
 
 def estimates(law: Law | None) -> bool:

@@ -4,8 +4,8 @@ A step of the optimizers costs some 100 µs whatever the dimension, so a study o
 numbers of steps would take hours. Here the same step is made for all rows together, with the optimizers' arithmetic.
 A test holds the rows to `ExponentiatedO2NC` and `OriginalO2NC`, run by run.
 
-What is measured is what the theorems bound: the mean over n = 1, …, N (over the blocks for Algorithm 1) of
-‖Σ p_{n,t} ∇F(x_t)‖ + cV_n, with full gradients, while the learner sees stochastic ones.
+What is measured is what the theorems bound: the mean over n = 1, …, N by the law of the output (over the blocks for
+Algorithm 1) of ‖Σ p_{n,t} ∇F(x_t)‖ + cV_n, with full gradients, while the learner sees stochastic ones.
 """
 
 import math
@@ -35,12 +35,13 @@ class Algorithm2(NamedTuple):
     beta: float  # β
     c: float  # the price of spread
     seed: int  # of the scalars
-    scaling: Exponential | None = Exponential()  # Exp(1), or None for s = 1
+    scaling: Law | None = Exponential()  # the law of s, or None for s = 1
+    output: str = "uniform"  # the law of n that the means are taken with, as `o2nc.theory.output_weights` has it
 
     @classmethod
-    def of(cls, plan: Plan, seed: int, scaling: Exponential | None = Exponential()) -> "Algorithm2":
+    def of(cls, plan: Plan, seed: int, scaling: Law | None = Exponential()) -> "Algorithm2":
         """Return the run that a plan asks for."""
-        return cls(plan.steps, plan.lr, plan.decay, plan.beta, plan.c, seed, scaling)
+        return cls(plan.steps, plan.lr, plan.decay, plan.beta, plan.c, seed, scaling, plan.output)
 
 
 class Adaptive(NamedTuple):
@@ -67,7 +68,7 @@ class Algorithm1(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Means over a run."""
+    """Means over a run, by the law that its output is drawn by."""
 
     gradient: float  # of ‖Σ p ∇F(x_t)‖
     spread: float  # of V
@@ -103,6 +104,7 @@ def run_algorithm_2(
     steps, beta = _read(runs, "steps"), _read(runs, "beta")
     state = _start(oracle, runs)
     state |= {"last": steps, "beta": beta, "weight": torch.zeros_like(beta)}
+    state["drawn"] = _column([getattr(run, "output", "uniform") == "geometric" for run in runs])
     if isinstance(runs[0], Adaptive):
         play_ = _play_ball_adagrad_
         state |= {"radius": _read(runs, "radius"), "squares": torch.zeros_like(beta)}
@@ -118,9 +120,10 @@ def run_algorithm_2(
         r["weight"].mul_(r["beta"]).add_(1.0)
         _average_(r, full, 1 / r["weight"])
         found = torch.cat([_norm(r["gradient"]), r["spread"]], dim=1)
-        r["sums"] += found
-        # P(n) = αW_n/N for n < N, and W_N/N
-        r["geometric"] += found * r["weight"] * torch.where(r["last"] == t, 1.0, 1 - r["beta"])
+        # N·P(n) = αW_n for n < N, and W_N
+        share = r["weight"] * torch.where(r["last"] == t, 1.0, 1 - r["beta"])
+        r["geometric"] += share * found
+        r["sums"] += torch.where(r["drawn"] > 0, share, 1.0) * found
         if t % _LOOK == 0:
             r["looks"] += _norm(oracle.gradient(r["average"]))
         if good is not None:

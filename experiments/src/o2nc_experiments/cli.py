@@ -127,10 +127,10 @@ def build_app() -> "typer.Typer":
         eps: Annotated[float | None, typer.Option(help="Target; the least N for it is found.")] = None,
         c: Annotated[float | None, typer.Option("--c", help="Price of spread.")] = None,
         smoothness: Annotated[
-            float | None, typer.Option(help="H of a smooth F; chooses c = H²/B, B the bound.")
+            float | None, typer.Option(help="H of a smooth F; chooses the best c (H²/B, B the bound, but for sharp).")
         ] = None,
         second_order: Annotated[float | None, typer.Option(help="ρ of ∇²F; chooses c = ρ/2.")] = None,
-        constants: Annotated[str, typer.Option(help="sharp, paper or both.")] = "both",
+        constants: Annotated[str, typer.Option(help="sharp, regret, paper or both (sharp and paper).")] = "both",
     ) -> None:
         """Print the theorem's hyperparameters and what they guarantee.
 

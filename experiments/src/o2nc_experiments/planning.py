@@ -10,12 +10,15 @@ from o2nc_experiments.console import make_console, print_plain
 from o2nc_experiments.tables import Column, Table
 
 _MEANINGS = {
+    "gap": "to get down: F*'s part of the energy",
+    "energy": "of the gradients",
     "descent": "F*/(DN), to get down",
     "start": "the first window",
     "noise": "left in the averages",
     "spread": "c times variance of iterates",
     "regret": "of the learner",
 }
+_BOTH = ("sharp", "paper")
 
 
 def show(steps: int | None, eps: float | None, constants: str, **known: float | None) -> None:
@@ -26,9 +29,15 @@ def show(steps: int | None, eps: float | None, constants: str, **known: float | 
     if sum(known[name] is not None for name in ("c", "smoothness", "second_order")) != 1:
         raise typer.BadParameter("give one of --c, --smoothness and --second-order")
     if constants not in (*theory.CONSTANTS, "both"):
-        raise typer.BadParameter(f"must be sharp, paper or both, got {constants!r}", param_hint="'--constants'")
+        allowed = "sharp, regret, paper or both"
+        raise typer.BadParameter(f"must be {allowed}, got {constants!r}", param_hint="'--constants'")
+    lipschitz = known["lipschitz"]
+    if eps is not None and lipschitz is not None and 0 < lipschitz <= eps:
+        raise typer.BadParameter(
+            f"{eps:g} needs no step: ‖∇F‖_c <= G = {lipschitz:g} everywhere", param_hint="'--eps'"
+        )
     plans, refusals = [], []
-    for version in theory.CONSTANTS if constants == "both" else (constants,):
+    for version in _BOTH if constants == "both" else (constants,):
         try:
             n = steps if eps is None else theory.steps_for(eps, constants=version, **known)  # type: ignore[arg-type]
             plans.append(theory.plan(n, constants=version, **known))  # type: ignore[arg-type]
@@ -48,7 +57,7 @@ def show(steps: int | None, eps: float | None, constants: str, **known: float | 
 def table(plans: Sequence[Plan]) -> Table:
     """Return one column per plan."""
     heads = [Column("quantity", "left"), Column("", "left"), *(Column(p.constants) for p in plans)]
-    starred = any((p.gradient_bound or p.bound) >= p.lipschitz for p in plans)
+    starred = any(p.vacuous for p in plans)
     notes = "* not below G: no more than F's Lipschitz constant says; take more steps" if starred else ""
     made = Table(heads, notes=notes)
 
@@ -60,13 +69,16 @@ def table(plans: Sequence[Plan]) -> Table:
     line("beta", "β, discount of losses, averages", [f"{p.beta:.8g}" for p in plans])
     line("lr", "η, the learner's step", [f"{p.lr:.6g}" for p in plans])
     line("decay", "μ, the variance regulariser", [f"{p.decay:.6g}" for p in plans])
-    line("radius", "D, the comparator's length", [f"{p.radius:.6g}" for p in plans])
+    line("radius", "D, of comparator or updates", [f"{p.radius:.6g}" for p in plans])
     line("momentum", "β̃ of the same SGDM", [f"{p.momentum:.8g}" for p in plans])
     line("effective lr", "η̃ of it, dampening = momentum", [f"{p.effective_lr:.6g}" for p in plans], last=True)
     terms = [p.terms for p in plans]
-    for i, (name, meaning) in enumerate(_MEANINGS.items()):
-        line(f"  {name}", meaning, [f"{t[name]:.4g}" for t in terms], last=i + 1 == len(_MEANINGS))
-    line("bound", "on E‖∇F(x̄)‖_c, x̄ = output()", [_starred(p, p.bound) for p in plans])
+    rows = [name for name in _MEANINGS if any(t.get(name) for t in terms)]
+    for name in rows:
+        values = [f"{t[name]:.4g}" if t.get(name) else "–" for t in terms]
+        line(f"  {name}", _MEANINGS[name], values, last=name == rows[-1])
+    line("output", "the law of n in x̄ = x̄_n", [p.output for p in plans])
+    line("bound", "on E‖∇F(x̄)‖_c", [_starred(p, p.bound) for p in plans])
     if plans[0].gradient_bound is not None:
         line("gradient bound", "on E‖∇F(x̄)‖", [_starred(p, p.gradient_bound or 0.0) for p in plans])
     return made

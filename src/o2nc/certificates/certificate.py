@@ -111,13 +111,13 @@ class Certificate:
         constants   ∇F is H-Lipschitz                  ∇²F is ρ-Lipschitz (E[y − x̄] = 0 removes ∇²F)
         ==========  =================================  ==================================================
         measured    ‖ḡ‖ + H√V                          ‖ḡ‖ + (ρ/2)V
-        sharp       ε + H²/(4c)                        max(1, ρ/(2c))·ε
+        sharp       ε + H²/(4c); H√(ε/c) if 4cε < H²   max(1, ρ/(2c))·ε
         paper       ε + H√(ε/c); 2ε at c = H²/ε        ε + (ρ/2)ε/c; 2ε at c = ρ/2
         ==========  =================================  ==================================================
 
-        Measured is never above sharp, since H√V <= cV + H²/(4c) (a square is >= 0), and
-        ‖ḡ‖ + (ρ/2)V <= max(1, ρ/(2c))(‖ḡ‖ + cV) term by term. Sharp is the best
-        that ε and c alone can give if c >= H²/(4ε).
+        Measured is never above sharp: ‖ḡ‖ + H√V = ε − cV + H√V is largest at √V = H/(2c), or at V = ε/c where that
+        is less; and ‖ḡ‖ + (ρ/2)V <= max(1, ρ/(2c))(‖ḡ‖ + cV) term by term. So sharp is, for smooth F, the best that
+        ε and c alone can give.
 
         Args:
             smoothness: H, a Lipschitz constant of ∇F, >= 0.
@@ -128,7 +128,7 @@ class Certificate:
             The bound.
 
         Warns:
-            UserWarning: where c is so small that H²/(4c) > ε; the message says which c balances the two.
+            UserWarning: where c is so small that 4cε < H²; the message says which c balances the two.
 
         Example:
             >>> certificate = Certificate(c=2.0, gradient=0.5, spread=0.25, ess=10.0)
@@ -156,12 +156,15 @@ class Certificate:
             return self.gradient + smoothness * self.spread**0.5
         if smoothness**2 > 4 * c * eps > 0:
             warnings.warn(
-                f"c = {c:.4g} is small for smoothness = {smoothness:.4g}: H²/(4c) = {smoothness**2 / (4 * c):.4g} "
-                f"outweighs the certificate's {eps:.4g}; c = H²/value = {smoothness**2 / eps:.4g} would balance, "
-                "and constants='measured' does without c",
+                f"c = {c:.4g} is small for smoothness = {smoothness:.4g}: spread alone allows for a gradient of "
+                f"H√(value/c) = {smoothness * (eps / c) ** 0.5:.4g}, the certificate is {eps:.4g}; "
+                f"c = H²/value = {smoothness**2 / eps:.4g} would balance, and constants='measured' does without c",
                 stacklevel=2,
             )
-        return eps + (smoothness * (eps / c) ** 0.5 if constants == "paper" else smoothness**2 / (4 * c))
+        alone = smoothness * (eps / c) ** 0.5
+        if constants == "paper":
+            return eps + alone
+        return alone if smoothness**2 > 4 * c * eps else eps + smoothness**2 / (4 * c)
 
     def goldstein(self, delta: float, *, lipschitz: float, constants: str = "sharp") -> Goldstein:
         """Return a Goldstein stationary point near x̄, for Lipschitz F (Lemma *goldstein reduction*).

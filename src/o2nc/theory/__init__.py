@@ -1,29 +1,49 @@
-"""The theorems as functions: hyperparameters, bounds with their constants, steps enough and steps needed.
+"""The theorems as functions: what is guaranteed, the best hyperparameters, steps enough and steps needed.
 
-For a G-Lipschitz F with F(x_0) − inf F <= F* and unbiased gradients of variance at most σ², Algorithm 2 with `OGD`
-(κ = 1), s ~ Exp(1) and constant hyperparameters outputs a point with E‖∇F(x̄)‖_c <= B. With α = 1 − β:
+For a G-Lipschitz F with F(x_0) − inf F <= F* and stochastic gradients g_t with E[g_t | the whole past] = ∇F(x_t) and
+variance at most σ², Algorithm 2 with `OGD` (κ = 1) outputs x̄ with E‖∇F(x̄)‖_c <= B. With α = 1 − β, A² = G² + σ²:
 
-"paper", exactly as printed (Theorem SGDM and its proof; A = G + σ):
+"sharp", the energy theorem (docs/paper.md), for s ~ Exp(1), μ = 0, every lr ℓ = βη and the output law "geometric":
+
+    B = (1/N)√((α²(N − 1)/(1 − β²) + 1)T) + σ(α(N − 1) + 1)/(N√(1 − β²)) + cCℓ²T/(α²(1 − β²)N)
+    T = 2F*/η + A²N,   C = β((β + q)/(1 + β))² <= 1,   q = √(2 − β²).
+
+`guarantee` has it for any momentum, discount, schedule and law, and for the uniform output. `plan` takes the best.
+
+"regret", the paper's proof with every step at its best, for the uniform output, at the best D and α <= ½:
+
+    B = F*/(DN) + (β/N)(G/α + σ/√(α(2 − α))) + σ√(α/(2 − α)) + C·cD²/α² + (β/N + α)A/√α
+    D³ = F*α²/(2CcN),   η = D√α/A,   μ = 2CcD/α².
+
+"paper", exactly as printed (Theorem SGDM and its proof; now A = G + σ):
 
     B = F*/(DN) + (2G + σ)/(αN) + σ√α + 12cD²/α² + ((1 + 2αN)/N)(2A/√α + 12cD²/α²)
     α = max{N^{−2/3}, F*^{4/7} c^{2/7} A^{−6/7} N^{−4/7}} <= ½,   D = F*/(A√α N),   η = 2D√α/A,   μ = 24cD/α².
 
-"sharp", proved in docs/paper.md (A² = G² + σ²), at the D and the α <= ½ that make B least:
+C is of the variance lemma, Σ E V_n <= (C/α²) Σ E‖Δ_n‖², where the paper has 12; no smaller constant is true.
 
-    B = F*/(DN) + (β/N)(G/α + σ/√(α(2 − α))) + σ√(α/(2 − α)) + C·cD²/α² + (β/N + α)A/√α
-    C = 2β(1 + β√(2 − β²))/(1 + β)² <= 1,   D³ = F*α²/(2CcN),   η = D√α/A,   μ = 2CcD/α².
-
-C comes from the variance lemma, Σ E V_n <= (C/α²) Σ E‖Δ_n‖², where the paper has 12; no smaller constant is true.
-
-* `lemmas`: C, the weights λ behind it, and the factor from ‖∇F‖_c to ‖∇F‖.
+* `energy`: the energy theorem; `guarantees` has it for hyperparameters of your own, or of an optimizer.
+* `lemmas`: C, the weights λ behind it, the law of the output, the factor from ‖∇F‖_c to ‖∇F‖.
 * `plans`: a `Plan` is hyperparameters and their bound; `planning` chooses them.
 * `complexity`: from a target ε to the number of steps, enough and necessary.
 """
 
 from o2nc.theory.complexity import lower_bound, steps_for
+from o2nc.theory.guarantees import Guarantee, guarantee
 from o2nc.theory.lemmas import CONSTANTS as CONSTANTS
-from o2nc.theory.lemmas import spread_constant, variance_weights
+from o2nc.theory.lemmas import output_weights, spread_constant, variance_weights
 from o2nc.theory.planning import bound, plan
 from o2nc.theory.plans import Plan
 
-__all__ = ["Plan", "bound", "lower_bound", "plan", "spread_constant", "steps_for", "variance_weights"]
+__all__ = [
+    "Guarantee",
+    "Plan",
+    "bound",
+    "guarantee",
+    "lower_bound",
+    "output_weights",
+    "plan",
+    "spread_constant",
+    "steps_for",
+    "variance_weights",
+]

@@ -1,11 +1,13 @@
 """How many steps: `steps_for` are enough for a plan, and below `lower_bound` no algorithm gets there."""
 
 import math
-from functools import partial
+from typing import Any
 
 from o2nc import checks
+from o2nc.scaling import Exponential, Law
 from o2nc.theory import lemmas
 from o2nc.theory.planning import MOST, TooFewSteps, check_constants, check_regime, plan
+from o2nc.theory.plans import Plan
 
 
 def steps_for(
@@ -18,8 +20,9 @@ def steps_for(
     constants: str = "sharp",
     smoothness: float | None = None,
     second_order: float | None = None,
+    law: Law = Exponential(),
 ) -> int:
-    """Return the least N at which the plan's bound is at most ``eps``.
+    """Return the least N at which the plan's bound is at most ``eps``; 0 for eps >= G, which holds everywhere.
 
     Args:
         eps: ε > 0, the target for E‖∇F(x̄)‖_c, or for E‖∇F(x̄)‖ when ``smoothness`` or ``second_order`` is given.
@@ -30,25 +33,33 @@ def steps_for(
         constants: as in `plan`.
         smoothness: as in `plan`.
         second_order: as in `plan`.
+        law: as in `plan`.
 
     Example:
         >>> unit = dict(c=1.0, gap=1.0, lipschitz=1.0, noise=1.0)
         >>> steps_for(0.1, **unit), steps_for(0.1, **unit, constants="paper")
-        (453385, 296639413)
+        (168894, 296639413)
     """
     checks.positive("eps", eps)
-    check_constants(gap, lipschitz, noise, constants)
+    check_constants(gap, lipschitz, noise, constants, law)
     check_regime(c, smoothness, second_order)
-    target = eps / lemmas.reduction_factor(constants, smoothness, second_order)
-    if smoothness is not None:  # c·B(c) grows with c: the plan's own c = H²/B has B <= target as soon as this c has
-        c = smoothness**2 / target
-    elif second_order is not None:
-        c = second_order / 2
-    make = partial(plan, c=c, gap=gap, lipschitz=lipschitz, noise=noise, constants=constants)
+    if eps >= lipschitz:
+        return 0
+    known: dict[str, Any] = {"gap": gap, "lipschitz": lipschitz, "noise": noise, "constants": constants, "law": law}
+    known |= {"c": c, "smoothness": smoothness, "second_order": second_order}
+    target = eps
+    if smoothness is not None and constants != "sharp":
+        # c·B(c) grows with c: the plan's own c = H²/B has B <= target as soon as this c has
+        target = eps / lemmas.reduction_factor(constants, smoothness)
+        known |= {"c": smoothness**2 / target, "smoothness": None}
+
+    def make(steps: int) -> Plan:
+        return plan(steps, **known)
 
     def enough(steps: int) -> bool:
         try:
-            return make(steps).bound <= target
+            p = make(steps)
+            return (p.gradient_bound or p.bound) <= target
         except TooFewSteps:
             return False
 

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from o2nc import checks
 
-CONSTANTS = ("sharp", "paper")
+CONSTANTS = ("sharp", "regret", "paper")
+OUTPUTS = ("uniform", "geometric")
 
 
 def variance_weights(n: int, beta: float) -> NDArray[np.float64]:
@@ -37,12 +38,16 @@ def variance_weights(n: int, beta: float) -> NDArray[np.float64]:
     return weights
 
 
-def spread_constant(beta: float, constants: str = "sharp") -> float:
+def spread_constant(beta: float, constants: str = "sharp", *, second_moment: float = 2.0) -> float:
     """Return C of the variance lemma, Σ_n E V_n <= (C/(1 − β)²) Σ_n E‖Δ_n‖²: 12 as printed, at most 1 sharp.
+
+    Sharp, C = β((β + q)/(1 + β))² with q² = β² + (1 − β²)·E s²; it holds for the output law `output_weights`
+    "geometric" as well, and there for every E s².
 
     Args:
         beta: β in (0, 1).
-        constants: "sharp" or "paper".
+        constants: "sharp" (and "regret" means the same) or "paper".
+        second_moment: E s² of a law of mean 1, which Exp(1) has 2 of.
 
     Example:
         >>> [round(spread_constant(beta), 3) for beta in (0.5, 0.9, 0.99)]
@@ -50,11 +55,40 @@ def spread_constant(beta: float, constants: str = "sharp") -> float:
     """
     checks.fraction("beta", beta)
     checks.choice("constants", constants, CONSTANTS)
-    return 12.0 if constants == "paper" else 2 * beta * (1 + beta * math.sqrt(2 - beta**2)) / (1 + beta) ** 2
+    checks.number("second_moment", second_moment, "a finite number >= 1", lambda v: v >= 1)
+    if constants == "paper":
+        return 12.0
+    q = math.sqrt(beta**2 + (1 - beta) * (1 + beta) * second_moment)
+    return beta * ((beta + q) / (1 + beta)) ** 2
 
 
-def reduction_factor(constants: str, smoothness: float | None, second_order: float | None) -> float:
-    """Return ‖∇F(x)‖/ε of Lemma criterion-reduction, or 1 where ‖∇F(x)‖_c itself is meant."""
-    if smoothness is not None:
-        return 2.0 if constants == "paper" else 1.25
-    return 2.0 if second_order is not None and constants == "paper" else 1.0
+def output_weights(n: int, beta: float, output: str = "geometric") -> NDArray[np.float64]:
+    """Return the law of the index that the theorems draw the output x̄_n by, P(1), …, P(N).
+
+    "uniform" is the paper's. "geometric" is P(n) = (1 − β^n)/N and P(N) = (1 − β^N)/((1 − β)N): draw t uniformly from
+    1 … N, then wait for a geometric time, at most to the end. It forgets the first averages, which have seen little.
+
+    Args:
+        n: N >= 1.
+        beta: β in (0, 1), the discount of the averages.
+        output: "uniform" or "geometric".
+
+    Example:
+        >>> output_weights(3, 0.5)
+        array([0.16666667, 0.25      , 0.58333333])
+    """
+    checks.integer("n", n, 1)
+    checks.fraction("beta", beta)
+    checks.choice("output", output, OUTPUTS)
+    if output == "uniform":
+        return np.full(n, 1 / n)
+    weights: NDArray[np.float64] = -np.expm1(np.arange(1.0, n + 1) * math.log(beta)) / n
+    weights[-1] /= 1 - beta
+    return weights
+
+
+def reduction_factor(constants: str, smoothness: float | None) -> float:
+    """Return ‖∇F(x)‖/ε of Lemma criterion-reduction at c = H²/ε, or at c = ρ/2 without H."""
+    if constants == "paper":
+        return 2.0
+    return 1.0 if smoothness is None else 1.25

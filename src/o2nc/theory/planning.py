@@ -4,11 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from o2nc import checks
-from o2nc.theory import lemmas
+from o2nc.scaling import Exponential, Law
+from o2nc.theory import energy, lemmas
+from o2nc.theory.guarantees import law_voids
 from o2nc.theory.plans import Plan
 
 MOST = 1 << 72  # steps; with more, α could not be told from 0
@@ -28,6 +31,7 @@ def plan(
     constants: str = "sharp",
     smoothness: float | None = None,
     second_order: float | None = None,
+    law: Law = Exponential(),
 ) -> Plan:
     """Return the theorem's hyperparameters for N steps.
 
@@ -37,9 +41,12 @@ def plan(
         gap: F* > 0, at least F(x_0) − inf F.
         lipschitz: G > 0.
         noise: σ >= 0.
-        constants: "sharp", or "paper" for the printed ones.
-        smoothness: H > 0; chooses c = H²/ε with ε the bound itself, as the paper does for smooth F.
+        constants: "sharp" for those of the energy theorem: plain momentum, no decay. "regret" for the best of the
+            paper's own proof, "paper" for the printed ones.
+        smoothness: H > 0; chooses c = H²/ε with ε the bound itself, as the paper does for smooth F, or, sharp, the c
+            with the least bound on E‖∇F(x̄)‖.
         second_order: ρ > 0; chooses c = ρ/2.
+        law: the law of s; all but Exp need the sharp constants.
 
     Returns:
         The plan; ``plan.optimizer(params)`` is ready to train.
@@ -50,12 +57,16 @@ def plan(
     Example:
         >>> p = plan(steps=100_000, c=1.0, gap=1.0, lipschitz=1.0, noise=1.0)
         >>> f"{p.bound:.3f} at beta = {p.beta:.4f}, lr = {p.lr:.2e}, decay = {p.decay:.0f}"
-        '0.155 at beta = 0.9982, lr = 7.64e-06, decay = 155'
+        '0.116 at beta = 0.9983, lr = 5.65e-06, decay = 0'
     """
     _check_steps(steps)
-    check_constants(gap, lipschitz, noise, constants)
+    check_constants(gap, lipschitz, noise, constants, law)
     check_regime(c, smoothness, second_order)
-    make = partial(_PLANNERS[constants], int(steps), gap=float(gap), lipschitz=float(lipschitz), noise=float(noise))
+    known = {"gap": float(gap), "lipschitz": float(lipschitz), "noise": float(noise)}
+    if constants == "sharp":
+        return _energy_plan(int(steps), c, **known, smoothness=smoothness, second_order=second_order, law=law)
+    planner: Callable[..., Plan] = _paper_plan if constants == "paper" else _regret_plan
+    make = partial(planner, int(steps), **known)
     if second_order is not None:
         return replace(_in_range(make(second_order / 2)), second_order=float(second_order))
     if smoothness is not None:
@@ -80,6 +91,7 @@ def bound(
     constants: str = "sharp",
     alpha: float | None = None,
     radius: float | None = None,
+    law: Law = Exponential(),
 ) -> float:
     """Return B, the bound on E‖∇F(x̄)‖_c after N steps.
 
@@ -89,26 +101,28 @@ def bound(
         gap: F* > 0.
         lipschitz: G > 0.
         noise: σ >= 0.
-        constants: "sharp" or "paper".
-        alpha: α in (0, ½], for hyperparameters other than the plan's; then ``radius`` is needed too.
+        constants: "sharp", "regret" or "paper".
+        alpha: α in (0, ½], for hyperparameters other than the plan's; then ``radius`` is needed too. For any
+            learning rate and momentum there is `guarantee`.
         radius: D > 0.
+        law: the law of s.
 
     Example:
         >>> b = bound(10**6, 1.0, gap=1.0, lipschitz=1.0, noise=1.0)
         >>> p = bound(10**6, 1.0, gap=1.0, lipschitz=1.0, noise=1.0, constants="paper")
         >>> f"{b:.4f} against {p:.4f} as printed"
-        '0.0795 against 0.5171 as printed'
+        '0.0600 against 0.5171 as printed'
     """
     if (alpha is None) != (radius is None):
         raise ValueError(f"alpha and radius go together, got alpha={alpha!r} and radius={radius!r}")
     if alpha is None or radius is None:
-        return plan(steps, c, gap=gap, lipschitz=lipschitz, noise=noise, constants=constants).bound
+        return plan(steps, c, gap=gap, lipschitz=lipschitz, noise=noise, constants=constants, law=law).bound
     _check_steps(steps)
     checks.positive("c", c)
-    check_constants(gap, lipschitz, noise, constants)
+    check_constants(gap, lipschitz, noise, constants, law)
     checks.number("alpha", alpha, "a number in [1e-15, 0.5]", lambda v: 1e-15 <= v <= 0.5)
     checks.positive("radius", radius)
-    return Plan(steps, c, gap, lipschitz, noise, constants, alpha, radius).bound
+    return Plan(steps, c, gap, lipschitz, noise, constants, alpha, radius, law=law).bound
 
 
 def _paper_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: float) -> Plan:
@@ -119,25 +133,83 @@ def _paper_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: fl
     return Plan(steps, c, gap, lipschitz, noise, "paper", alpha, radius)
 
 
-def _sharp_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: float) -> Plan:
+def _regret_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: float) -> Plan:
     """Return the α <= ½ and D with the least bound: D in closed form, α by search on ever finer grids."""
 
     def radius(alpha: float) -> float:
         return (gap * alpha**2 / (2 * lemmas.spread_constant(1 - alpha) * c * steps)) ** (1 / 3)
 
-    def at(log_alpha: float) -> Plan:
-        alpha = math.exp(log_alpha)
-        return Plan(steps, c, gap, lipschitz, noise, "sharp", alpha, radius(alpha))
+    def at(alpha: float) -> tuple[float, Plan]:
+        p = Plan(steps, c, gap, lipschitz, noise, "regret", alpha, radius(alpha))
+        return p.bound, p
 
+    return _least(at, steps)
+
+
+def _energy_plan(
+    steps: int,
+    c: float | None,
+    *,
+    gap: float,
+    lipschitz: float,
+    noise: float,
+    smoothness: float | None,
+    second_order: float | None,
+    law: Law,
+) -> Plan:
+    """Return the α <= ½ and lr with the least bound of the energy theorem, on ‖∇F‖_c or for smooth F on ‖∇F‖.
+
+    With f = βF* and e as in `energy.run_energy` the bound is a√(2f/ℓ + e) + cW and noise, where W = k(2fℓ + eℓ²). Its
+    derivative in ℓ vanishes where 2ck(f + eℓ)ℓ²√(2f/ℓ + e) = af, which Newton's method finds in log ℓ: there the left
+    side's logarithm is convex, its slope between 3/2 and 3. For smooth F the best c makes cW + H²/(4c) = H√W, and the
+    equation is H√k(f + eℓ)ℓ = af.
+    """
+    moment = energy.second_moment(law)
+    if second_order is not None:
+        c = second_order / 2
+    y = 0.0  # log ℓ; the last one is near the next
+
+    def at(alpha: float) -> tuple[float, tuple[float, float, float]]:
+        nonlocal y
+        beta, keep = 1 - alpha, alpha * (2 - alpha)
+        e, f = energy.run_energy(steps, beta, lipschitz, noise, law), beta * gap
+        a = math.sqrt(alpha**2 * (steps - 1) / keep + 1) / steps
+        constant = lemmas.spread_constant(beta, second_moment=moment)
+        k = constant / (alpha**2 * keep * steps)
+        if smoothness is not None:
+            room = a * f / (smoothness * math.sqrt(k))
+            step = 2 * room / (f + math.hypot(f, 2 * math.sqrt(e * room)))
+        else:
+            assert c is not None
+            move = 1.0
+            while abs(move) > 1e-9:
+                step = math.exp(y)
+                root = 2 * f / step + e
+                excess = math.log(2 * c * k / a) + math.log1p(e * step / f) + 2 * y + math.log(root) / 2
+                move = excess / (2 + e * step / (f + e * step) - f / (step * root))
+                y -= move
+        w = k * (2 * f + e * step) * step
+        price, spread = (c, c * w) if c is not None else (smoothness / (2 * math.sqrt(w)), smoothness * math.sqrt(w))  # type: ignore[operator]
+        remains = noise * (alpha * (steps - 1) + 1) / (steps * math.sqrt(keep))
+        return a * math.sqrt(2 * f / step + e) + remains + spread, (alpha, alpha * math.sqrt(w / constant), price)
+
+    alpha, radius, price = _least(at, steps)
+    smooth, order = (None if value is None else float(value) for value in (smoothness, second_order))
+    return Plan(steps, float(price), gap, lipschitz, noise, "sharp", alpha, radius, smooth, order, law)
+
+
+Found = TypeVar("Found")
+
+
+def _least(at: Callable[[float], tuple[float, Found]], steps: int) -> Found:
+    """Return what belongs to the α with the least value, by search on ever finer grids of log α."""
     low, high = math.log(max(0.1 / steps, 1e-15)), math.log(0.5)
     for _ in range(12):
         grid = np.linspace(low, high, 24).tolist()
-        best = min(range(len(grid)), key=lambda i: at(grid[i]).bound)
+        found = [at(math.exp(x)) for x in grid]
+        best = min(range(len(grid)), key=lambda i: found[i][0])
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    return min((at(low), at(grid[best]), at(high)), key=lambda p: p.bound)
-
-
-_PLANNERS: dict[str, Callable[..., Plan]] = {"paper": _paper_plan, "sharp": _sharp_plan}
+    return found[best][1]
 
 
 def _in_range(p: Plan) -> Plan:
@@ -157,12 +229,16 @@ def _check_steps(steps: int) -> None:
         raise ValueError(f"steps must be at most 2^72, got {steps!r}")
 
 
-def check_constants(gap: float, lipschitz: float, noise: float, constants: str) -> None:
-    """Refuse what cannot be known of F and its gradients."""
+def check_constants(gap: float, lipschitz: float, noise: float, constants: str, law: object) -> None:
+    """Refuse what cannot be known of F and its gradients, and laws without a theorem."""
     checks.positive("gap", gap)
     checks.positive("lipschitz", lipschitz)
     checks.non_negative("noise", noise)
     checks.choice("constants", constants, lemmas.CONSTANTS)
+    if void := law_voids(law):
+        raise ValueError(f"no theorem holds: {void}")
+    if constants != "sharp" and not isinstance(law, Exponential):
+        raise ValueError(f"law={law!r} needs constants='sharp': the others are of Exp(1), got {constants!r}")
 
 
 def check_regime(c: float | None, smoothness: float | None, second_order: float | None) -> None:

@@ -212,26 +212,6 @@ def goldstein_price_is_too_low(seed: int, scale: float) -> Finding:
     return Finding(measured, steep, eps, also=also)
 
 
-@erratum("erratum-n", "E‖ŷ−x‖ < δ, and so ‖x−x'‖ < δ")
-def clipped_distance_is_not_strictly_less(seed: int, scale: float) -> Finding:
-    """Lemma goldstein-reduction; its proof gives <= only. The lemma is true: ‖x − x'‖ <= min(δ, V/4δ)."""
-    mean = torch.tensor([1.0, -1.0]).clamp(-1, 1).abs().mean().item()
-    q = 1e-4  # y = 2δ with probability q, and a little to the other side
-    two = torch.tensor([[2.0], [-2 * q / (1 - q)]], dtype=torch.float64)
-    at = o2nc.certify(plateau, two, 1.0, beta=q / (1 - q))  # so are the weights q and 1 − q
-    with warnings.catch_warnings(action="ignore"):
-        found = at.goldstein(1.0, lipschitz=1.0)
-    true = q - 2 * q / (1 - q) * (1 - q)  # x' − x
-    ratio = abs(true) / found.distance
-    also = (
-        0.999 < ratio <= 1 + ROUNDING
-        and isinstance(found.point, torch.Tensor)
-        and bool((found.point - true).abs() < 1e-12)
-    )
-    measured = f"E‖ŷ−x‖ for y = x±δ, δ = 1; corrected, ‖x−x'‖ is {ratio:.5f} of min(δ, V/4δ)"
-    return Finding(measured, mean, 1.0, "<", also=also)
-
-
 @erratum("erratum-o", "c = H²/ε: ‖∇F(x)‖_c ≤ ε ⇒ ‖∇F(x)‖ ≤ ε")
 def smooth_reduction_is_short_of_a_quarter(seed: int, scale: float) -> Finding:
     """Section 5; the lemma gives 2ε, and 1.25ε is reached: F'(h) = 1.25ε − H|h|, y = ±ε/2H."""

@@ -137,7 +137,7 @@ def _travelled(steps: int, seed: int) -> tuple[float, float]:
     return x.detach().square().sum().item(), optimizer.certificate().spread
 
 
-@erratum("erratum-l", "orthonormal Δ_t: ‖x_1−x_N‖ of order N")
+@erratum("erratum-l", "orthonormal Δ_t: ‖x_1−x_N‖ = O(N), as if tight")
 def orthonormal_updates_do_not_go_that_far(seed: int, scale: float) -> Finding:
     """Section 3's example; the distance is √(2N), and E V = Σ_{ij} p_i p_j |i − j| is √N, not N."""
     few, many = 64, 1024
@@ -157,3 +157,43 @@ def orthonormal_updates_do_not_go_that_far(seed: int, scale: float) -> Finding:
         f"Σp_ip_j|i−j| = {exact:.1f}"
     )
     return Finding(measured, growth, many / few, "==", also=right and abs(spread - exact) <= error, tolerance=4.0)
+
+
+def _after_two(gradients: Sequence[float], seed: int) -> tuple[float, float]:
+    """Return x_3 and Δ_3 of Algorithm 2 with β = ½ and η = 1, from x_0 = 0 and these two gradients."""
+    x = torch.zeros(1, dtype=torch.float64)
+    optimizer = ExponentiatedO2NC([x], OGD(lr=1.0), beta=0.5, seed=seed)
+    for g in gradients:
+        x.grad = torch.full_like(x, g)
+        optimizer.step()
+    return x.item(), optimizer.state[x]["delta"].item()
+
+
+def _progress(steps: int, seed: int, *, shuffled: bool) -> float:
+    """Return by how much a run believes that F rose; F = 0 is the mean of x and −x, drawn afresh or by epochs."""
+    rng, x = np.random.default_rng(seed), torch.zeros(1, dtype=torch.float64)
+    optimizer = ExponentiatedO2NC([x], OGD(lr=0.1), beta=0.9, seed=seed)
+    signs = rng.choice([-1.0, 1.0], size=steps)
+    if shuffled:
+        signs[1::2] = -signs[::2]
+    for sign in signs:
+        x.grad = torch.full_like(x, sign)
+        optimizer.step()
+    return optimizer.progress
+
+
+@erratum("erratum-n", "F_t = σ-algebra of x_t; Δ_t ∈ F_t")
+def update_is_not_known_from_the_point(seed: int, scale: float) -> Finding:
+    """The proof of Theorem O2NC; F_t must be the whole past, and g_t unbiased given that: epochs are not enough."""
+    first, second = (Exponential().sample(seed, t) for t in (2, 3))
+    x, delta = _after_two((1.0, 0.0), seed)  # Δ_2 = −½, Δ_3 = −¼
+    y, other = _after_two((0.0, (first + second / 2) / second), seed)  # nothing, and then as far at once
+    runs = range(seed, seed + enough(24, scale, 12))
+    fresh, epochs = ([_progress(20, k, shuffled=shuffled) for k in runs] for shuffled in (False, True))
+    zero = [0.0] * len(fresh)
+    measured = (
+        f"Δ_3 of two runs that share x_3; on F = 0 the progress is {mean_error(fresh)[0]:+.3f} from fresh samples, "
+        f"{mean_error(epochs)[0]:+.3f} from shuffled epochs"
+    )
+    also = abs(x - y) < 1e-12 and agree(fresh, zero) and not agree(epochs, zero)
+    return Finding(measured, delta, other, "==", also=also, tolerance=1e-9)

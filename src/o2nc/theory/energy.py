@@ -1,0 +1,128 @@
+"""The energy theorem: what plain momentum guarantees, with any learning rate and any momentum.
+
+Torch's SGD with momentum b and learning rate ℓ_t, its step multiplied by s, is
+
+    m_t = b·m_{t−1} + g_t,   Δ_{t+1} = −ℓ_t m_t,   x_{t+1} = x_t + s_{t+1}Δ_{t+1}.
+
+Squaring the first equation, and random scaling, give with w_n = ℓ_{n−1} − b²ℓ_n > 0 for n < N, w_N = ℓ_{N−1},
+ℓ_0 = ℓ_1 and A² = G² + σ² the energy inequality
+
+    Σ_{n<=N} w_n E‖m_n‖² <= T := 2bF* + A² Σ_{t<=N} ℓ_{t−1} + 2bGL·A(√(J(N − 1)/b) + |ℓ|/(1 − b)),
+
+where L is the price of the law of s, J = Σ_{t<N} ℓ_t² + ℓ_{N−1}² b/(1 − b) and |ℓ| the variation of ℓ_1, …, ℓ_{N−1}.
+With averages of discount β and α = 1 − β the output x̄ drawn by the law ``output`` then has
+
+    E‖∇F(x̄)‖_c <= (1/N)√(T Σ_n a_n²/w_n) + noise + start + cC/(α²N) · T max_{n<N} ℓ_n²/w_n
+
+    "geometric":  a_n = α + |β − b|, a_N = 1,  noise = σ(α(N − 1) + 1)/(N√(1 − β²)),  start = 0
+    "uniform":    a_n = α + |β − b|, a_N = α,  noise = σα/√(1 − β²),                  start = Gβ(1 − β^N)/(αN).
+
+docs/paper.md has the proof. A constant ℓ and β = b make it E‖∇F(x̄)‖_c <= (1/N)√((α²(N−1)/(1−β²) + 1)T) + … as there.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from o2nc import scaling
+from o2nc.scaling import Law
+from o2nc.theory import lemmas
+
+
+class Rates(NamedTuple):
+    """What the theorem needs to know of ℓ_1, …, ℓ_N."""
+
+    total: float  # Σ_{t<=N} ℓ_{t−1}, with ℓ_0 = ℓ_1
+    first: float  # ℓ_1
+    last: float  # ℓ_{N−1} = w_N
+    squares: float  # Σ_{t<N} ℓ_t²
+    variation: float  # Σ_{1<t<N} |ℓ_t − ℓ_{t−1}|
+    inverse: float  # Σ_{n<N} 1/w_n
+    worst: float  # max_{n<N} ℓ_n²/w_n
+
+    @classmethod
+    def constant(cls, lr: float, momentum: float, steps: int) -> "Rates":
+        """Return those of ℓ_t = ℓ: w_n = (1 − b²)ℓ."""
+        keep = (1 - momentum) * (1 + momentum)
+        inverse = (steps - 1) / (keep * lr)
+        return cls(lr * steps, lr, lr, (steps - 1) * lr**2, 0.0, inverse, lr / keep)
+
+    @classmethod
+    def scheduled(cls, lrs: NDArray[np.float64], momentum: float) -> "Rates":
+        """Return those of a sequence, of which ℓ_N moves nothing that is averaged; refused where some w_n <= 0."""
+        moving = lrs[:-1]
+        before = np.concatenate([moving[:1], moving[:-1]])
+        w = before - momentum**2 * moving
+        bad = np.flatnonzero(~(np.isfinite(moving) & (moving > 0)))
+        if len(bad):
+            raise ValueError(f"lr must be finite numbers > 0, got {moving[bad[0]]!r} at step {bad[0] + 1}")
+        fast = np.flatnonzero(w <= 0)
+        if len(fast):
+            raise ValueError(
+                f"lr may grow by less than 1/momentum² = {momentum**-2:.6g} a step for the theorem to hold, "
+                f"got {before[fast[0]]:.6g} and then {moving[fast[0]]:.6g} at step {fast[0] + 1}"
+            )
+        first = lrs[0]
+        last = moving[-1] if len(moving) else first
+        sums = (moving**2).sum(), np.abs(np.diff(moving)).sum(), (1 / w).sum(), (moving**2 / w).max(initial=0.0)
+        return cls(*map(float, (first + moving.sum(), first, last, *sums)))
+
+
+class Run(NamedTuple):
+    """A run of momentum, as far as the theorem looks at it; the mean of s is counted in the rates."""
+
+    steps: int  # N
+    rates: Rates
+    momentum: float  # b
+    average: float  # β
+    dampening: float  # τ; with it torch's first buffer, g_1, is 1/(1 − τ) times too long
+    law: Law  # of s
+    output: str  # "uniform" or "geometric"
+
+
+def law_energy(
+    lipschitz: float, size: float, momentum: float, law: Law, rates: Rates, steps: int, head: float = 1.0
+) -> float:
+    """Return 2bGL times the bound on Σ_{t<N} E‖Δ_{t+1} − Δ_t‖ + E‖Δ_N‖: what a law other than Exp adds to T."""
+    price = scaling.price(law)
+    if price == 0 or steps < 2 or momentum == 0:
+        return 0.0
+    path = math.sqrt((rates.squares + rates.last**2 * momentum / (1 - momentum)) * (steps - 2 + head) / momentum)
+    return 2 * momentum * lipschitz * price * size * (path + rates.variation / (1 - momentum))
+
+
+def run_energy(steps: int, momentum: float, lipschitz: float, noise: float, law: Law) -> float:
+    """Return E of T/ℓ = 2bF*/ℓ + E at a constant ℓ: A²N, and what the law adds."""
+    size = math.hypot(lipschitz, noise)
+    rates = Rates.constant(1.0, momentum, steps)
+    return size**2 * steps + law_energy(lipschitz, size, momentum, law, rates, steps)
+
+
+def second_moment(law: Law) -> float:
+    """Return E s²/(E s)²."""
+    return scaling.second_moment(law) / scaling.mean(law) ** 2
+
+
+def energy_terms(run: Run, *, c: float, gap: float, lipschitz: float, noise: float) -> dict[str, float]:
+    """Return the summands of the bound, by what they pay for."""
+    n, rates, b, beta = run.steps, run.rates, run.momentum, run.average
+    alpha, size, keep = 1 - beta, math.hypot(lipschitz, noise), (1 - beta) * (1 + beta)
+    head = (1 - run.dampening) ** -2  # how much E‖g_1‖² counts in the buffer
+    energy = {
+        "gap": 2 * b * gap,
+        "energy": size**2 * (rates.total + (head - 1) * rates.first),
+        "law": law_energy(lipschitz, size, b, run.law, rates, n, head),
+    }
+    total = sum(energy.values())
+    share, geometric = alpha + abs(beta - b), run.output == "geometric"
+    inverse = share**2 * rates.inverse + (1.0 if geometric else alpha**2) / rates.last
+    start = 0.0 if geometric else lipschitz * beta * -math.expm1(n * math.log1p(-alpha)) / (alpha * n)
+    root = math.sqrt(inverse / total) / n
+    spread = lemmas.spread_constant(beta, second_moment=second_moment(run.law)) / alpha**2
+    return {name: root * value for name, value in energy.items()} | {
+        "noise": noise * (alpha * (n - 1) + 1 if geometric else alpha * n) / (n * math.sqrt(keep)),
+        "start": start + abs(run.dampening) / (1 - run.dampening) * size / n,
+        "spread": c * spread * rates.worst * total / n,
+    }

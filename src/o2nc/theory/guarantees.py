@@ -1,0 +1,227 @@
+"""`guarantee`: what the energy theorem promises for the learning rate and momentum that were chosen."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.optim import Optimizer
+
+from o2nc import checks, scaling
+from o2nc.learners import OGD
+from o2nc.optimizers.exponentiated import ExponentiatedO2NC
+from o2nc.optimizers.sgdm import ScaledSGDM
+from o2nc.scaling import Exponential, Law
+from o2nc.theory import energy, lemmas
+from o2nc.theory.energy import Rates, Run
+
+Schedule = float | Sequence[float] | Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """An upper bound of E‖∇F(x̄)‖_c, term by term.
+
+    The energy theorem's root √(T Σ a²/w)/N is divided in proportion to the parts of T: "gap" for 2bF*, "energy" for
+    A²Σℓ, "law" for the price of a law other than Exp. "noise" is what the averages leave of it, "start" the first
+    averages of the uniform output law, and a first buffer that dampening makes too long; "spread" is c times the
+    variance of the iterates.
+
+    Attributes:
+        steps: N.
+        c: the price of spread.
+        lipschitz: G.
+        output: the law that the output x̄ is drawn by, "uniform" or "geometric".
+        terms: the summands.
+
+    Example:
+        >>> found = guarantee(lr=3e-5, momentum=0.99, steps=30_000, c=1.0, gap=1.0, lipschitz=1.0)
+        >>> f"{found.bound:.3f}", found.dominant, found.vacuous
+        ('0.132', 'gap', False)
+    """
+
+    steps: int
+    c: float
+    lipschitz: float
+    output: str
+    terms: Mapping[str, float]
+
+    @property
+    def bound(self) -> float:
+        """B >= E‖∇F(x̄)‖_c."""
+        return sum(self.terms.values())
+
+    @property
+    def dominant(self) -> str:
+        """The largest of the terms, which is the one to work on."""
+        return max(self.terms, key=lambda name: self.terms[name])
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether ‖∇F‖_c <= G says as much of every point."""
+        return self.bound >= self.lipschitz
+
+    def __str__(self) -> str:
+        parts = " + ".join(f"{value:.3g} {name}" for name, value in self.terms.items() if value)
+        nothing = f"; no less than G = {self.lipschitz:.4g}, which holds everywhere" if self.vacuous else ""
+        return f"E‖∇F(x̄)‖_c <= {self.bound:.4g} = {parts} ({self.steps} steps, {self.output} output){nothing}"
+
+
+def guarantee(
+    optimizer: Optimizer | None = None,
+    *,
+    steps: int,
+    c: float,
+    gap: float,
+    lipschitz: float,
+    noise: float = 0.0,
+    lr: Schedule | None = None,
+    momentum: float | None = None,
+    average: float | None = None,
+    law: Law = Exponential(),
+    output: str = "uniform",
+) -> Guarantee:
+    """Return what the energy theorem guarantees for a run of momentum with random scaling.
+
+    It speaks of N steps from a start with F(x_0) − inf F <= F*, for a G-Lipschitz F and gradients with
+    E[g_t | all that came before] = ∇F(x_t) and E‖g_t − ∇F(x_t)‖² <= σ²: fresh samples in every step, unclipped.
+
+    Args:
+        optimizer: a `ScaledSGDM` or an `ExponentiatedO2NC` with `OGD`, whose learning rate, momentum, discount of the
+            averages and law are read; or None to name them.
+        steps: N >= 1.
+        c: the price of spread, > 0.
+        gap: F* > 0.
+        lipschitz: G > 0.
+        noise: σ >= 0.
+        lr: torch's learning rate: a number > 0, or N of them, or a function of the step 1, …, N; it may grow by less
+            than 1/momentum² a step. Beside an optimizer, the schedule that it will have.
+        momentum: torch's momentum in [0, 1), without dampening.
+        average: β in (0, 1), the discount of the averages; the momentum if left out.
+        law: the law of s.
+        output: how x̄ is drawn from x̄_1, …, x̄_N: "uniform", or "geometric" as `output_weights` has it.
+
+    Raises:
+        ValueError: something voids the theorem; the message has all that does.
+
+    Example:
+        >>> known = dict(steps=30_000, c=1.0, gap=1.0, lipschitz=1.0)
+        >>> print(guarantee(lr=3e-5, momentum=0.99, output="geometric", **known))
+        E‖∇F(x̄)‖_c <= 0.1287 = 0.0875 gap + 0.0398 energy + 0.00145 spread (30000 steps, geometric output)
+        >>> guarantee(lr=0.1, momentum=0.9, **known).vacuous
+        True
+    """
+    checks.integer("steps", steps, 1)
+    known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
+    for name in ("c", "gap", "lipschitz"):
+        checks.positive(name, known[name])
+    checks.non_negative("noise", noise)
+    checks.choice("output", output, lemmas.OUTPUTS)
+    if optimizer is None:
+        run = _named(int(steps), lr, momentum, average, law, output)
+    elif momentum is not None or average is not None or law != Exponential():
+        raise TypeError("momentum, average and law are read from the optimizer: leave them out beside it")
+    else:
+        run = _read(optimizer, int(steps), lr, output)
+    if output == "uniform" and energy.second_moment(run.law) > 4 / (1 - run.average):
+        raise ValueError(
+            f"law={run.law!r} has E s² > 4/(1 − β), for which only output='geometric' has a theorem, got {output!r}"
+        )
+    return Guarantee(int(steps), float(c), float(lipschitz), output, energy.energy_terms(run, **known))
+
+
+def _named(
+    steps: int, lr: Schedule | None, momentum: float | None, average: float | None, law: Law, output: str
+) -> Run:
+    if lr is None or momentum is None:
+        raise TypeError(f"give an optimizer, or lr and momentum, got lr={lr!r} and momentum={momentum!r}")
+    checks.number("momentum", momentum, "a number in [0, 1)", lambda v: 0 <= v < 1)
+    average = momentum if average is None else average
+    checks.fraction("average", average)
+    if void := law_voids(law):
+        raise ValueError(f"no theorem holds: {void}")
+    rates = _rates(lr, scaling.mean(law), momentum, steps)
+    return Run(steps, rates, float(momentum), float(average), 0.0, law, output)
+
+
+def _rates(lr: Schedule, factor: float, momentum: float, steps: int) -> Rates:
+    """Return what the theorem needs of ``factor`` times a learning rate."""
+    if not callable(lr) and not isinstance(lr, Sequence | np.ndarray):
+        checks.positive("lr", lr)
+        return Rates.constant(factor * lr, momentum, steps)
+    lrs = np.array([lr(t) for t in range(1, steps + 1)] if callable(lr) else lr, dtype=np.float64)
+    if lrs.shape != (steps,):
+        raise ValueError(f"lr must be one number for each of the {steps} steps, got {lrs.shape}")
+    return Rates.scheduled(factor * lrs, momentum)
+
+
+def law_voids(law: object) -> str | None:
+    """Say why there is no theorem for a law, if there is none."""
+    if law is None:
+        return "without random scaling (s = 1, whose price is infinite) momentum can be trapped"
+    scaling.check_law(law)
+    if scaling.is_weighted(law):  # type: ignore[arg-type]
+        return f"{law!r} carries weights, and the theorem is for laws without"
+    if not (hasattr(law, "price") and hasattr(law, "second_moment")):
+        return f"{law!r} does not tell its price and second_moment"
+    return None if math.isfinite(law.price) else f"{law!r} has an infinite price"
+
+
+def _read(optimizer: Optimizer, steps: int, lr: Schedule | None, output: str) -> Run:
+    """Return an optimizer's run, or refuse it with all that voids the theorem."""
+    is_sgdm = type(optimizer) is ScaledSGDM
+    groups = optimizer.param_groups
+    group = groups[0]
+    if not is_sgdm and not (type(optimizer) is ExponentiatedO2NC and type(group["learner"]) is OGD):
+        raise ValueError(
+            f"the theorem is about ScaledSGDM and ExponentiatedO2NC with OGD, got {type(optimizer).__name__}"
+            + (f" with {type(group['learner']).__name__}" if "learner" in group else "")
+        )
+    names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize") if is_sgdm else ("lr",)
+    reasons = [
+        f"parameter groups differ in {name}" for name in names if len({float(other[name]) for other in groups}) > 1
+    ]
+    if reason := law_voids(group["scaling"]):
+        reasons.append(reason)
+    if not isinstance(group["average"], float):
+        reasons.append(f"average={group['average']!r}: the averages of the theorem have a discount in (0, 1)")
+    if lr is None and any("initial_lr" in other for other in groups):
+        reasons.append("a scheduler changes lr: give all of it, as lr=[…]")
+    lr = float(group["lr"]) if lr is None else lr
+    (factor, momentum, dampening), more = _sgdm(group) if is_sgdm else _ogd(group, lr)
+    reasons += more
+    if isinstance(lr, float | int) and lr <= 0:
+        reasons.append(f"lr={lr!r} moves nothing")
+    if reasons:
+        raise ValueError("no theorem holds: " + "; ".join(reasons))
+    law = group["scaling"]
+    rates = _rates(lr, factor * scaling.mean(law), momentum, steps)
+    return Run(steps, rates, momentum, group["average"], dampening, law, output)
+
+
+def _sgdm(group: dict[str, Any]) -> tuple[tuple[float, float, float], list[str]]:
+    """Return ℓ over lr, momentum and dampening of SGD, and what voids the theorem."""
+    reasons = []
+    if float(group["weight_decay"]):
+        reasons.append(f"weight_decay={group['weight_decay']!r} adds to F what is not Lipschitz")
+    if group["nesterov"]:
+        reasons.append("nesterov=True is another update")
+    momentum = float(group["momentum"])
+    if not 0 <= momentum < 1:
+        reasons.append(f"momentum={momentum!r} is not in [0, 1)")
+    dampening = float(group["dampening"]) if momentum else 0.0  # torch has none without a buffer
+    if dampening >= 1:
+        reasons.append(f"dampening={dampening!r} takes in no gradient")
+    return (1 - dampening, momentum, dampening), reasons
+
+
+def _ogd(group: dict[str, Any], lr: Schedule) -> tuple[tuple[float, float, float], list[str]]:
+    """Return the same of `OGD`, which plays Δ_{t+1} = b(Δ_t − ηg_t) with b = β/(β + ημ + κα)."""
+    learner, beta = group["learner"], group["beta"]
+    if isinstance(lr, float | int):
+        b = beta / (beta + lr * learner.decay + learner.kappa * (1 - beta))
+        return (b, b, 0.0), []
+    changes = learner.decay or learner.kappa == 2
+    reasons = ["with decay or kappa=2 a schedule of lr changes the momentum, too"] if changes else []
+    return (beta, beta, 0.0), reasons

@@ -1,0 +1,451 @@
+"""The energy theorem, line by line: the identity, the inequality, the output law, the variance lemma, `guarantee`."""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize
+
+import o2nc
+from o2nc import problems, theory
+from o2nc.learners import OGD, AdaGrad
+from o2nc.theory.energy import Rates
+
+UNIT = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0}
+BETAS = st.floats(0.05, 0.99)
+
+
+# ---- the formulas, written out
+
+
+def written(n, beta, eta, *, c, gap, lipschitz, noise, output, lib=math):
+    """The bound of the theorem for β = b and a constant lr = ηβ, as docs/paper.md prints it."""
+    alpha, a2 = 1 - beta, lipschitz**2 + noise**2
+    q = lib.sqrt(2 - beta**2)
+    spread = beta * ((beta + q) / (1 + beta)) ** 2
+    t, keep = 2 * gap / eta + a2 * n, 1 - beta**2
+    last = c * spread * eta**2 * beta**2 * t / (alpha**2 * keep * n)
+    if output == "geometric":
+        root = lib.sqrt((alpha**2 * (n - 1) / keep + 1) * t) / n
+        return root + noise * (alpha * (n - 1) + 1) / (n * lib.sqrt(keep)) + last
+    start = lipschitz * beta * (1 - beta**n) / (alpha * n)
+    return start + alpha / n * lib.sqrt(((n - 1) / keep + 1) * t) + noise * alpha / lib.sqrt(keep) + last
+
+
+@given(st.integers(1, 10**5), BETAS, st.floats(-6, 1), st.sampled_from(["uniform", "geometric"]), st.floats(0, 3))
+@settings(deadline=None)
+def test_guarantee_is_the_written_bound(n, beta, log_lr, output, noise):
+    known = {"c": 0.7, "gap": 2.0, "lipschitz": 1.5, "noise": noise}
+    lr = 10**log_lr
+    found = theory.guarantee(lr=lr, momentum=beta, steps=n, output=output, **known)
+    assert found.bound == pytest.approx(written(n, beta, lr / beta, output=output, **known), rel=1e-9)
+    assert sum(found.terms.values()) == found.bound
+    assert found.terms[found.dominant] == max(found.terms.values())
+    assert found.vacuous == (found.bound >= 1.5)
+
+
+STEPS = [(0.5, 1.0, 1.0, 683), (0.1, 1.0, 1.0, 168_900), (0.1, 0.0, 1.0, 26_980), (0.1, 1.0, 0.001, 7_300)]
+
+
+@pytest.mark.parametrize(("eps", "noise", "c", "most"), STEPS)
+def test_steps_for_against_an_independent_minimum(eps, noise, c, most):
+    """The least N: the formula minimised by another method just misses ε at N − 1, and 30 digits meet it at N."""
+    known = {"c": c, "gap": 1.0, "lipschitz": 1.0, "noise": noise}
+    n = theory.steps_for(eps, **known)
+    assert n <= most
+
+    def value(x, steps):
+        return written(steps, 1 - math.exp(x[0]), math.exp(x[1]), output="geometric", **known)
+
+    p = theory.plan(n, **known)
+    for start in ((math.log(0.05), math.log(1e-3)), (math.log(p.alpha), math.log(p.lr))):
+        options = {"xatol": 1e-10, "fatol": 1e-15, "maxiter": 4000}
+        before = optimize.minimize(value, start, args=(n - 1,), method="Nelder-Mead", options=options).fun
+        assert before > eps
+    assert theory.plan(n - 1, **known).bound == pytest.approx(before, rel=1e-9)
+    with mpmath.workdps(30):
+        exact = written(n, 1 - mpmath.mpf(p.alpha), mpmath.mpf(p.lr), output="geometric", lib=mpmath, **known)
+        assert abs(exact - p.bound) < 1e-12
+        assert exact <= eps
+
+
+def test_sharp_plan_is_a_guarantee():
+    p = theory.plan(3000, **UNIT, noise=1.0)
+    assert (p.decay, p.momentum, p.output) == (0.0, p.beta, "geometric")
+    found = theory.guarantee(lr=p.lr * p.beta, momentum=p.beta, steps=3000, output="geometric", **UNIT, noise=1.0)
+    assert found.bound == pytest.approx(p.bound)
+    assert found.terms == pytest.approx(p.terms)
+    read = theory.guarantee(p.optimizer([torch.zeros(2)]), steps=3000, output="geometric", **UNIT, noise=1.0)
+    assert read.terms == pytest.approx(p.terms)
+
+
+# ---- the identity and the inequality
+
+
+@pytest.mark.parametrize("falls", [False, True])
+def test_energy_identity(falls):
+    """⟨g_t, Δ_t⟩ = −(ℓ_{t−1}/2b)(‖m_t‖² − b²‖m_{t−1}‖² − ‖g_t‖²), with torch's buffer m, which starts at g_1."""
+    b, problem, generator = 0.8, problems.MultiKink(3), torch.Generator().manual_seed(0)
+    oracle, x = problems.Additive(problem, 0.5), problem.start()
+    optimizer = o2nc.ScaledSGDM([x], lr=0.1, momentum=b, seed=2)
+    before, delta = torch.zeros_like(x), torch.zeros_like(x)  # m_{t−1} and Δ_t
+    factor = 0.1 / (2 * b)
+    for t in range(1, 41):
+        optimizer.param_groups[0]["lr"] = lr = 0.1 * (0.9**t if falls else 1)
+        g = x.grad = oracle.sample(x, generator)
+        start = x.clone()
+        optimizer.step()
+        m = optimizer.state[x]["momentum_buffer"].clone()
+        square = m @ m - b**2 * before @ before - g @ g
+        torch.testing.assert_close(g @ delta, -factor * square, rtol=1e-8, atol=1e-12)
+        before, delta, factor = m, (x - start) / o2nc.Exponential().sample(2, t + 1), lr / (2 * b)
+
+
+def kinked(d):
+    """Σ|x_i − a zigzag's phase|/√d: its value and slope for rows of points; G = 1 and inf F >= −0.15√d."""
+    slope = lambda x: (np.sign(x) * 0.4 + np.where(np.mod(x, 0.2) < 0.1, 0.6, -0.6)) / math.sqrt(d)  # noqa: E731
+    wave = lambda x: 0.6 * (0.1 - np.abs(np.mod(x, 0.2) - 0.1))  # noqa: E731
+    value = lambda x: (0.4 * np.abs(x) + wave(x)).sum(-1) / math.sqrt(d)  # noqa: E731
+    return value, slope
+
+
+LAWS = {
+    "exponential": (o2nc.Exponential(), lambda rng, n: rng.exponential(size=n)),
+    "gamma": (o2nc.Gamma(2.0), lambda rng, n: rng.gamma(2.0, 0.5, size=n)),
+    "uniform": (o2nc.Uniform(0, 2), lambda rng, n: rng.uniform(0, 2, size=n)),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("falls", [False, True])
+def test_energy_inequality(law, falls):
+    """Σ w_n E‖m_n‖² <= 2bF* + A²Σℓ_{t−1} + 2bGL(Σ E‖Δ_{t+1} − Δ_t‖ + E‖Δ_N‖), as measured and as bounded."""
+    rng, b, steps, runs, d, sigma = np.random.default_rng(0), 0.9, 120, 1500, 2, 0.3
+    value, slope = kinked(d)
+    lr = np.linspace(0.05, 0.01, steps) if falls else np.full(steps, 0.05)
+    x = np.tile([0.5, -0.3], (runs, 1))
+    start, m, delta = value(x[0]), np.zeros_like(x), np.zeros_like(x)
+    energy, moved, progress = np.zeros(runs), np.zeros(runs), np.zeros(runs)
+    w = np.append(np.concatenate([lr[:1], lr[:-2]]) - b**2 * lr[:-1], lr[-2])
+    price, sample = LAWS[law][0].price, LAWS[law][1]
+    for t in range(steps):
+        x = x + sample(rng, runs)[:, None] * delta
+        g = slope(x) + sigma / math.sqrt(d) * rng.choice([-1.0, 1.0], size=x.shape)
+        progress += (g * delta).sum(1)
+        m = b * m + g
+        energy += w[t] * (m**2).sum(1)
+        after = -lr[t] * m
+        if t < steps - 1:
+            moved += np.linalg.norm(after - delta, axis=1)
+        else:
+            moved += np.linalg.norm(delta, axis=1)
+        delta = after
+    size = math.hypot(1.0, sigma)
+    known = 2 * b * start + size**2 * (lr[0] + lr[:-1].sum())
+    error = 5 * energy.std() / math.sqrt(runs)
+    assert energy.mean() <= known + 2 * b * price * moved.mean() + error
+    # what the corrector may cost, and does: F(x_N) − F(x_0) = Σ⟨g, Δ⟩ up to it
+    drift = value(x) - start - progress
+    assert abs(drift.mean()) <= price * moved.mean() + 5 * drift.std() / math.sqrt(runs)
+    rates = Rates.scheduled(lr, b)
+    bounded = theory.energy.law_energy(1.0, size, b, LAWS[law][0], rates, steps)
+    assert 2 * b * price * moved.mean() <= bounded * (1 + 1e-12)
+
+
+@given(st.integers(2, 60), st.floats(0.05, 0.98), st.integers(0, 10**6))
+@settings(deadline=None)
+def test_momentum_changes_slowly(n, b, seed):
+    """bΣ_{t<N}‖m_t − m_{t−1}‖² + (1 − b)‖m_{N−1}‖² + (1 − b)²Σ_{t<N−1}‖m_t‖² = Σ_{t<N}‖g_t‖²."""
+    g = np.random.default_rng(seed).normal(size=(n - 1, 2))
+    m = np.zeros((n, 2))
+    for t in range(1, n):
+        m[t] = b * m[t - 1] + g[t - 1]
+    left = b * (np.diff(m, axis=0) ** 2).sum() + (1 - b) * (m[-1] ** 2).sum() + (1 - b) ** 2 * (m[:-1] ** 2).sum()
+    assert left == pytest.approx((g**2).sum())
+
+
+# ---- the output law, and averages of another discount than the momentum
+
+
+@given(st.integers(1, 300), BETAS)
+def test_output_law_is_a_uniform_time_and_a_geometric_wait(n, beta):
+    weights = theory.output_weights(n, beta)
+    assert weights.sum() == pytest.approx(1)
+    late = np.arange(n)[None, :] - np.arange(n)[:, None]  # how long after t an n is
+    wait = np.where(late >= 0, (1 - beta) * beta ** np.maximum(late, 0.0), 0.0)
+    wait[:, -1] = beta ** np.arange(n - 1.0, -1, -1)
+    np.testing.assert_allclose(weights, wait.mean(0), atol=1e-12)
+    np.testing.assert_array_equal(theory.output_weights(n, beta, "uniform"), np.full(n, 1 / n))
+
+
+@given(st.integers(1, 60), BETAS, BETAS, st.integers(0, 10**6))
+@settings(deadline=None)
+def test_averages_are_no_longer_than_momentum(n, beta, b, seed):
+    """N·E_P‖ḡ‖ <= (α + |β − b|)Σ_{n<N}‖m_n‖ + ‖m_N‖ for every sequence of gradients."""
+    g = np.random.default_rng(seed).normal(size=(n, 2))
+    m, mean = np.zeros((n + 1, 2)), np.zeros((n + 1, 2))
+    for t in range(1, n + 1):
+        m[t], mean[t] = b * m[t - 1] + g[t - 1], beta * mean[t - 1] + g[t - 1]
+    weight = (1 - beta) / (1 - beta ** np.arange(1.0, n + 1))
+    averages = np.linalg.norm(mean[1:] * weight[:, None], axis=1)
+    lengths, share = np.linalg.norm(m[1:], axis=1), 1 - beta + abs(beta - b)
+    right = share * lengths[:-1].sum() + lengths[-1]
+    assert n * theory.output_weights(n, beta) @ averages <= right * (1 + 1e-9)
+    late = (1 - beta ** np.arange(1.0, n + 1)) @ averages  # of the uniform law, β^n‖∇̄_n‖ being bounded by Gβ^n
+    assert late <= (share * lengths[:-1].sum() + (1 - beta) * lengths[-1]) * (1 + 1e-9)
+
+
+# ---- the variance lemma, under both laws and for any E s²
+
+
+def tree_supremum(weights, beta, moment):
+    """The exact supremum of Σ_n w_n E V_n/Σ_n E Δ_n² over all adapted Δ, s being 0 or v with mean 1 and E s² = v."""
+    n = len(weights)
+    paths = list(itertools.product((0.0, moment), repeat=n))  # s_1, …, s_n
+    chance = [math.prod(1 / moment if s else 1 - 1 / moment for s in path) for path in paths]
+    index = {}
+    for path in paths:
+        for t in range(n):
+            index.setdefault(path[:t], len(index))  # Δ_{t+1} may depend on s_1, …, s_t
+    left, right = np.zeros((len(index),) * 2), np.zeros(len(index))
+    for path, p in zip(paths, chance, strict=True):
+        points, x = [], np.zeros(len(index))
+        for t in range(n):
+            at = index[path[:t]]
+            right[at] += p
+            x = x.copy()
+            x[at] += path[t]
+            points.append(x)
+            share = beta ** np.arange(t, -1.0, -1)
+            share /= share.sum()
+            centred = np.stack(points) - share @ np.stack(points)
+            left += p * weights[t] * (centred.T * share) @ centred
+    scale = 1 / np.sqrt(right)
+    return float(np.linalg.eigvalsh(left * np.outer(scale, scale))[-1])
+
+
+def riccati_supremum(weights, beta, moment):
+    """The same by dynamic programming: the least K for which the recursion from the end stays finite."""
+
+    def finite(k):
+        a = b = 0.0
+        for n in range(len(weights) - 1, 0, -1):
+            gamma = (1 - beta) / (1 - beta ** (n + 1))
+            m = (weights[n] + a) * (1 - gamma) * gamma + b * (1 - gamma) ** 2
+            a = (weights[n] + a) * (1 - gamma)
+            if k <= moment * m:
+                return False
+            b = m + m**2 / (k - moment * m)
+        return True
+
+    return optimize.brentq(lambda k: finite(k) - 0.5, 1e-9, 1e9, xtol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("output", ["uniform", "geometric"])
+@pytest.mark.parametrize("moment", [1.25, 2.0, 4.0])
+@pytest.mark.parametrize("beta", [0.3, 0.8])
+def test_variance_lemma_on_trees(output, moment, beta):
+    n = 5
+    weights = n * theory.output_weights(n, beta, output)
+    exact = tree_supremum(weights, beta, moment)
+    assert exact == pytest.approx(riccati_supremum(weights, beta, moment), rel=1e-6)
+    assert exact <= theory.spread_constant(beta, second_moment=moment) / (1 - beta) ** 2
+
+
+@pytest.mark.parametrize("output", ["uniform", "geometric"])
+@pytest.mark.parametrize("moment", [1.02, 2.0, 3.0])
+@pytest.mark.parametrize("beta", [0.2, 0.9, 0.97])
+def test_variance_constant_is_exact(output, moment, beta):
+    n = 3000
+    found = riccati_supremum(n * theory.output_weights(n, beta, output), beta, moment)
+    constant = theory.spread_constant(beta, second_moment=moment) / (1 - beta) ** 2
+    assert 0.99 * constant <= found <= constant * (1 + 1e-9)
+
+
+# ---- the rest of the theorem: schedules, dampening, laws, optimizers
+
+
+def test_constant_schedule_is_the_constant():
+    known = {"momentum": 0.9, "steps": 50, "noise": 0.5, **UNIT}
+    for output, law in itertools.product(("uniform", "geometric"), (o2nc.Exponential(), o2nc.Gamma(4.0))):
+        fixed = theory.guarantee(lr=0.01, output=output, law=law, **known).terms
+        assert theory.guarantee(lr=[0.01] * 50, output=output, law=law, **known).terms == pytest.approx(fixed)
+        assert theory.guarantee(lr=lambda t: 0.01, output=output, law=law, **known).terms == pytest.approx(fixed)
+    assert theory.guarantee(lr=[0.01], momentum=0.9, steps=1, **UNIT).bound < math.inf
+
+
+def test_schedules():
+    known = {"momentum": 0.9, "steps": 50, **UNIT}
+    falling = theory.guarantee(
+        lr=lambda t: 0.01 * (1 - t / 50), **known
+    )  # to 0 at the last step, which moves nothing
+    assert falling.bound < math.inf
+    warm = theory.guarantee(lr=lambda t: 0.01 * min(1.0, 1.2 ** (t - 20)), **known)
+    assert warm.bound < math.inf
+    with pytest.raises(ValueError, match=r"1/momentum² = 1\.23457 a step .* 0\.001 and then 0\.01 at step 3"):
+        theory.guarantee(lr=[0.001, 0.001] + [0.01] * 48, **known)
+    with pytest.raises(ValueError, match=r"finite numbers > 0, got .*0\.0.* at step 49"):
+        theory.guarantee(lr=[0.01] * 48 + [0.0, 0.0], **known)
+    with pytest.raises(ValueError, match="one number for each of the 50 steps"):
+        theory.guarantee(lr=[0.1, 0.1], **known)
+
+
+def test_scaled_law_is_a_longer_step():
+    known = {"momentum": 0.95, "steps": 500, "noise": 1.0, **UNIT}
+    one = theory.guarantee(lr=0.002, **known)
+    assert theory.guarantee(lr=0.004, law=o2nc.Exponential(2.0), **known).terms == pytest.approx(one.terms)
+    gamma = theory.guarantee(lr=0.002, law=o2nc.Gamma(4.0), **known)
+    assert gamma.terms["law"] > 0 == one.terms["law"]
+    assert theory.guarantee(lr=0.001, law=o2nc.Gamma(4.0, 0.5), **known).terms == pytest.approx(gamma.terms)
+
+
+def test_law_term_is_as_written():
+    """T = 2bF* + … + 2√b·G·L·A·ℓ√((N − 1)(N − 1 + b/(1 − b))) at a constant ℓ."""
+    law, b, n, g, sigma, lr = o2nc.Gamma(2.0), 0.9, 200, 1.5, 2.0, 0.01
+    rates = Rates.constant(lr, b, n)
+    size = math.hypot(g, sigma)
+    expected = 2 * math.sqrt(b) * g * 0.25 * size * lr * math.sqrt((n - 1) * (n - 1 + b / (1 - b)))
+    assert theory.energy.law_energy(g, size, b, law, rates, n) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("law", [o2nc.Gamma(2.0), o2nc.Uniform(0.75, 1.25)])
+def test_plan_with_a_law(law):
+    known = {**UNIT, "noise": 1.0}
+    n = theory.steps_for(0.3, **known, law=law)
+    p = theory.plan(n, **known, law=law)
+    assert p.bound <= 0.3 < theory.plan(n - 1, **known, law=law).bound
+    assert n > theory.steps_for(0.3, **known)
+    optimizer = p.optimizer([torch.zeros(2)])
+    assert optimizer.param_groups[0]["scaling"] == law
+    assert theory.guarantee(optimizer, steps=n, output="geometric", **known).bound == pytest.approx(p.bound)
+
+
+def sgdm(**kwargs):
+    return o2nc.ScaledSGDM([torch.zeros(3)], **({"lr": 0.01, "momentum": 0.9, "average": 0.9} | kwargs))
+
+
+def exponentiated(learner=OGD(0.02), **kwargs):
+    return o2nc.ExponentiatedO2NC([torch.zeros(3)], learner, **({"beta": 0.9} | kwargs))
+
+
+def test_guarantee_reads_the_optimizer():
+    known = {"steps": 1000, "noise": 0.5, **UNIT}
+    named = theory.guarantee(lr=0.01, momentum=0.9, **known)
+    assert theory.guarantee(sgdm(), **known) == named
+    assert theory.guarantee(sgdm(lr=torch.tensor(0.01, dtype=torch.float64)), **known) == named
+    assert theory.guarantee(exponentiated(OGD(0.01 / 0.9)), **known).terms == pytest.approx(named.terms)
+    longer = theory.guarantee(lr=0.01, momentum=0.9, average=0.99, **known)
+    assert theory.guarantee(sgdm(average=0.99), **known) == longer
+    # OGD's decay, and κ = 2, shorten the momentum: Δ ← b(Δ − ηg)
+    for learner in (OGD(0.02, decay=3.0), OGD(0.02, kappa=2)):
+        b = 0.9 / (0.9 + 0.02 * learner.decay + learner.kappa * 0.1)
+        same = theory.guarantee(lr=0.02 * b, momentum=b, average=0.9, **known)
+        assert theory.guarantee(exponentiated(learner), **known).terms == pytest.approx(same.terms)
+    assert theory.guarantee(sgdm(), lr=[0.01] * 1000, **known).terms == pytest.approx(named.terms)
+    assert theory.guarantee(sgdm(momentum=0.0, average=0.9), **known).vacuous
+
+
+def test_first_buffer_under_dampening():
+    """The buffer is (1 − τ)Σb^{t−s}ĝ_s, ĝ_1 = g_1/(1 − τ): A²(N − 1 + (1 − τ)^{−2}) in T, and τA/((1 − τ)N) more."""
+    tau, b, known = 0.6, 0.9, {"steps": 400, "noise": 0.5, **UNIT}
+    x = torch.zeros(3, dtype=torch.float64)
+    optimizer = o2nc.ScaledSGDM([x], lr=0.01, momentum=b, dampening=tau, average=0.9)
+    total = torch.zeros_like(x)
+    for t in range(6):
+        x.grad = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(t))
+        total = b * total + x.grad / (1 - tau if t == 0 else 1)
+        optimizer.step()
+    torch.testing.assert_close(optimizer.state[x]["momentum_buffer"], (1 - tau) * total)
+    damped, plain = theory.guarantee(optimizer, **known), theory.guarantee(lr=0.004, momentum=b, **known)
+    size = math.hypot(1.0, 0.5)
+    assert damped.terms["start"] - plain.terms["start"] == pytest.approx(tau / (1 - tau) * size / 400)
+    longer = (damped.terms["spread"] / plain.terms["spread"] - 1) * (2 * b + size**2 * 400 * 0.004)
+    assert longer == pytest.approx(size**2 * ((1 - tau) ** -2 - 1) * 0.004)
+
+
+def test_all_that_voids_the_theorem_is_named():
+    x, y = torch.zeros(3), torch.zeros(2)
+    groups = [{"params": [x]}, {"params": [y], "lr": 0.5, "momentum": 0.5}]
+    optimizer = o2nc.ScaledSGDM(
+        groups, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True, scaling=None, average=o2nc.Polynomial(2)
+    )
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    with pytest.raises(ValueError, match="no theorem holds") as refusal:
+        theory.guarantee(optimizer, steps=10, **UNIT)
+    for word in (
+        "differ in lr",
+        "differ in momentum",
+        "weight_decay",
+        "nesterov",
+        "without random",
+        "Polynomial",
+        "scheduler",
+    ):
+        assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (sgdm(average=None), "average=None"),
+        (sgdm(lr=0.0), "moves nothing"),
+        (sgdm(momentum=1.0), "momentum=1.0 is not in"),
+        (sgdm(dampening=1.0), "dampening=1.0 takes in no gradient"),
+        (sgdm(scaling=o2nc.Uniform(0, 2, weighted=True)), "carries weights"),
+        (exponentiated(AdaGrad(0.01)), "ExponentiatedO2NC with AdaGrad"),
+        (o2nc.AdamW([torch.zeros(2)]), "got AdamW"),
+    ],
+)
+def test_refusals(optimizer, message):
+    with pytest.raises(ValueError, match=message):
+        theory.guarantee(optimizer, steps=10, **UNIT)
+
+
+def test_what_cannot_be_named_beside_an_optimizer():
+    with pytest.raises(TypeError, match="are read from the optimizer"):
+        theory.guarantee(sgdm(), momentum=0.9, steps=10, **UNIT)
+    with pytest.raises(TypeError, match="give an optimizer, or lr and momentum"):
+        theory.guarantee(lr=0.1, steps=10, **UNIT)
+    with pytest.raises(ValueError, match="with decay or kappa=2 a schedule"):
+        theory.guarantee(exponentiated(OGD(0.1, decay=1.0)), lr=[0.1] * 10, steps=10, **UNIT)
+    with pytest.raises(ValueError, match="only output='geometric' has a theorem"):
+        theory.guarantee(lr=0.1, momentum=0.2, steps=10, law=o2nc.Gamma(0.1), **UNIT)
+    assert theory.guarantee(lr=0.1, momentum=0.2, steps=10, law=o2nc.Gamma(0.1), output="geometric", **UNIT).vacuous
+
+
+def test_guarantee_says_what_it_is():
+    text = str(theory.guarantee(lr=0.1, momentum=0.9, steps=100, **UNIT))
+    assert "uniform output" in text
+    assert "no less than G = 1" in text
+    assert " law" not in text
+
+
+# ---- what the noise term would have to use to be smaller
+
+
+def test_triangle_inequality_is_nearly_attained_by_sequences():
+    """Predictable z_t = −r(M + Kξ), ‖z_t‖ <= G, and zigzags: descent of less than F*, root plus noise within 10 %.
+
+    So no argument that knows of F only that Σ E⟨g, Δ⟩ >= −F* and ‖∇F‖ <= G can do without the triangle inequality.
+    """
+    rng, alpha, steps, d, lr, r = np.random.default_rng(0), 2e-3, 20_000, 100, 1e-4, math.sqrt(2e-3)
+    beta = 1 - alpha
+    k = 1 + math.sqrt(2 + 2 * beta / (lr * steps))  # G = σ = F* = 1
+    m, xi, turn, attained, descent = np.zeros(d), np.zeros(d), 0.0, 0.0, 0.0
+    for t in range(1, steps + 1):
+        z = -r * (m + k * xi)
+        assert z @ z <= 1
+        zigzag = math.sqrt(1 - z @ z) * (-1) ** t
+        descent += lr * (z @ (m + xi) + zigzag * turn)  # −E⟨g_t, Δ_t⟩
+        m, turn = beta * m + z, beta * turn + zigzag
+        xi = beta * xi + rng.normal(size=d) / math.sqrt(d)
+        attained += (alpha if t < steps else 1.0) * math.hypot(np.linalg.norm(m), turn) / steps
+    terms = theory.guarantee(lr=lr, momentum=beta, steps=steps, noise=1.0, output="geometric", **UNIT).terms
+    bound = terms["gap"] + terms["energy"] + terms["noise"]
+    assert descent < 1.0
+    assert 0.9 * bound < attained < bound
