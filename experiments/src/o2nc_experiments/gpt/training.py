@@ -61,6 +61,7 @@ class Trainer:
         if device.type == "cuda" if compiled is None else compiled:
             self.model.compile(dynamic=False)
         self.whole = world.wrap(self.model)
+        self.graph: torch.cuda.CUDAGraph | None = None  # of one forward and backward pass
 
     @property
     def parameters(self) -> int:
@@ -69,16 +70,36 @@ class Trainer:
 
     def autocast(self) -> Any:
         """Return the context that the model is evaluated in."""
-        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        on_gpu = self.device.type == "cuda"
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if on_gpu else nullcontext()
 
     def warm_up(self) -> float:
-        """Compile, and return how many seconds that took."""
+        """Compile, capture, and return how many seconds that took."""
         begun = perf_counter()
         self.model.begin_(0)
-        self.backward(self.read(torch.zeros(self.settings.rows, dtype=torch.int64, device=self.device)))
-        self.model.zero_grad()
+        batch = self.read(torch.zeros(self.settings.rows, dtype=torch.int64, device=self.device))
+        self.backward(batch)
+        if self.device.type == "cuda" and self.world.size == 1:
+            self._capture(batch)
+        else:
+            self.model.zero_grad()
         self.evaluate()
         return perf_counter() - begun
+
+    def _capture(self, batch: Tensor) -> None:
+        """Record forward pass, backward pass and clipping, which cost the host more than a small model the device."""
+        self.batch = batch.clone()
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._backward(self.batch)
+        torch.cuda.current_stream().wait_stream(side)
+        self.model.zero_grad()  # gradients that the graph makes stay where they are
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.loss = self._backward(self.batch)
+        self.graph = graph
 
     def read(self, begins: Tensor) -> Tensor:
         """Return this process's rows of the batch whose rows begin there."""
@@ -86,7 +107,14 @@ class Trainer:
 
     def backward(self, batch: Tensor) -> Tensor:
         """Make gradients, clipped, and return the loss; nothing waits for the device."""
-        self.model.zero_grad()
+        if self.graph is None:
+            self.model.zero_grad()
+            return self._backward(batch)
+        self.batch.copy_(batch)
+        self.graph.replay()
+        return self.loss.clone()
+
+    def _backward(self, batch: Tensor) -> Tensor:
         with self.autocast():
             loss = self.whole(batch)
         loss.backward()
