@@ -449,3 +449,21 @@ def test_triangle_inequality_is_nearly_attained_by_sequences():
     bound = terms["gap"] + terms["energy"] + terms["noise"]
     assert descent < 1.0
     assert 0.9 * bound < attained < bound
+
+
+def test_plans_draw_the_output_that_their_bound_is_for():
+    x = torch.nn.Parameter(torch.ones(2))
+    known = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0}
+    sharp = theory.plan(10_000, **known).optimizer([x])
+    assert sharp.param_groups[0]["output"] == "geometric"
+    assert theory.plan(10_000, **known, constants="regret").optimizer([x]).param_groups[0]["output"] == "uniform"
+    assert theory.guarantee(sharp, steps=10_000, **known).output == "geometric"
+    assert theory.guarantee(sharp, steps=10_000, **known).bound == pytest.approx(theory.plan(10_000, **known).bound)
+    assert theory.guarantee(sharp, steps=10_000, **known, output="uniform").output == "uniform"
+
+
+def test_a_plan_without_the_gradients_size():
+    adaptive = theory.plan(1000, 1.0, gap=1.0)
+    assert adaptive == theory.adaptive_plan(1000, 1.0, 1.0)
+    with pytest.raises(ValueError, match="without lipschitz knows"):
+        theory.plan(1000, 1.0, gap=1.0, noise=1.0)

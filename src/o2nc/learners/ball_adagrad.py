@@ -35,7 +35,7 @@ from o2nc.vector import States, Vector, add_shares_, combine_, joint, scale_, sh
 class BallAdaGrad:
     """Projected online gradient descent on the ball of radius D, at a rate that the gradients themselves set.
 
-    `o2nc.theory.adaptive.adaptive_plan` chooses D without knowing G and σ.
+    `o2nc.theory.adaptive_plan` chooses D without knowing G and σ.
 
     Args:
         lr: D >= 0, the longest Δ in the joint norm of all parameters (not a step size: it has the units of a

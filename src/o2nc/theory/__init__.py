@@ -25,9 +25,11 @@ C is of the variance lemma, Σ E V_n <= (C/α²) Σ E‖Δ_n‖², where the pap
 * `energy`: the energy theorem; `guarantees` has it for hyperparameters of your own, or of an optimizer.
 * `lemmas`: C, the weights λ behind it, the law of the output, the factor from ‖∇F‖_c to ‖∇F‖.
 * `plans`: a `Plan` is hyperparameters and their bound; `planning` chooses them.
+* `adaptive`: a plan that knows neither G nor σ, and its bound for all of them.
 * `complexity`: from a target ε to the number of steps, enough and necessary.
 """
 
+from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
 from o2nc.theory.complexity import lower_bound, steps_for
 from o2nc.theory.guarantees import Guarantee, guarantee
 from o2nc.theory.lemmas import CONSTANTS as CONSTANTS
@@ -36,8 +38,10 @@ from o2nc.theory.planning import bound, plan
 from o2nc.theory.plans import Plan
 
 __all__ = [
+    "AdaptivePlan",
     "Guarantee",
     "Plan",
+    "adaptive_plan",
     "bound",
     "guarantee",
     "lower_bound",

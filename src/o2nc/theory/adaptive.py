@@ -105,7 +105,7 @@ class AdaptivePlan:
             >>> total / p.steps < p.bound(lipschitz=1.0, output="uniform")
             True
         """
-        return ExponentiatedO2NC(params, BallAdaGrad(lr=self.lr), beta=self.beta, seed=seed)
+        return ExponentiatedO2NC(params, BallAdaGrad(lr=self.lr), beta=self.beta, seed=seed, output="geometric")
 
 
 def adaptive_plan(steps: int, c: float, gap: float) -> AdaptivePlan:

@@ -80,7 +80,7 @@ def guarantee(
     momentum: float | None = None,
     average: float | None = None,
     law: Law = Exponential(),
-    output: str = "uniform",
+    output: str | None = None,
 ) -> Guarantee:
     """Return what the energy theorem guarantees for a run of momentum with random scaling.
 
@@ -100,7 +100,8 @@ def guarantee(
         momentum: torch's momentum in [0, 1), without dampening.
         average: β in (0, 1), the discount of the averages; the momentum if left out.
         law: the law of s.
-        output: how x̄ is drawn from x̄_1, …, x̄_N: "uniform", or "geometric" as `output_weights` has it.
+        output: how x̄ is drawn from x̄_1, …, x̄_N: "uniform", or "geometric" as `output_weights` has it; left out, as
+            the optimizer's ``output()`` is, and uniform without one.
 
     Raises:
         ValueError: something voids the theorem; the message has all that does.
@@ -117,6 +118,8 @@ def guarantee(
     for name in ("c", "gap", "lipschitz"):
         checks.positive(name, known[name])
     checks.non_negative("noise", noise)
+    if output is None:
+        output = "uniform" if optimizer is None else optimizer.param_groups[0].get("output", "uniform")
     checks.choice("output", output, lemmas.OUTPUTS)
     if optimizer is None:
         run = _named(int(steps), lr, momentum, average, law, output)

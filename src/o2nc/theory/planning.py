@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import numpy as np
 
 from o2nc import checks
 from o2nc.scaling import Exponential, Law
 from o2nc.theory import energy, lemmas
+from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
 from o2nc.theory.guarantees import law_voids
 from o2nc.theory.plans import Plan
 
@@ -21,25 +22,40 @@ class TooFewSteps(ValueError):
     """The printed α exceeds ½."""
 
 
+@overload
+def plan(
+    steps: int,
+    c: float | None = ...,
+    *,
+    gap: float,
+    lipschitz: float,
+    noise: float = ...,
+    constants: str = ...,
+    smoothness: float | None = ...,
+    second_order: float | None = ...,
+    law: Law = ...,
+) -> Plan: ...
+@overload
+def plan(steps: int, c: float, *, gap: float) -> AdaptivePlan: ...
 def plan(
     steps: int,
     c: float | None = None,
     *,
     gap: float,
-    lipschitz: float,
+    lipschitz: float | None = None,
     noise: float = 0.0,
     constants: str = "sharp",
     smoothness: float | None = None,
     second_order: float | None = None,
     law: Law = Exponential(),
-) -> Plan:
+) -> Plan | AdaptivePlan:
     """Return the theorem's hyperparameters for N steps.
 
     Args:
         steps: N >= 1.
         c: the price of spread, > 0; leave it out to give ``smoothness`` or ``second_order``.
         gap: F* > 0, at least F(x_0) − inf F.
-        lipschitz: G > 0.
+        lipschitz: G > 0; left out, a plan is made that knows neither G nor σ, see `adaptive_plan`.
         noise: σ >= 0.
         constants: "sharp" for those of the energy theorem: plain momentum, no decay. "regret" for the best of the
             paper's own proof, "paper" for the printed ones.
@@ -60,6 +76,10 @@ def plan(
         '0.116 at beta = 0.9983, lr = 5.65e-06, decay = 0'
     """
     _check_steps(steps)
+    if lipschitz is None:
+        if c is None or noise or constants != "sharp" or law != Exponential():
+            raise ValueError("a plan without lipschitz knows steps, c and gap alone, for s ~ Exp(1)")
+        return adaptive_plan(steps, c, gap)
     check_constants(gap, lipschitz, noise, constants, law)
     check_regime(c, smoothness, second_order)
     known = {"gap": float(gap), "lipschitz": float(lipschitz), "noise": float(noise)}

@@ -134,7 +134,8 @@ class Plan:
     def optimizer(self, params: ParamsT, *, seed: int = 0) -> ExponentiatedO2NC:
         """Return Algorithm 2 with these hyperparameters, ready for ``steps`` calls of ``step``.
 
-        The bound is on the certificates' mean over the run, weighted by the law ``output``, not on the last one.
+        ``output()`` follows the law that the bound is for. The bound is on the certificates' mean over the run,
+        weighted by that law, not on the last one.
 
         Args:
             params: parameters or parameter groups.
@@ -155,7 +156,7 @@ class Plan:
             True
         """
         learner = OGD(lr=self.lr, decay=self.decay)
-        return ExponentiatedO2NC(params, learner, beta=self.beta, scaling=self.law, seed=seed)
+        return ExponentiatedO2NC(params, learner, beta=self.beta, scaling=self.law, seed=seed, output=self.output)
 
 
 def _energy_terms(p: Plan) -> dict[str, float]:
