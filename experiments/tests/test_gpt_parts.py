@@ -406,3 +406,10 @@ def test_a_run_that_diverged_is_never_chosen():
 def test_options_that_do_not_fit_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         Options(**options).goal("cpu")
+
+
+def test_each_horizon_may_have_its_own_learning_rate():
+    together, apart = (goal(["adamw:constant+t^4"], horizons=(200, 400), each=each) for each in (False, True))
+    (arm,) = together.arms
+    assert planning.parts(together, arm) == [(200, 400)]
+    assert planning.parts(apart, arm) == [[200], [400]]

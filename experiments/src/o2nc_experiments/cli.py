@@ -295,6 +295,9 @@ def build_app() -> "typer.Typer":
         widen: Annotated[
             int, typer.Option(help="By how many values a grid may grow where the best is at its edge.", min=0, max=20)
         ] = 0,
+        each: Annotated[
+            bool, typer.Option("--each", help="A learning rate for every horizon, also where nothing decays.")
+        ] = False,
         layers: Annotated[int | None, typer.Option(help="Blocks of the model.", min=1)] = None,
         width: Annotated[int | None, typer.Option(help="Its width.", min=2)] = None,
         heads: Annotated[int | None, typer.Option(help="Heads per block.", min=1)] = None,
@@ -325,6 +328,7 @@ def build_app() -> "typer.Typer":
             sweep,
             tune,
             widen,
+            each,
             layers,
             width,
             heads,

@@ -40,7 +40,7 @@ def show(steps: int | None, eps: float | None, constants: str, **known: float | 
     for version in _BOTH if constants == "both" else (constants,):
         try:
             n = steps if eps is None else theory.steps_for(eps, constants=version, **known)  # type: ignore[arg-type]
-            plans.append(theory.plan(n, constants=version, **known))  # type: ignore[arg-type]
+            plans.append(theory.plan(n, constants=version, **known))  # type: ignore[call-overload]
         except ValueError as error:
             refusals.append(str(error))
         except (OverflowError, ZeroDivisionError):

@@ -73,6 +73,7 @@ class Options:
         sweep: lr=VALUE,VALUE,…, the learning rates; xVALUE is a multiple of every arm's own.
         tune: the seed on which they are chosen.
         widen: by how many values a grid may grow where its best value is at its edge.
+        each: whether every horizon has a learning rate of its own, also where nothing decays.
         layers: see `Settings`, and so are the others up to ``evaluated``.
         device: its name.
         save_every: seconds between checkpoints.
@@ -88,6 +89,7 @@ class Options:
     sweep: str | None = None
     tune: int | None = None
     widen: int = 0
+    each: bool = False
     layers: int | None = None
     width: int | None = None
     heads: int | None = None
@@ -122,7 +124,9 @@ class Options:
         if self.widen and self.tune is None:
             raise ValueError("--widen needs a seed to choose on, --tune")
         sweep, relative = _sweep(self.sweep)
-        return Goal([parse(name) for name in names], horizons, seeds, sweep, relative, self.tune, self.widen)
+        return Goal(
+            [parse(name) for name in names], horizons, seeds, sweep, relative, self.tune, self.widen, self.each
+        )
 
     @property
     def command(self) -> str:
@@ -131,6 +135,9 @@ class Options:
         for field in fields(self):
             value: Any = getattr(self, field.name)
             if value != field.default and field.name not in ("data", "out", "quiet", "save_every", "costs"):
+                if value is True:
+                    parts.append(f"--{field.name}")
+                    continue
                 values = value if isinstance(value, tuple) else [value]
                 parts += [f"--{field.name.replace('_', '-')} {shlex.quote(str(one))}" for one in values]
         return " ".join(parts)

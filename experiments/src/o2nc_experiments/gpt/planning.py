@@ -115,6 +115,7 @@ class Goal:
         relative: whether ``sweep`` has multiples.
         tune: the seed that learning rates are chosen on; None runs all of them with all seeds.
         widen: by how many values a grid may grow at either end.
+        each: whether every horizon has a learning rate of its own, also where nothing decays.
     """
 
     arms: Sequence[Arm]
@@ -124,6 +125,7 @@ class Goal:
     relative: bool = False
     tune: int | None = None
     widen: int = 0
+    each: bool = False
 
     def grid(self, arm: Arm) -> list[float]:
         """Return an arm's learning rates, ascending."""
@@ -185,8 +187,8 @@ def wanted(goal: Goal, rows: Iterable[Row]) -> list[Leg]:
 
 
 def parts(goal: Goal, arm: Arm) -> list[Sequence[int]]:
-    """Return the horizons that have one learning rate in common: all of them, where none decays."""
-    return [[h] for h in goal.horizons] if arm.schedule.decays else [goal.horizons]
+    """Return the horizons that have one learning rate in common: all of them, where none decays, unless `each`."""
+    return [[h] for h in goal.horizons] if arm.schedule.decays or goal.each else [goal.horizons]
 
 
 def explored(goal: Goal, arm: Arm, part: Sequence[int], results: Results) -> list[float]:

@@ -38,7 +38,7 @@ class Study(NamedTuple):
     def plan(self, steps: int, constants: str) -> theory.Plan:
         """Return the theorem's hyperparameters."""
         price = self.c if self.regime == "c" else getattr(self.oracle.problem, self.regime)
-        return theory.plan(steps, **{self.regime: price}, **self.constants, constants=constants)  # type: ignore[arg-type]
+        return theory.plan(steps, **{self.regime: price}, **self.constants, constants=constants)  # type: ignore[call-overload]
 
     def block_plan(self, steps: int) -> "BlockPlan":
         """Return hyperparameters for Algorithm 1, at the c of the sharp plan."""
