@@ -1,14 +1,15 @@
 """Which window? Weights of the iterates, and the loss at x̄ against the window on a small noisy problem: a picture.
 
-    python experiments/benchmarks/windows.py docs/images
+    python experiments/benchmarks/windows.py docs/images [--lr 0.3] [--distance 2.0]
 
 SGD at a constant learning rate on F(x) = ½Σ h_i x_i², as in least squares with a spectrum that falls like a power:
 h_i is i^{−1.5}, the gradient is off by √h_i times a normal number, and every x_i begins at the same distance. The
-picture has the mean of F(x̄) − min F over independent runs, for all windows at once, at four lengths of the run.
+picture has the mean of F(x̄) − min F over independent runs, for all windows at once, at four lengths of the run. Where
+the best window is depends on the noise, which lr and the distance set.
 """
 
+import argparse
 import math
-import sys
 from pathlib import Path
 
 import torch
@@ -24,12 +25,17 @@ POWERS = [0.0, *(0.75 * 2 ** (k / 2) for k in range(16))]  # 12 is among them
 LENGTHS = [2 ** (k / 2) for k in range(2, 27)]  # 1/(1 − β)
 TICKS = (0.06, 0.1, 0.2, 0.3, 0.5, 0.7)
 HORIZONS = (300, 1_000, 3_000, 10_000)
-RUNS, DIMENSION, LR, DISTANCE = 12, 500, 0.3, 2.0
+RUNS, DIMENSION = 12, 500
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     """Measure, draw, and say what was best."""
-    found = measure()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--lr", type=float, default=0.3)
+    parser.add_argument("--distance", type=float, default=2.0)
+    asked = parser.parse_args()
+    found = measure(asked.lr, asked.distance)
     for n, (at_x, powers, lengths) in found.items():
         r, length = POWERS[int(powers.argmin())], LENGTHS[int(lengths.argmin())]
         twelve = float(powers[POWERS.index(12.0)])
@@ -47,21 +53,21 @@ def main(folder: Path) -> None:
     draw_losses(by_length, LENGTHS, [(x, lengths) for x, _, lengths in found.values()])
     by_length.set(title="β: another one for every length", xlabel="1/(1 − β)")
     for (n, (_, powers, _)), colour in zip(found.items(), COLOURS, strict=True):
-        by_power.annotate(
-            f"{n:,} steps", (POWERS[1], powers[1]), (0, -11), textcoords="offset points", color=colour, fontsize=8
-        )
+        at, above = (POWERS[1], float(powers[1])), {"xytext": (0, 4), "textcoords": "offset points"}
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # over the dotted line of another length
+        by_power.annotate(f"{n:,} steps", at, color=colour, fontsize=8, bbox=ground, **above)
     by_power.set_ylabel("F(x̄) − min F; at x dotted")
     by_power.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
     by_power.minorticks_off()
-    print(*save(figure, folder, "windows", ("png",)))
+    print(*save(figure, asked.folder, "windows", ("png",)))
 
 
 @torch.no_grad()
-def measure() -> dict[int, tuple[float, Tensor, Tensor]]:
+def measure(lr: float, distance: float) -> dict[int, tuple[float, Tensor, Tensor]]:
     """Return the mean loss at x, at x̄ of every power and at x̄ of every β, by the length of the run."""
     chance = torch.Generator().manual_seed(0)
     h = torch.arange(1, DIMENSION + 1, dtype=torch.float64) ** -1.5
-    x = torch.full((RUNS, DIMENSION), DISTANCE, dtype=torch.float64)
+    x = torch.full((RUNS, DIMENSION), distance, dtype=torch.float64)
     windows = [o2nc.Polynomial(r) for r in POWERS]
     discounts = torch.tensor([1 - 1 / length for length in LENGTHS], dtype=torch.float64)
     totals = torch.zeros(len(windows) + len(LENGTHS), dtype=torch.float64)
@@ -75,7 +81,7 @@ def measure() -> dict[int, tuple[float, Tensor, Tensor]]:
             losses = 0.5 * (h * means.square()).sum(-1).mean(-1)
             at_x = float(0.5 * (h * x.square()).sum(-1).mean())
             found[n] = (at_x, losses[: len(windows)], losses[len(windows) :])
-        x = x - LR * (h * x + h.sqrt() * torch.randn(x.shape, generator=chance, dtype=x.dtype))
+        x = x - lr * (h * x + h.sqrt() * torch.randn(x.shape, generator=chance, dtype=x.dtype))
     return found
 
 
@@ -103,4 +109,4 @@ def draw_losses(axes: Axes, windows: list[float], losses: list[tuple[float, Tens
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
