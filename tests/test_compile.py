@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import o2nc
 from o2nc.learners import OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
+from problem import EXTENDED
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -38,6 +39,7 @@ OPTIMIZERS = {
     "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.1), period=7),
     "AdamW, scaled": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.01)),
     "ASGD, scaled": lambda ps: o2nc.random_scaling(torch.optim.ASGD(ps, lr=0.01)),
+    **EXTENDED,
 }
 
 

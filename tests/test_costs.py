@@ -1,15 +1,18 @@
 """What a step, a certificate and a checkpoint cost: waits for the device and memory, counted and not timed."""
 
 import math
+import re
 
 import pytest
 import torch
+from torch import optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import o2nc
 from fused_device import begin, set_noise, sgdm
 from o2nc import learners
 from o2nc.backends.triton import engine
+from pages import PAGES
 
 
 class Watch(TorchDispatchMode):
@@ -133,3 +136,30 @@ def test_memory_of_a_step_in_bfloat16(learner, copies, law, monkeypatch):
     room = watch.peak / (4 * 20 * (1 << 14))
     assert room < copies + (law.weighted and copies > 1)
     assert math.isfinite(room)
+
+
+PRICES = re.findall(r"^\| `(o2nc\..*)` \| (\d+) \| (\d+) \| (\d+) \|$", PAGES["docs/performance.md"], re.MULTILINE)
+
+
+@pytest.mark.parametrize(("call", "single", "half", "host"), PRICES, ids=[call for call, *_ in PRICES])
+def test_the_price_list_is_what_is_kept(call, single, half, host):
+    """Bytes per parameter of the state that has the parameter's shape."""
+    for dtype, on_device in ((torch.float32, single), (torch.bfloat16, half)):
+        (p,) = begin("cuda" if torch.cuda.is_available() else "cpu", dtype, shapes=[(40, 25)])
+        names = {"o2nc": o2nc, "optim": optim, "learners": learners, "params": [p], "window": o2nc.Polynomial(12)}
+        opt = eval(call, names)
+        for t in range(1, 5):
+            set_noise([p], t)
+            opt.step()
+        found = [(k, v) for k, v in opt.state[p].items() if isinstance(v, torch.Tensor) and v.numel() > 1]
+        kept = {k: v.untyped_storage().nbytes() / p.numel() for k, v in found}
+        assert kept.pop("output", 0) == int(host)
+        assert sum(kept.values()) == int(on_device), kept
+
+
+def test_everything_that_keeps_something_has_a_price():
+    told = " ".join(call for call, *_ in PRICES)
+    for name in ("ScaledSGDM", "AdamW", "extend", "random_scaling", "ExponentiatedO2NC", "OriginalO2NC"):
+        assert f"o2nc.{name}(" in told
+    for name in set(learners.__all__) - {"Learner"}:
+        assert f"learners.{name}(" in told, name

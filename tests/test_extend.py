@@ -14,7 +14,7 @@ from torch import optim
 
 import fused_device as rig
 import o2nc
-from problem import parameters, set_gradients
+from problem import EXTENDED, parameters, set_gradients
 from test_windows import WINDOWS, weights
 
 OPTIMIZERS = {
@@ -288,11 +288,14 @@ def test_a_parameter_without_a_gradient_now_and_then():
         torch.testing.assert_close(torch.cat([q.detach().flatten() for q in params]), p @ xs)
 
 
-def test_compiled_it_is_one_graph_and_the_same_run():
+@pytest.mark.parametrize("name", ["NAdam", *EXTENDED])
+def test_compiled_it_is_one_graph_and_the_same_run(name):
     def make():
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 3)
-        return model, o2nc.extend(optim.AdamW(model.parameters(), lr=0.1), average=o2nc.Polynomial(2))
+        if name in EXTENDED:
+            return model, EXTENDED[name](model.parameters())
+        return model, o2nc.extend(OPTIMIZERS[name](model.parameters()), average=o2nc.Polynomial(2))
 
     runs = []
     torch._dynamo.reset()
@@ -301,9 +304,10 @@ def test_compiled_it_is_one_graph_and_the_same_run():
 
         count = torch._dynamo.testing.CompileCounter()
         step = torch.compile(opt.step, backend=count, fullgraph=True) if compiled else opt.step
-        for _ in range(6):
+        for t in range(6):
             opt.zero_grad()
             model(torch.ones(2, 4)).abs().sum().backward()
+            opt.param_groups[0]["lr"] = 0.1 / (t + 1)
             step()
         if compiled:
             assert count.frame_count == 1
@@ -357,15 +361,53 @@ def test_a_class_that_python_cannot_replace_is_refused_and_left_alone():
     assert "scaling" not in opt.param_groups[0]
 
 
-def test_sparse_gradients_are_refused_and_nothing_is_done():
+@pytest.mark.parametrize("make", [lambda ps: o2nc.extend(optim.SGD(ps, lr=0.1), average=0.9), EXTENDED["AdamW"]])
+def test_sparse_gradients_are_refused_and_nothing_is_done(make):
     table = torch.nn.Embedding(4, 2, sparse=True)
-    opt = o2nc.extend(optim.SGD(table.parameters(), lr=0.1), average=0.9)
+    opt = make(table.parameters())
     before = table.weight.detach().clone()
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse"):
         opt.step()
     assert torch.equal(before, table.weight)
     assert opt.param_groups[0]["scaling_step"] == 0
+
+
+@pytest.mark.parametrize("make", [EXTENDED["AdamW"], lambda ps: o2nc.extend(optim.RAdam(ps), average=0.9)])
+def test_before_the_first_step_there_is_nothing_to_ask_for(make):
+    """And nothing is lost by having asked, saved or loaded."""
+    params, twins = parameters(), parameters()
+    opt, other = make(params), make(twins)
+    for ask in (opt.certificate, opt.output, lambda: opt.averaged().__enter__(), lambda: opt.progress):
+        with pytest.raises(RuntimeError, match=r"before the first step\(\)"):
+            ask()
+    assert not opt.state
+    opt.load_state_dict(other.state_dict())
+    step_both((opt, params), (other, twins), 3)
+    assert opt.certificate() == other.certificate()
+
+
+def test_an_optimizer_with_state_is_extended_from_its_next_step_on():
+    params, twins = parameters(), parameters()
+    opt, plain = optim.RAdam(params, lr=0.02), optim.RAdam(twins, lr=0.02)
+    step_both((opt, params), (plain, twins), 4)
+    o2nc.extend(opt, average=o2nc.Polynomial(3))
+    with pytest.raises(RuntimeError, match=r"before the first step\(\)"):
+        opt.certificate()
+    xs, gs = steps(opt, params, 5, first=5)
+    p = weights(o2nc.Polynomial(3), 5)
+    assert opt.certificate().gradient == pytest.approx(float((p @ gs).norm()), rel=1e-10)
+    with opt.averaged():
+        torch.testing.assert_close(torch.cat([q.detach().flatten() for q in params]), p @ xs)
+
+
+def test_a_start_beyond_the_run_is_said():
+    params = parameters()
+    opt = o2nc.AdamW(params, average=o2nc.Polynomial(12, start=100))
+    steps(opt, params, 5)
+    for ask in (opt.certificate, opt.output, lambda: opt.averaged().__enter__()):
+        with pytest.raises(RuntimeError, match="begin after 100 steps"):
+            ask()
 
 
 def test_every_optimizer_of_torch_is_here():

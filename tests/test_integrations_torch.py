@@ -12,7 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import o2nc
 from o2nc.learners import OGD, AdaGrad, BallOGD
+from problem import EXTENDED
 from processes import torchrun
+from test_windows import weights as weights_of
 from twin import law_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,6 +26,7 @@ OPTIMIZERS = {
     "ogd": lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1), beta=0.9),
     "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.02), beta=0.9, scaling=o2nc.Uniform(weighted=True)),
     "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.1), period=3),
+    **EXTENDED,
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
@@ -66,7 +69,7 @@ def run(name, steps=10, dtype=torch.float64, **how):
     optimizer = OPTIMIZERS[name](model.parameters())
     before = how.get("before", lambda model: None)
     for step in range(steps):
-        optimizer.zero_grad()
+        model.zero_grad()  # the optimizer may not have all parameters
         loss_of(model, batch(step, dtype)).backward()
         before(model)
         optimizer.step()
@@ -403,7 +406,7 @@ def test_autocast_leaves_parameters_and_averages_in_float32(name):
             loss = loss_of(model, batch(step, torch.float32))
         loss.backward()
         optimizer.step()
-    for p in model.parameters():
+    for p in optimizer.param_groups[0]["params"]:
         assert p.dtype == optimizer.state[p]["average"].dtype == torch.float32
     plain = run(name, dtype=torch.float32)
     assert difference(summary(model, optimizer)[:-1], plain[:-1]) < 0.1
@@ -414,9 +417,9 @@ def test_bfloat16_parameters_have_a_float32_average(name):
     """x̄ is the weighted mean of the iterates as they were, to float32's precision."""
     model = make(torch.bfloat16)
     optimizer = OPTIMIZERS[name](model.parameters())
-    iterates = []
+    iterates, averaged = [], optimizer.param_groups[0]["params"]
     for step in range(60):
-        iterates.append([p.detach().double() for p in model.parameters()])
+        iterates.append([p.detach().double() for p in averaged])
         optimizer.zero_grad()
         loss_of(model, batch(step, torch.bfloat16)).backward()
         optimizer.step()
@@ -424,19 +427,17 @@ def test_bfloat16_parameters_have_a_float32_average(name):
         iterates, weights = iterates[-3:], [1 / 3] * 3
     else:
         group = optimizer.param_groups[0]
-        beta, law, seed = group["average"], group["scaling"], group["seed"]
-        ws = law_weights(law, seed, 60)
-        weights = [w * beta ** (59 - t) for t, w in enumerate(ws)]
-        weights = [w / sum(weights) for w in weights]
+        law, seed = group["scaling"], group.get("seed", group.get("scaling_seed"))
+        weights = weights_of(group["average"], 60, law and list(law_weights(law, seed, 60)))
     key = "block_average" if name == "original" else "average"
-    for k, p in enumerate(model.parameters()):
+    for k, p in enumerate(averaged):
         mean = sum(w * x[k] for w, x in zip(weights, iterates, strict=True))
         assert p.dtype == torch.bfloat16
         assert optimizer.state[p][key].dtype == torch.float32
         assert float((optimizer.state[p][key] - mean).abs().max()) < 1e-5
     saved = [p.detach().clone() for p in model.parameters()]
     with optimizer.averaged():  # rounded once, on the way into the parameters
-        for p in model.parameters():
+        for p in averaged:
             assert torch.equal(p, optimizer.state[p][key].to(torch.bfloat16))
     assert same(model.parameters(), saved)
 

@@ -76,11 +76,17 @@ def optimizer_of(names):
     return getattr(names["opt"], "optimizer", names["opt"])
 
 
+def begun():
+    """What a recipe begins with, once more."""
+    with torch.random.fork_rng():
+        names = {}
+        exec(compile(*blocks(OPENING), "docs/recipes.md", "exec"), names)
+    return names
+
+
 def accumulates(names):
     assert optimizer_of(names).param_groups[0]["step"] == 2
-    with torch.random.fork_rng():
-        twin = {}
-        exec(compile(*blocks(OPENING), "docs/recipes.md", "exec"), twin)
+    twin = begun()
     opt = o2nc.ScaledSGDM(twin["model"].parameters(), lr=0.01, momentum=0.9, average=0.99)
     for half in (slice(0, 128), slice(128, 256)):
         opt.zero_grad()
@@ -119,13 +125,14 @@ def has_two_averages(names):
 def is_as_before(names):
     assert names["model"].training
     assert names["model"][1].num_batches_tracked == len(names["batches"])
+    saved = torch.load("averaged.pt")
+    assert torch.equal(saved["0.weight"], names["opt"].state[names["model"][0].weight]["average"])
+    assert not torch.equal(saved["1.running_mean"], names["model"][1].running_mean)
 
 
 def is_as_without_a_scaler(names):
     steps_with_every_batch(names)
-    with torch.random.fork_rng():
-        twin = {}
-        exec(compile(*blocks(OPENING), "docs/recipes.md", "exec"), twin)
+    twin = begun()
     opt = o2nc.ScaledSGDM(twin["model"].parameters(), lr=0.01, momentum=0.9, average=0.99)
     for x, y in twin["batches"]:
         opt.zero_grad()
@@ -163,13 +170,14 @@ def leaves_a_log(names):
 
 def is_in_the_history(names):
     assert sum("certificate/value" in entry for entry in names["trainer"].state.log_history) == 4
+    assert optimizer_of(names).param_groups[0]["lr"] == pytest.approx(1e-3)
     saved = type(names["model"]).from_pretrained("gpt/averaged")
     with optimizer_of(names).averaged():
         assert all(map(torch.equal, saved.parameters(), names["model"].parameters()))
 
 
 def is_prepared(names):
-    assert optimizer_of(names).param_groups[0]["step"] == 4
+    assert optimizer_of(names).param_groups[0]["scaling_step"] == 4
     assert Path("averaged").is_dir()
     assert Path("accelerated").is_dir()
     assert len(Path("certificate.csv").read_text().splitlines()) == 1 + 2
@@ -178,7 +186,8 @@ def is_prepared(names):
 
 def is_monitored(names):
     trainer = names["trainer"]
-    assert trainer.optimizers[0].param_groups[0]["step"] == 24
+    assert trainer.optimizers[0].param_groups[0]["scaling_step"] == 24
+    assert isinstance(trainer.optimizers[0], torch.optim.AdamW)
     value = trainer.optimizers[0].certificate().value
     assert float(trainer.callback_metrics["certificate/value"]) == pytest.approx(value, rel=1e-6)
     saved = torch.load("averaged.ckpt")["state_dict"]
@@ -200,13 +209,50 @@ def is_extended(names):
     assert names["opt"].certificate().ess > 1
 
 
+def is_decided_afterwards(names):
+    """x̄ of the two powers that there were is found again, and a power between as a third track would have it."""
+    twin = begun()
+    opt = o2nc.AdamW(twin["model"].parameters(), lr=1e-2, average=o2nc.Polynomial(8))
+    for n in range(1, 65):
+        x, y = twin["batches"][n % len(twin["batches"])]
+        opt.zero_grad()
+        twin["loss_of"](twin["model"](x), y).backward()
+        opt.step()
+    found = o2nc.posthoc(names["snapshots"], 8)
+    assert found.error < 0.03
+    with opt.averaged():
+        for name, p in twin["model"].named_parameters():
+            torch.testing.assert_close(found.values[name], p.detach(), rtol=0, atol=2e-3)
+    last = names["snapshots"][-1]
+    again = o2nc.posthoc(names["snapshots"], last.window.power).values
+    assert all(torch.allclose(again[name], value, atol=1e-5) for name, value in last.values.items())
+
+
+def moves_as_adamw(names):
+    """The steps of AdamW without its bias corrections, from the same gradients."""
+    twin = begun()
+    params = list(twin["model"].parameters())
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in params]
+    for x, y in twin["batches"]:
+        gs = torch.autograd.grad(twin["loss_of"](twin["model"](x), y), params)
+        for p, g, (m, v) in zip(params, gs, moments, strict=True):
+            m.lerp_(g, 0.1)
+            v.lerp_(g**2, 0.05)
+            with torch.no_grad():
+                p.sub_(1e-3 * (0.1 * p + torch.where(m == 0, 0.0, m / v.sqrt())))
+    for p, q in zip(names["model"].parameters(), params, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
 SAYS = {
     "Gradient accumulation": accumulates,
     "Clipping": clips,
     "Parameter groups": keeps_groups,
     "Learning-rate schedules": ends_at_zero,
     "No schedule": ships_the_average,
+    "A window chosen afterwards": is_decided_afterwards,
     "Any optimizer": is_extended,
+    "AdamW as a learner": moves_as_adamw,
     "Hooks": steps_with_every_batch,
     "torch.func": steps_with_every_batch,
     "torch.optim.swa_utils": has_two_averages,
@@ -281,9 +327,33 @@ def test_fsdp(tmp_path):
         assert (float(value), float(loss)) == pytest.approx(alone(steps), rel=1e-5)
 
 
+@pytest.mark.slow
+@needs_torchrun
+@needs_fsdp2
+def test_pretraining(tmp_path):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2)), nn.Linear(16, 1))
+        data = torch.randn(256, 16)
+    opt = o2nc.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1, average=o2nc.Polynomial(12, start=5))
+    warm_up = torch.optim.lr_scheduler.LinearLR(opt, start_factor=0.1, total_iters=5)
+    for steps, lines in zip((20, 40), launch("A pretraining loop", tmp_path), strict=True):
+        for _ in range(20):
+            opt.zero_grad()
+            model(data).abs().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            opt.step()
+            warm_up.step()
+        ((step, value, loss),) = re.findall(r"step (\d+): (\S+), loss at x̄ (\S+)", "\n".join(lines))
+        assert int(step) == steps
+        assert float(value) == pytest.approx(opt.certificate().value, rel=1e-3)
+        with torch.no_grad(), opt.averaged():
+            assert float(loss) == pytest.approx(model(data).abs().mean().item(), rel=1e-3)
+
+
 def test_all_recipes_are_tested():
     scripts = {name for name, text in RECIPES.items() if any(map(is_script, blocks(text)))}
-    assert scripts == {"DistributedDataParallel", "FSDP2"}
+    assert scripts == {"DistributedDataParallel", "FSDP2", "A pretraining loop"}
     assert SAYS.keys() == set(IN_PROCESS)
 
 

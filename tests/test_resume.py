@@ -1,11 +1,18 @@
-"""Save at a random step, load in a new process, continue: the same bits. And no global generator is touched."""
+"""Save at a random step, or be killed at one, load in a new process, continue: the same bits.
+
+And no global generator is touched.
+"""
 
 import copy
+import itertools
 import math
+import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +22,7 @@ import torch
 
 import o2nc
 from o2nc import learners
-from problem import SHAPES, parameters, set_gradients
+from problem import EXTENDED, SHAPES, parameters, set_gradients
 
 CASES = {
     "sgdm": lambda ps: o2nc.ScaledSGDM(ps, lr=0.02, momentum=0.9, seed=3, average=0.99),
@@ -35,6 +42,7 @@ CASES = {
     "original": lambda ps: o2nc.OriginalO2NC(ps, learners.BallOGD(lr=0.02, radius=0.1), period=4, seed=2),
     "wrapped": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.02), seed=6),
     "wrapped, by displacement": lambda ps: o2nc.random_scaling(torch.optim.Rprop(ps, lr=0.02), seed=6),
+    **EXTENDED,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 STEPS = 23
@@ -80,19 +88,35 @@ def assert_same(a, b):
                 assert x == y, key
 
 
+def train_until_killed(folder, names):
+    """Train without an end, with a new checkpoint after every step."""
+    runs = {name: parameters(torch.float32) for name in names}
+    opts = {name: CASES[name](params) for name, params in runs.items()}
+    for step in itertools.count(1):
+        for name, opt in opts.items():
+            advance(opt, runs[name], step, step)
+        torch.save({f"{name}|float32": job(opts[name], runs[name], step, step + 9) for name in names}, folder / "new")
+        os.replace(folder / "new", folder / "jobs.pt")
+
+
+def job(opt, params, step, last):
+    """Return what is to be continued, and how far."""
+    return {"params": [p.detach() for p in params], "optimizer": opt.state_dict(), "step": step, "last": last}
+
+
 def main(folder):
     """What the new process does: load, continue, write the report."""
     jobs = torch.load(folder / "jobs.pt", weights_only=True)
     reports = {}
-    for key, job in jobs.items():
+    for key, found in jobs.items():
         name, dtype = key.split("|")
         params = parameters(DTYPES[dtype])
         opt = defaults_of(name, params)
         with torch.no_grad():
-            for p, saved in zip(params, job["params"], strict=True):
+            for p, saved in zip(params, found["params"], strict=True):
                 p.copy_(saved)
-        opt.load_state_dict(job["optimizer"])
-        advance(opt, params, job["step"] + 1, STEPS)
+        opt.load_state_dict(found["optimizer"])
+        advance(opt, params, found["step"] + 1, found["last"])
         reports[key] = report(opt, params)
     torch.save(reports, folder / "reports.pt")
 
@@ -106,24 +130,49 @@ def test_new_process_continues_to_the_same_bits(tmp_path):
             opt = make(params)
             step = draw.randrange(1, STEPS)
             advance(opt, params, 1, step)
-            jobs[f"{name}|{dtype}"] = copy.deepcopy(
-                {"params": [p.detach() for p in params], "optimizer": opt.state_dict(), "step": step}
-            )
+            jobs[f"{name}|{dtype}"] = copy.deepcopy(job(opt, params, step, STEPS))
             advance(opt, params, step + 1, STEPS)
             expected[f"{name}|{dtype}"] = report(opt, params)
     torch.save(jobs, tmp_path / "jobs.pt")
-    subprocess.run([sys.executable, __file__, str(tmp_path)], check=True)
-    reports = torch.load(tmp_path / "reports.pt", weights_only=True)
+    assert_continued(tmp_path, expected)
+
+
+def assert_continued(folder, expected):
+    """Continue in a new process, and compare its reports."""
+    subprocess.run([sys.executable, __file__, str(folder)], check=True)
+    reports = torch.load(folder / "reports.pt", weights_only=True)
     assert reports.keys() == expected.keys()
     for key in expected:
         assert_same(expected[key], reports[key])
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_killed_it_goes_on_to_the_same_bits(tmp_path):
+    """Wherever SIGKILL falls, into the writing of a checkpoint as well."""
+    names = (*EXTENDED, "sgdm")
+    running = subprocess.Popen([sys.executable, __file__, str(tmp_path), *names])
+    try:
+        while not (tmp_path / "jobs.pt").exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        time.sleep(random.uniform(0, 0.2))
+    finally:
+        running.kill()
+    assert running.wait() == -signal.SIGKILL
+    expected = {}
+    for key, killed in torch.load(tmp_path / "jobs.pt", weights_only=True).items():
+        params = parameters(torch.float32)
+        opt = CASES[key.split("|")[0]](params)
+        advance(opt, params, 1, killed["last"])
+        expected[key] = report(opt, params)
+    assert_continued(tmp_path, expected)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies_continue_to_the_same_bits(name, how):
-    params = parameters(torch.float32)
-    opt = CASES[name](params)
+    opt = CASES[name](parameters(torch.float32))
+    params = opt.param_groups[0]["params"]
     advance(opt, params, 1, 9)
     other = copy.deepcopy(opt) if how == "deepcopy" else pickle.loads(pickle.dumps(opt))
     theirs = other.param_groups[0]["params"]
@@ -239,4 +288,6 @@ def test_a_checkpoint_of_another_shape_changes_nothing():
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
+    if sys.argv[2:]:
+        train_until_killed(Path(sys.argv[1]), sys.argv[2:])
     main(Path(sys.argv[1]))

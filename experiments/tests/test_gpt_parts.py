@@ -14,7 +14,7 @@ from o2nc_experiments.gpt.data import DataError, beginnings, read
 from o2nc_experiments.gpt.model import GPT
 from o2nc_experiments.gpt.optimizers import Means, averaged, certificate, make
 from o2nc_experiments.gpt.options import Options
-from o2nc_experiments.gpt.planning import Goal, Row, Run, rounded, runs, wanted
+from o2nc_experiments.gpt.planning import Goal, Row, Run, parts, rounded, runs, wanted
 from o2nc_experiments.gpt.schedule_free import ScheduleFreeAdamW
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -409,7 +409,7 @@ def test_options_that_do_not_fit_are_refused(options, said):
 
 
 def test_each_horizon_may_have_its_own_learning_rate():
-    together, apart = (goal(["adamw:constant+t^4"], horizons=(200, 400), each=each) for each in (False, True))
+    together, apart = (goal("adamw:constant+t^4", horizons=(200, 400), each=each) for each in (False, True))
     (arm,) = together.arms
-    assert planning.parts(together, arm) == [(200, 400)]
-    assert planning.parts(apart, arm) == [[200], [400]]
+    assert parts(together, arm) == [(200, 400)]
+    assert parts(apart, arm) == [[200], [400]]

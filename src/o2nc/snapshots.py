@@ -31,6 +31,12 @@ class Snapshot(NamedTuple):
         window: the window that it is of.
         step: how many iterates there were.
         values: x̄: tensors in a list, or in a dictionary such as ``model.state_dict()`` inside ``opt.averaged()``.
+
+    Example:
+        >>> import torch, o2nc
+        >>> snapshot = o2nc.Snapshot(o2nc.Polynomial(12), 1000, [torch.zeros(3)])
+        >>> snapshot.step
+        1000
     """
 
     window: Polynomial
@@ -47,6 +53,13 @@ class Posthoc(NamedTuple):
         error: how far its weights of the iterates are from those that were wanted, in the Euclidean norm, relative.
         lowest: the least weight of an iterate, relative to the largest. Where it is negative the result is no
             average, and no certificate speaks of it.
+
+    Example:
+        >>> import torch, o2nc
+        >>> window = o2nc.Polynomial(4)
+        >>> found = o2nc.posthoc([(window, n, [torch.full((1,), float(n))]) for n in (25, 50, 75, 100)], power=4)
+        >>> round(found.weights[-1], 6), round(found.values[0].item(), 3), found.lowest > 0
+        (1.0, 100.0, True)
     """
 
     values: Any

@@ -136,5 +136,4 @@ def with_decay(u: Tensor, x: Tensor, state: dict[str, Any]) -> Tensor:
     move, decay = (state.get(key, 0.0) for key in DECAYED)
     if not decay:
         return u
-    before = torch.add(x.to(u.dtype), u, alpha=move).div_(1 - move * decay)
-    return before.mul_(decay).add_(u)
+    return torch.add(u, x.to(u.dtype), alpha=decay).div_(1 - move * decay)  # of x one step ago: (x + move·u)/(1 − …)

@@ -20,7 +20,7 @@ from o2nc.optimizers.extend import NAMES, Extended, Observed, Seen, check_extens
 from o2nc.scaling import Draw, Law
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import Step
-from o2nc.vector import DECAYED, real, wide, with_decay
+from o2nc.vector import DECAYED, real, wide
 
 
 class AdamW(Extended, optim.AdamW):
@@ -161,7 +161,7 @@ class SeenByAdam(Seen):
 
     @torch.no_grad()
     def _updates(self) -> list[Tensor]:
-        """Return u of the last Δ = −lr·u."""
+        """Return u of the last Δ = −lr·u, which is (m̂/(√v̂ + ε) + λx)/(1 − s·lr·λ) with x as it is now."""
         beta1, beta2 = map(float, self.group["betas"])
         found = []
         for p, state in zip(self.params, self.states, strict=True):
@@ -171,8 +171,11 @@ class SeenByAdam(Seen):
                 found.append(torch.zeros_like(x))
                 continue
             m, v = (real(state[key]).to(x.dtype) for key in ("exp_avg", _denominator(self.group)))
-            u = (v.sqrt() / (1 - beta2**t) ** 0.5).add_(self.group["eps"]).reciprocal_().mul_(m).div_(1 - beta1**t)
-            found.append(with_decay(u, x, state))
+            move, decay = (state[key] for key in DECAYED)
+            root, left = (1 - beta2**t) ** 0.5, 1 - move * decay
+            u = v.sqrt().add_(root * self.group["eps"])  # one buffer: a fresh one costs more than its arithmetic
+            torch.div(m, u, out=u).mul_(root / (1 - beta1**t) / left)
+            found.append(u.add_(x, alpha=decay / left) if decay else u)
         return found
 
     def move_(self, draw: Draw) -> float:
