@@ -40,7 +40,7 @@ ENTRANTS: dict[str, Callable[[list[Tensor]], Any]] = {
     "extend, x̄, certificate and progress": extended,
     "o2nc.AdamW, x̄": partial(o2nc.AdamW, foreach=True, average=WINDOW, certificate=False),
     "o2nc.AdamW, x̄, certificate and progress": partial(o2nc.AdamW, foreach=True, average=WINDOW),
-    "swa_utils' EMA": lambda params: WithEma(AdamW(params, foreach=True), params),
+    "swa_utils' EMA": partial(WithEma, foreach=True),
 }
 
 
