@@ -185,6 +185,7 @@ LAWS = [
     o2nc.Weibull(0.8, weighted=True),
     o2nc.Uniform(0.75, 1.25),
     o2nc.Weibull(2.5),
+    o2nc.Gamma(16),
 ]
 # programs take chunks of 1024 elements, in blocks of 512
 SIZES = [(), (0,), (1,), (3, 5), (511,), (512,), (513,), (1023,), (1024,), (1025,), (2049,), (2, 3, 2, 1)]

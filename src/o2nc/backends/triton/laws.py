@@ -26,21 +26,55 @@ def _mix(z):
 
 
 @triton.jit
+def _word(key, step):
+    return _mix(key.to(tl.uint64) + step.to(tl.uint64) * GOLDEN)
+
+
+@triton.jit
+def _number(word):
+    return ((_mix(word) >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+
+
+@triton.jit
 def uniform(key, step):
     """`o2nc.scaling.uniform` at draw 0; ``key`` is the hash of seed and stream."""
-    word = _mix(key.to(tl.uint64) + step.to(tl.uint64) * GOLDEN)
-    bits = _mix(word + GOLDEN) >> 12
-    return (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16
+    return _number(_word(key, step) + GOLDEN)
 
 
 @triton.jit
-def _one(u, a, b):
-    return u * 0.0 + 1.0
+def _one(key, step, a, b):
+    return a * 0.0 + 1.0
 
 
 @triton.jit
-def _exponential(u, a, b):
-    return -tl.log(u) / a
+def _no_weight(s, a, b):
+    return s * 0.0 + 1.0
+
+
+@triton.jit
+def _exponential(key, step, a, b):
+    return -tl.log(uniform(key, step)) / a
+
+
+@triton.jit
+def _gamma(key, step, a, b):
+    """`o2nc.Gamma.sample` for shapes from 1 on: trial after trial, three numbers each."""
+    d = a - 1.0 / 3.0
+    word = _word(key, step) + GOLDEN  # of draw 0
+    found = a * 0.0 - 1.0
+    while found < 0.0:
+        first = word + GOLDEN
+        second = first + GOLDEN
+        word = second + GOLDEN
+        u = _number(first)
+        angle = _number(second)
+        accept = _number(word)
+        normal = tl.sqrt(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * angle)
+        v = 1.0 + normal / tl.sqrt(9.0 * d)
+        v = v * v * v
+        room = 0.5 * normal * normal + d * (1.0 - v + tl.log(tl.where(v > 0.0, v, 1.0)))
+        found = tl.where((v > 0.0) & (tl.log(accept) < room), b * d * v, found)
+    return found
 
 
 @triton.jit
@@ -49,8 +83,8 @@ def _exponential_weight(s, a, b):
 
 
 @triton.jit
-def _uniform(u, a, b):
-    return a + (b - a) * u
+def _uniform(key, step, a, b):
+    return a + (b - a) * uniform(key, step)
 
 
 @triton.jit
@@ -59,8 +93,8 @@ def _uniform_weight(s, a, b):
 
 
 @triton.jit
-def _weibull(u, a, b):
-    return b * tl.exp(tl.log(-tl.log(u)) / a)
+def _weibull(key, step, a, b):
+    return b * tl.exp(tl.log(-tl.log(uniform(key, step))) / a)
 
 
 @triton.jit
@@ -69,7 +103,7 @@ def _weibull_weight(s, a, b):
 
 
 class DeviceLaw(NamedTuple):
-    """A law of s: sample(u, a, b), weight(s, a, b), its mean and two parameters.
+    """A law of s: sample(key, step, a, b), weight(s, a, b), its mean and two parameters.
 
     ``weighted``: losses and averages carry the weight; ``estimates``: the progress does.
     """
@@ -86,7 +120,7 @@ class DeviceLaw(NamedTuple):
 def device_law(law: Law | None) -> DeviceLaw | None:
     """Return a law on the device, or None for one that has no device form."""
     if law is None:
-        return DeviceLaw(_one, _one)
+        return DeviceLaw(_one, _no_weight)
     mean = scaling.mean(law)
     if type(law) is scaling.Exponential:
         return DeviceLaw(_exponential, _exponential_weight, mean, law.rate)
@@ -94,6 +128,8 @@ def device_law(law: Law | None) -> DeviceLaw | None:
         return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, law.weighted, law.estimates)
     if type(law) is scaling.Weibull:
         return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, law.weighted, law.estimates)
+    if type(law) is scaling.Gamma and not law.weighted and not law.estimates:  # else its weight is needed
+        return DeviceLaw(_gamma, _no_weight, mean, law.shape, law.scale, estimates=False)
     return None
 
 
