@@ -139,12 +139,14 @@ def test_surgery_between_steps(device, counted, surgery):
     rig.agree(*runs, tolerance=1e-5 if surgery is narrow else 1e-12)
 
 
-@pytest.mark.parametrize("key", ["delta", "momentum", "sum_squares", "output"])
-def test_surgery_on_a_learners_state(device, counted, key):
+@pytest.mark.parametrize(
+    ("case", "key"), [("adagrad", "delta"), ("adam", "momentum"), ("adam", "sum_squares"), ("adam", "output")]
+)
+def test_surgery_on_a_learners_state(device, counted, case, key):
     runs = []
     for fused in (True, False):
         params = rig.begin(device)
-        opt = rig.advance(rig.CASES["adam"](params, fused), params, (1, 2))
+        opt = rig.advance(rig.CASES[case](params, fused), params, (1, 2))
         for p in params:
             opt.state[p][key] = torch.full_like(opt.state[p][key], 0.25)
         runs.append(rig.facts(rig.advance(opt, params, (3, 4))))

@@ -612,6 +612,7 @@ def refusals():
         "lr": [*not_numbers, *not_finite, (math.inf, ValueError)],
         "decay": [*not_numbers, *not_finite, (math.inf, ValueError)],
         "radius": [*not_numbers, *not_finite, (0.0, ValueError), (0, ValueError)],
+        "beta2": [*not_numbers[:2], ([0.9], TypeError), *not_finite, (0.0, ValueError), (1.0, ValueError)],
         "wealth": [*not_numbers, *not_finite, (0.0, ValueError), (math.inf, ValueError)],
         "lipschitz": [*not_numbers, *not_finite, (0.0, ValueError), (math.inf, ValueError)],
         "kappa": [(3, ValueError), (0, ValueError), (1.5, ValueError), (True, ValueError), ("1", ValueError)],

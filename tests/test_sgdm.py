@@ -267,4 +267,4 @@ def test_signature_begins_with_sgds():
     theirs = inspect.signature(torch.optim.SGD).parameters
     assert list(ours)[: len(theirs)] == list(theirs)
     assert all(ours[k].default == p.default and ours[k].kind == p.kind for k, p in theirs.items())
-    assert list(ours)[len(theirs) :] == ["scaling", "seed", "average"]
+    assert list(ours)[len(theirs) :] == ["scaling", "seed", "average", "output"]

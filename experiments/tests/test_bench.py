@@ -274,7 +274,7 @@ def test_ctrl_c_keeps_what_was_finished(finished, tmp_path, monkeypatch, capsys)
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, got 'tpu'"),
         (["--device", "cuda:x"], "--device must be"),
         (["--device", "cuda"], "sees no CUDA device here; try --device cpu"),
-        (["--device", "cpu", "--model", "huge"], "huge needs 36000000.0 GB of memory, 1.0 GB are free on cpu"),
+        (["--device", "cpu", "--model", "huge"], "huge needs 28000000.0 GB of memory, 1.0 GB are free on cpu"),
         (["--rounds", "0"], "--rounds"),
         (["--seed", "-1"], "--seed"),
     ],
@@ -296,7 +296,7 @@ def test_what_does_not_fit_is_left_out_unless_asked_for(monkeypatch, capsys):
     assert bench.plan(rounds=1, device="cpu").models == ["wee"]
     code, out, _ = call(monkeypatch, capsys, "--rounds", 1, "--device", "cpu")
     assert code == 0
-    assert out.startswith("left out: huge needs 36000000.0 GB of memory, 1.0 GB are free on cpu\n")
+    assert out.startswith("left out: huge needs 28000000.0 GB of memory, 1.0 GB are free on cpu\n")
     monkeypatch.setattr(bench, "available", lambda device: 0)
     with pytest.raises(ValueError, match="wee needs"):
         bench.plan(rounds=1, device="cpu")

@@ -15,7 +15,10 @@ from o2nc_experiments.page import ARTICLES, Picture, article, find, kind_of, pag
 from o2nc_experiments.tables import Cell, Column, Table, tone
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-RECORDS = ["demo.json", "verify.json", "rates.json", "cifar10.json", "bench_cpu.json", "bench_h200.json"]
+RECORDS = [
+    *("demo.json", "verify.json", "rates.json", "cifar10.json"),
+    *("bench_cpu.json", "bench_h200.json", "gpt_h200_small.json"),
+]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 PHONE, LAPTOP = 390, 1280
 
@@ -204,7 +207,7 @@ def test_folders_of_the_same_name_are_told_apart(tmp_path):
 
 
 def test_every_kind_of_record_has_an_article():
-    assert set(ARTICLES) == {"demo", "verify", "rates", "cifar10", "bench"}
+    assert set(ARTICLES) == {"demo", "verify", "rates", "cifar10", "bench", "gpt"}
     assert {kind_of(load(name)) for name in RECORDS} == set(ARTICLES)
 
 
