@@ -151,7 +151,7 @@ def build_app() -> "typer.Typer":
         workers: Workers = WORKERS,
         quiet: Quiet = False,
     ) -> None:
-        """Check every statement of the paper, and every erratum, by running it (about half a minute).
+        """Check every statement of the paper, and every erratum, by running it (about a minute).
 
         Exit code 1 if a verdict is wrong.
 
