@@ -72,6 +72,4 @@ class Step(NamedTuple):
     block: int | None = None  # Algorithm 1: which block ends, to be published; 0 within one, None without blocks
     restarts: bool = False  # Algorithm 1: so does the learner
     certificate: bool = True  # whether ḡ is kept
-    settling: float = (
-        1.0  # with which probability an output that was drawn is taken at a step; 1: the output is uniform
-    )
+    settling: float = 1.0  # with which probability an output that was drawn is taken at a step

@@ -48,6 +48,8 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
         average: the window of x̄, ḡ and V: a discount β in (0, 1), or `o2nc.Polynomial` for one that grows with the
             run; None keeps no averages. Where β equals ``momentum`` (and dampening is 0) ḡ is read off the momentum
             buffer, which is then not to be reset by hand.
+        output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
+            of mean β/(1 − β), cut off at the end, for which more is proved (docs/paper.md).
 
     Example:
         >>> import torch, o2nc
