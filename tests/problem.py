@@ -35,7 +35,7 @@ def flat(tensors):
 def delta_of(opt, p):
     """Return the update Δ that was last played for a parameter: kept, or told by the learner's other state."""
     state = opt.state[p]
-    return state["delta"] if "delta" in state else opt.param_groups[0]["learner"].last([state])[0]
+    return state["delta"] if "delta" in state else opt.param_groups[0]["learner"].last_updates([state])[0]
 
 
 EXTENDED = {"AdamW": lambda ps: o2nc.AdamW(ps, lr=0.01, average=o2nc.Polynomial(12))}

@@ -467,3 +467,18 @@ def test_a_plan_without_the_gradients_size():
     assert adaptive == theory.adaptive_plan(1000, 1.0, 1.0)
     with pytest.raises(ValueError, match="without lipschitz knows"):
         theory.plan(1000, 1.0, gap=1.0, noise=1.0)
+
+
+@pytest.mark.parametrize(("where", "decay"), [("optimizer", 0.1), ("group", 0.1), ("nowhere", 0.0)])
+def test_decoupled_decay_voids_the_theorem(where, decay):
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))]}]
+    if where == "group":
+        groups[0]["weight_decay"] = decay
+    options = {"weight_decay": decay} if where == "optimizer" else {}
+    opt = o2nc.ExponentiatedO2NC(groups, OGD(1e-3), beta=0.9, **options)
+    known = {"steps": 1000, "c": 1.0, "gap": 1.0, "lipschitz": 1.0}
+    if where == "nowhere":
+        assert theory.guarantee(opt, **known).bound > 0
+    else:
+        with pytest.raises(ValueError, match=r"no theorem holds.*weight_decay=0.1"):
+            theory.guarantee(opt, **known)

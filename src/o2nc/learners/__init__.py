@@ -70,6 +70,10 @@ class Learner(Protocol):
         """
 
 
+# One whose state tells the Δ that it played says ``recalls = True`` and has ``last_updates(states)``, which returns
+# it; the first entry of its state has the parameter's shape. `ExponentiatedO2NC` then keeps no Δ: see `ScaleFree`.
+
+
 def is_elementwise(learner: Learner) -> bool:
     """Say whether the learner plays every coordinate by itself: it has ``elementwise = True``.
 

@@ -19,7 +19,6 @@ sqrt(Q_n) that ‖u‖²/(2D) stands before. That is what is lost: at most a fac
 that do not change. For β₂ < β² nothing is claimed.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +79,20 @@ class ScaleFree:
         return kept | {"lead": 0.0} if self.diagonal else kept
 
     @property
-    def last(self) -> Callable[[States], Vector] | None:
-        """What returns Δ_t from the states, by coordinate: it is −lead·M/sqrt(v) and needs no memory of its own."""
-        return _last if self.diagonal else None
+    def recalls(self) -> bool:
+        """Whether M and v tell Δ, by coordinate: the optimizer then keeps none, and asks for the last one."""
+        return self.diagonal
+
+    def last_updates(self, states: States) -> Vector:
+        """Return Δ_t = −lead·M/sqrt(v), as it was played; a Δ that an older checkpoint has is let go of."""
+        found = [state["momentum"].clone() for state in states]
+        _divide_(found, [state["sum_squares"] for state in states])
+        for ratio, state in zip(found, states, strict=True):
+            if "delta" in state:
+                lengths = [torch.linalg.vector_norm(t) for t in (state.pop("delta"), ratio)]
+                state["lead"] = float(lengths[0] / lengths[1]) if lengths[1] else 0.0
+        scale_(found, [-state["lead"] for state in states])
+        return found
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Bring M and v up to date, then play −D M/sqrt(v)."""
@@ -113,13 +123,6 @@ class ScaleFree:
             (parts * torch.tensor(lrs, dtype=parts.dtype, device=parts.device).square()).sum(), self.radius
         )
         return [lr * factor for lr in lrs]
-
-
-def _last(states: States) -> Vector:
-    found = [state["momentum"].clone() for state in states]
-    _divide_(found, [state["sum_squares"] for state in states])
-    scale_(found, [-state["lead"] for state in states])
-    return found
 
 
 def _divide_(m: Vector, v: Vector) -> None:

@@ -12,6 +12,7 @@ takes them into the averages, asks the learner and moves the parameters to x_{t+
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import is_dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -153,20 +154,21 @@ class Learned:
     Args:
         learner: the learner.
         beta: the discount of its losses.
-        keeps: whether Δ is kept even by a learner whose other state tells it (by a method ``last``).
+        keeps: whether Δ is kept even where the learner ``recalls`` it by its other state.
     """
 
     def __init__(self, learner: Learner, beta: float, *, keeps: bool = True) -> None:
         self.learner, self.beta = learner, beta
-        self.last = None if keeps else getattr(learner, "last", None)
-        self.key = "delta" if self.last is None else "momentum"  # by which a parameter is known that has begun
+        self.keeps = keeps or not getattr(learner, "recalls", False)
+        # by which a parameter is known that has begun
+        self.key = "delta" if self.keeps else _first_key(learner)  # type: ignore[arg-type]
 
     @property
     def fields(self) -> Fields:
         """Δ, what the learner says that it keeps, and what the last decay was."""
         delta = torch.zeros(2, 3, device="cpu")
         found = fields_of(initial(self.learner, delta), delta) | dict.fromkeys(DECAYED, Field(Kind.NUMBER))
-        return found | {"delta": Field(Kind.SHAPED)} if self.last is None else found
+        return found | {"delta": Field(Kind.SHAPED)} if self.keeps else found
 
     def structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Return what must stay as it is in a group for tables of addresses to hold."""
@@ -179,15 +181,13 @@ class Learned:
 
     def begin(self, state: dict[str, Any], x: Tensor) -> bool:
         """Begin the state of a parameter where it is missing; return whether it was."""
-        if self.last is not None and "delta" in state:  # of a checkpoint written when it was kept
-            delta = state.pop("delta")
-            lengths = [float(torch.linalg.vector_norm(d)) for d in (delta, *self.last([state | {"lead": 1.0}]))]
-            state["lead"] = lengths[0] / lengths[1] if lengths[1] else 0.0
+        if not self.keeps and "delta" in state:  # of a checkpoint written when it was kept
+            self.learner.last_updates([state])  # type: ignore[attr-defined]
         if self.key in state:
             return False
         delta = torch.zeros_like(x, dtype=wide(x.dtype))
         state.update(initial(self.learner, delta))
-        if self.last is None:
+        if self.keeps:
             state["delta"] = delta
         return True
 
@@ -243,7 +243,8 @@ class VectorPart:
     @torch.no_grad()
     def _updates(self) -> list[Tensor]:
         """Return Δ_t, with the decay that was a part of it."""
-        deltas = [s["delta"] for s in self.states] if self.rule.last is None else self.rule.last(self.states)
+        kept = self.rule.keeps
+        deltas = [s["delta"] for s in self.states] if kept else self.rule.learner.last_updates(self.states)  # type: ignore[attr-defined]
         return [with_decay(u, _real(p), s) for u, p, s in zip(deltas, self.params, self.states, strict=True)]
 
     def move_(self, draw: Draw) -> float:
@@ -265,7 +266,7 @@ class VectorPart:
             for state in step.state.values():
                 if id(state) not in moved:
                     state["delta"].zero_()  # it stays at w_n, which so becomes its x_n
-        if self.rule.last is None:
+        if self.rule.keeps:
             self._add_(s)
         return 1.0
 
@@ -291,8 +292,8 @@ class VectorPart:
         learner, factor = self.rule.learner, weight * self.coupling.scale
         for low, high in self._slices() if is_elementwise(learner) else [(0, len(self.everyone))]:
             params, states = self.everyone[low:high], self.all_states[low:high]
-            kept = self.rule.last is None
-            deltas = [state["delta"] if kept else torch.empty_like(state["momentum"]) for state in states]
+            kept = self.rule.keeps
+            deltas = [state["delta"] if kept else torch.empty_like(state[self.rule.key]) for state in states]
             gs = [
                 torch.zeros_like(delta) if p.grad is None else _real(p.grad).to(delta.dtype)
                 for p, delta in zip(params, deltas, strict=True)
@@ -315,6 +316,12 @@ class VectorPart:
             if elements >= _SLICE or high == len(self.everyone):
                 yield low, high
                 low, elements = high, 0
+
+
+@cache
+def _first_key(learner: Learner) -> str:
+    """Return the name of the first state of a learner that recalls Δ, which has the parameter's shape."""
+    return next(iter(learner.init(torch.zeros(1, device="cpu"))))
 
 
 def _real(p: Tensor) -> Tensor:

@@ -181,10 +181,12 @@ def _read(optimizer: Optimizer, steps: int, lr: Schedule | None, output: str) ->
             f"the theorem is about ScaledSGDM and ExponentiatedO2NC with OGD, got {type(optimizer).__name__}"
             + (f" with {type(group['learner']).__name__}" if "learner" in group else "")
         )
-    names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize") if is_sgdm else ("lr",)
+    names = ("lr", "weight_decay", "maximize") + ("momentum", "dampening", "nesterov") * is_sgdm
     reasons = [
         f"parameter groups differ in {name}" for name in names if len({float(other[name]) for other in groups}) > 1
     ]
+    if any(float(other["weight_decay"]) for other in groups):
+        reasons.append(f"weight_decay={group['weight_decay']!r}: the theorem is about neither form of it")
     if reason := law_voids(group["scaling"]):
         reasons.append(reason)
     if not isinstance(group["average"], float):
@@ -206,8 +208,6 @@ def _read(optimizer: Optimizer, steps: int, lr: Schedule | None, output: str) ->
 def _sgdm(group: dict[str, Any]) -> tuple[tuple[float, float, float], list[str]]:
     """Return ℓ over lr, momentum and dampening of SGD, and what voids the theorem."""
     reasons = []
-    if float(group["weight_decay"]):
-        reasons.append(f"weight_decay={group['weight_decay']!r} adds to F what is not Lipschitz")
     if group["nesterov"]:
         reasons.append("nesterov=True is another update")
     momentum = float(group["momentum"])
