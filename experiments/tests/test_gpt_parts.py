@@ -381,6 +381,19 @@ def test_a_grid_grows_until_its_best_is_inside():
     assert {row.lr for row in rows if row.seed == 0} == {8e-3, 1.25e-4}
 
 
+def test_one_horizon_alone_does_not_decide_for_all():
+    name = "adamw:constant+t^12"
+    asked = goal(name, horizons=(50, 100, 200), sweep=(1e-3, 2e-3, 4e-3), tune=7)
+    table = {1e-3: (3.00, 3.00, 2.00), 2e-3: (3.01, 2.50, 2.01), 4e-3: (3.05, 2.00, 2.05)}
+    rows = [
+        Row(name, lr, 7, h, weights, loss)
+        for lr, losses in table.items()
+        for h, loss in zip(asked.horizons, losses, strict=True)
+        for weights in ("t^12", "last")
+    ]
+    assert {leg.lr for leg in wanted(asked, rows)} == {1e-3}  # 4e-3 has the least mean
+
+
 def test_a_run_that_diverged_is_never_chosen():
     asked = goal("adamw:linear", horizons=(50,), sweep=(1e-3, 2e-3), tune=7)
     rows = [Row("adamw:linear", 1e-3, 7, 50, "last", 3.0), Row("adamw:linear", 2e-3, 7, 50, "last", None)]

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 from o2nc_experiments.gpt.arms import LAST, Arm, Schedule
@@ -156,9 +156,9 @@ class Results:
         """Say whether all of a leg's weights were evaluated."""
         return self.losses.get(leg.key, {}).keys() >= set(leg.arm.weights)
 
-    def loss(self, arm: Arm, lr: float, seeds: Sequence[int], horizons: Sequence[int], weights: str) -> float:
-        """Return the mean loss over seeds and horizons; inf if a run diverged."""
-        return fmean(self.losses[arm.name, lr, seed, h][weights] for seed in seeds for h in horizons)
+    def loss(self, arm: Arm, lr: float, seeds: Sequence[int], horizon: int, weights: str) -> float:
+        """Return the mean loss over seeds; inf if a run diverged."""
+        return fmean(self.losses[arm.name, lr, seed, horizon][weights] for seed in seeds)
 
 
 def wanted(goal: Goal, rows: Iterable[Row]) -> list[Leg]:
@@ -212,13 +212,21 @@ def explored(goal: Goal, arm: Arm, part: Sequence[int], results: Results) -> lis
 def best_of(
     arm: Arm, grid: Sequence[float], seeds: Sequence[int], part: Sequence[int], results: Results
 ) -> tuple[float, str]:
-    """Return the lr and the weights with the least mean loss over the seeds and horizons.
+    """Return the lr and the weights that are least behind the best at a horizon, in the median over the horizons.
 
-    The last iterate is a candidate only where there is no average.
+    The mean would be decided by the one horizon at which the loss happens to fall steeply. The last iterate is a
+    candidate only where there is no average.
     """
     candidates = [w for w in arm.weights if w != LAST] or [LAST]
     pairs = [(lr, weights) for lr in grid for weights in candidates]
-    return min(pairs, key=lambda pair: results.loss(arm, pair[0], seeds, part, pair[1]))
+    losses = {pair: [results.loss(arm, pair[0], seeds, h, pair[1]) for h in part] for pair in pairs}
+    best = [min(column) for column in zip(*losses.values(), strict=True)]
+
+    def behind(pair: tuple[float, str]) -> tuple[float, float]:
+        lags = [loss - least if loss < math.inf else loss for loss, least in zip(losses[pair], best, strict=True)]
+        return median(lags), fmean(lags)
+
+    return min(pairs, key=behind)
 
 
 def choose(goal: Goal, arm: Arm, part: Sequence[int], results: Results) -> tuple[float, str]:

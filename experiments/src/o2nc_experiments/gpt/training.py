@@ -233,4 +233,4 @@ class Training:
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         self.means.load_state_dict(state["means"])
-        self.losses = list(state["losses"])
+        self.losses = [loss.to(self.trainer.device) for loss in state["losses"]]
