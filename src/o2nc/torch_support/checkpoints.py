@@ -220,7 +220,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
     kept = _kept(owners, states, fields, optimizer.is_guest) if optimizer._keeps_state else []
     by_torch({**state_dict, "state": states, "param_groups": groups})
     for p, key, value in kept:
-        place = "cpu" if key in fields and fields[key].on_host else p.device
+        place = "cpu" if key in fields and optimizer.fields[key].on_host else p.device  # as the checkpoint has it
         optimizer.state[p][key] = value.detach().to(place, copy=True)
 
 
@@ -295,7 +295,7 @@ def _check(group: dict[str, Any], shared: tuple[str, ...], names: dict[str, str]
             averages.check_average(value)
         elif key == "output":
             averages.check_output(value, group["average"])
-        elif key == "period":
+        elif key == "period" or (key == "offload" and value is not None):
             checks.integer(key, value, 1)
 
 
