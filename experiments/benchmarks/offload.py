@@ -66,9 +66,9 @@ def main() -> None:
                 times.setdefault(name, []).append(taken)
     print("| a training step with | ms | of torch's | state, bytes per parameter on the device |")
     print("|---|--:|--:|--:|")
-    for name, taken in times.items():
-        ratio = median(a / b for a, b in zip(taken, times[ALONE], strict=True))
-        print(f"| {name} | {1e3 * median(taken):.2f} | {ratio:.3f} | {bytes_kept[name]:.1f} |")
+    for name, all_taken in times.items():
+        ratio = median(a / b for a, b in zip(all_taken, times[ALONE], strict=True))
+        print(f"| {name} | {1e3 * median(all_taken):.2f} | {ratio:.3f} | {bytes_kept[name]:.1f} |")
 
 
 def _turn(
