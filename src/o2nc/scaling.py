@@ -34,7 +34,7 @@ import torch
 from o2nc import checks, renewal
 
 # what a seed is used for, each with random numbers of its own; 2 and 3 are CIFAR-10's images
-S, OUTPUT, ROUNDING, SETTLING = 0, 1, 4, 5
+S, OUTPUT, ROUNDING, SETTLING, CHANGES = 0, 1, 4, 5, 6
 _MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, SplitMix64's increment
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # and those of its output function
