@@ -415,8 +415,8 @@ for kind in ("fsdp", "ddp", "full disk"):
         trained = model
     else:
         trained = nn.parallel.DistributedDataParallel(model)
-    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99)
-    with CertificateLogger(optimizer, f"{folder}/{rank}/{kind}.csv", every=2):
+    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99, scaling=o2nc.Gamma(4.0))
+    with CertificateLogger(optimizer, f"{folder}/{rank}/{kind}.csv", every=2, corrector=True):
         for step in range(5):
             x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
             optimizer.zero_grad()
@@ -435,8 +435,8 @@ def test_the_first_process_writes_for_all(tmp_path):
     torchrun(tmp_path / "worker.py", tmp_path)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3)).double()
-    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99)
-    with CertificateLogger(optimizer, tmp_path / "alone.csv", every=2) as log:
+    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99, scaling=o2nc.Gamma(4.0))
+    with CertificateLogger(optimizer, tmp_path / "alone.csv", every=2, corrector=True) as log:
         for step in range(5):
             x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
             optimizer.zero_grad()
@@ -448,7 +448,8 @@ def test_the_first_process_writes_for_all(tmp_path):
             assert len(found) == len(alone) > 0
             for a, b in zip(found, alone, strict=True):
                 assert a.pop("parameter", None) == b.pop("parameter", None)
-                assert a == pytest.approx(b, rel=1e-12)
+                assert a == pytest.approx(b, rel=1e-12, nan_ok=True)
+    assert read(log.path)[-1]["corrector"] > 0
     assert not (tmp_path / "1").exists()
     assert steps(tmp_path / "early.csv") == [2, 4]
     assert steps(tmp_path / "0" / "full disk.csv") == []

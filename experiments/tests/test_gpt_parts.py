@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from o2nc import Uniform
+from o2nc import Jitter, Uniform
 from o2nc_experiments.gpt import data
 from o2nc_experiments.gpt.arms import Schedule, parse
 from o2nc_experiments.gpt.data import DataError, beginnings, read
@@ -29,6 +29,7 @@ def test_an_arm_has_four_factors():
     assert arm.schedule == Schedule("wsd", 20.0)
     assert arm.law == Uniform(0.75, 1.25)
     assert arm.weights == ("t^12", "0.999", "last")
+    assert parse("adamw:linear~jitter(0.25)").law == Jitter(0.25)
     assert parse("schedule-free(beta1=0.95,r=3):constant").weights == ("average",)
     assert parse("nadam:cosine").options["beta1"] == 0.9  # any other of torch's
 
@@ -46,6 +47,8 @@ REFUSED = {
     "adamw:constant+t^-1": "a window is t\\^POWER",
     "adamw:constant~normal": "the law is one of exponential",
     "adamw:constant~uniform(1,2,3,4)": "uniform takes low, high, weighted",
+    "adamw:constant~jitter(0.1,0.2,0.3)": "jitter takes width, weighted",
+    "adamw:constant~jitter(2)": "width must be a number in",
     "adamw(lr=0):linear": "lr must be a finite number > 0",
     "adamw(0.1):linear": "adamw takes lr=",
     "adamw(momentum=0.9):linear": "adamw takes lr=",

@@ -20,7 +20,7 @@ EXTRAS = ("typer", "rich", "matplotlib", "sklearn")
 SEEDS = 3
 ROUNDS = 41  # odd, so that the median is one of them
 OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "ball-adagrad", "scale-free", "coin-betting")
-LAWS = ("exponential", "uniform", "weibull", "gamma")
+LAWS = ("exponential", "uniform", "jitter", "weibull", "gamma")
 LARGEST_SEED = 2**32  # torch takes no larger ones than 2^64, people no longer ones
 WORKERS = min(os.cpu_count() or 1, 8)
 
@@ -131,6 +131,10 @@ def build_app() -> "typer.Typer":
         ] = None,
         second_order: Annotated[float | None, typer.Option(help="ρ of ∇²F; chooses c = ρ/2.")] = None,
         constants: Annotated[str, typer.Option(help="sharp, regret, paper or both (sharp and paper).")] = "both",
+        law: Annotated[
+            list[str] | None,
+            typer.Option(help="Law of s, as gamma(16) or jitter(0.25): a sharp plan for it. May be repeated."),
+        ] = None,
     ) -> None:
         """Print the theorem's hyperparameters and what they guarantee.
 
@@ -139,7 +143,7 @@ def build_app() -> "typer.Typer":
         from o2nc_experiments import planning
 
         known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
-        planning.show(steps, eps, constants, **known, smoothness=smoothness, second_order=second_order)
+        planning.show(steps, eps, constants, law or (), **known, smoothness=smoothness, second_order=second_order)
 
     @app.command()
     def verify(

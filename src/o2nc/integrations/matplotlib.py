@@ -47,6 +47,10 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     _draw_terms(axes[0], run, style)
     axes[1].axhline(0, color="0.7", linewidth=1)
     axes[1].plot(run["step"], run["progress"], "C2", **style)
+    if "corrector" in run:
+        paid = np.nan_to_num(run["corrector"]) * np.diff(run["step"], prepend=0.0)
+        axes[1].plot(run["step"], np.cumsum(paid), "C3--", label="what the law's corrector may add", **style)
+        axes[1].legend()
     axes[1].set(title="progress: estimate of F(x) − F(x₀)")
     colours: dict[str, str] = {}
     for field, symbol, ax in zip(("gradient", "spread"), ("‖ḡ‖", "V"), axes[2:], strict=False):

@@ -34,6 +34,7 @@ _KNOWN = {
     for cls in (
         scaling.Exponential,
         scaling.Uniform,
+        scaling.Jitter,
         scaling.Weibull,
         scaling.Gamma,
         averages.Polynomial,

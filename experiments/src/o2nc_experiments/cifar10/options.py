@@ -24,14 +24,11 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from o2nc import Exponential, ExponentiatedO2NC, Gamma, Law, ScaledSGDM, Uniform, Weibull, learners, random_scaling
+from o2nc import ExponentiatedO2NC, Gamma, Law, ScaledSGDM, learners, random_scaling
+from o2nc_experiments import laws
 
-LAWS: dict[str, tuple[type, dict[str, float]]] = {
-    "exponential": (Exponential, {}),
-    "uniform": (Uniform, {}),
-    "weibull": (Weibull, {"shape": 1.5}),
-    "gamma": (Gamma, {"shape": 1.5}),
-}
+_USUAL = {"jitter": {"width": 0.25}, "weibull": {"shape": 1.5}, "gamma": {"shape": 1.5}}
+LAWS: dict[str, tuple[type, dict[str, float]]] = {n: (law, _USUAL.get(n, {})) for n, law in laws.LAWS.items()}
 _PLAYED = {"beta": 0.9, "weight_decay": 5e-4}  # what every learner's arm takes beside the learner's own
 LEARNERS: dict[str, tuple[type, dict[str, Any]]] = {
     "ogd": (learners.OGD, {"lr": 0.011}),  # sgdm's lr / 0.9: the same steps, up to torch's first
@@ -109,7 +106,7 @@ def parse(text: str) -> Arm:
         raise ValueError(f"arm {text!r}: a closing parenthesis is missing")
     if end or (wanted and wanted not in LAWS):
         raise ValueError(f"arm {text!r}: after the optimizer comes nothing, or '+' and one of {', '.join(LAWS)}")
-    own = [f.name for f in fields(LAWS[wanted][0])] if wanted else []
+    own = laws.members(wanted) if wanted else []
     for part, said, known in ((name, options, list(DEFAULTS[name])), (wanted, given, own)):
         if unknown := said.keys() - set(known):
             raise ValueError(f"arm {text!r}: {part} has no {', '.join(unknown)}, but {', '.join(known)}")
