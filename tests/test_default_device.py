@@ -76,10 +76,19 @@ def test_random_scaling(make):
     assert all(p.isfinite().all() for p in params)
 
 
-def test_certify():
-    problem = problems.DoubleWell(dimension=3)
-    iterates = [torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in range(6)]
+@pytest.mark.parametrize("dimension", [3, 9])  # fewer and more than there are iterates
+@pytest.mark.parametrize(
+    "weights", ["exponential", "optimal", [1, 2, 3, 4, 5, 6]], ids=["exponential", "optimal", "own"]
+)
+@pytest.mark.parametrize("centre", ["free", "fixed"])
+def test_certify(centre, weights, dimension):
+    problem = problems.DoubleWell(dimension)
+    generator = torch.Generator().manual_seed(0)
+    iterates = list(0.01 * torch.randn(6, dimension, dtype=torch.float64, generator=generator))
+    here = o2nc.certify(problem.gradient, iterates, c=10.0, weights=weights, centre=centre)
     with NOWHERE:
-        for weights in ("exponential", "optimal"):
-            beta = {"beta": 0.9} if weights == "exponential" else {}
-            assert o2nc.certify(problem.gradient, iterates, c=1.0, weights=weights, **beta).value > 0
+        there = o2nc.certify(problem.gradient, iterates, c=10.0, weights=weights, centre=centre)
+        promised = there.goldstein(1.0, lipschitz=problem.lipschitz)
+    assert there.value == here.value
+    assert torch.equal(there.point, here.point)
+    assert torch.equal(promised.point, here.goldstein(1.0, lipschitz=problem.lipschitz).point)

@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import o2nc
 from o2nc import problems, theory
 from o2nc_experiments.batch import Adaptive, Algorithm1, Algorithm2, run_algorithm_1, run_algorithm_2
+from o2nc_experiments.verify.traces import Trace, discounted, trace, traces
 
 WELL = problems.DoubleWell(dimension=3)
 EXACT = problems.Additive(WELL, noise=0.0)
@@ -50,7 +52,7 @@ def assert_same(outcome, expected):
 def test_rows_are_runs_of_algorithm_2():
     runs = [
         Algorithm2.of(p, seed, law)
-        for p in plans(1100, 64, 200)
+        for p in plans(300, 64, 200)
         for seed in (0, 5)
         for law in (o2nc.Exponential(), None)
     ]
@@ -81,6 +83,31 @@ def test_rows_are_runs_of_algorithm_1():
         learner = o2nc.learners.BallOGD(lr=run.lr, radius=run.radius)
         optimizer = o2nc.OriginalO2NC([x], learner, period=run.period, seed=run.seed, restart=True)
         assert_same(outcome, alone(optimizer, x, run.steps, run.c, every=run.period))
+
+
+@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Gamma(4.0)], ids=repr)
+def test_traces_are_runs_of_the_optimizer(law):
+    learner, beta, seeds = o2nc.learners.OGD(lr=0.1, decay=0.3), 0.9, [3, 7, 4]
+    runs = traces(EXACT, learner, beta, 60, seeds, law)
+    for i, seed in enumerate(seeds):
+        alone = trace(
+            o2nc.ExponentiatedO2NC([WELL.start()], learner, beta=beta, scaling=law, seed=seed), EXACT, 60, 0
+        )
+        for name in Trace.__dataclass_fields__:
+            np.testing.assert_allclose(getattr(runs, name)[i], getattr(alone, name), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(discounted(runs.full, beta)[1], discounted(runs.full[1], beta), rtol=1e-15)
+
+
+def test_traces_have_noise_of_their_own():
+    """One run is the optimizer's, noise and all; two runs see different noise."""
+    oracle, learner = problems.Additive(WELL, 0.5), o2nc.learners.OGD(lr=0.1)
+    (single,) = traces(oracle, learner, 0.9, 30, [5]).gradients
+    expected = trace(o2nc.ExponentiatedO2NC([WELL.start()], learner, beta=0.9, seed=5), oracle, 30, 5)
+    np.testing.assert_allclose(single, expected.gradients, rtol=1e-9)
+    runs = traces(oracle, learner, 0.9, 2000, [5, 6])
+    noise = runs.gradients - runs.full
+    assert abs(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1]) < 0.06
+    assert noise.std() == pytest.approx(0.5 / 3**0.5, rel=0.05)
 
 
 def test_first_good_average():

@@ -18,7 +18,7 @@ def number(
     infinite: bool = False,
 ) -> None:
     """Refuse ``value`` unless it is a real number, finite (unless ``infinite``), with ``within(value)``."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if not isinstance(value, float) and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{name} must be {allowed}, got {value!r} of type {type(value).__name__}")
     try:
         v = float(value)

@@ -103,8 +103,7 @@ def run_algorithm_2(
     """
     steps, beta = _read(runs, "steps"), _read(runs, "beta")
     state = _start(oracle, runs)
-    state |= {"last": steps, "beta": beta, "weight": torch.zeros_like(beta)}
-    state["drawn"] = _column([getattr(run, "output", "uniform") == "geometric" for run in runs])
+    state |= {"alpha": 1 - beta, "beta": beta, "weight": torch.zeros_like(beta)}
     if isinstance(runs[0], Adaptive):
         play_ = _play_ball_adagrad_
         state |= {"radius": _read(runs, "radius"), "squares": torch.zeros_like(beta)}
@@ -120,10 +119,8 @@ def run_algorithm_2(
         r["weight"].mul_(r["beta"]).add_(1.0)
         _average_(r, full, 1 / r["weight"])
         found = torch.cat([_norm(r["gradient"]), r["spread"]], dim=1)
-        # N·P(n) = αW_n for n < N, and W_N
-        share = r["weight"] * torch.where(r["last"] == t, 1.0, 1 - r["beta"])
-        r["geometric"] += share * found
-        r["sums"] += torch.where(r["drawn"] > 0, share, 1.0) * found
+        r["sums"] += found
+        r["geometric"].addcmul_(r["weight"] * r["alpha"], found)
         if t % _LOOK == 0:
             r["looks"] += _norm(oracle.gradient(r["average"]))
         if good is not None:
@@ -131,7 +128,10 @@ def run_algorithm_2(
         g = oracle.sample(r["x"], generator) if oracle.noise else full
         play_(r, g)
         r["x"].addcmul_(r["delta"], scalars.at(t + 1, rows.running))
-    return _outcomes(oracle, runs, rows.finished(), steps, steps // _LOOK)
+    final = rows.finished()
+    # N·P(n) = αW_n for n < N, and W_N
+    final["geometric"] += beta * final["weight"] * torch.cat([_norm(final["gradient"]), final["spread"]], dim=1)
+    return _outcomes(oracle, runs, final, steps, steps // _LOOK)
 
 
 def run_algorithm_1(
@@ -208,8 +208,9 @@ def _outcomes(
     looks: Tensor,
 ) -> list[Outcome]:
     """Return the means: ``count`` certificates and ``looks`` at x̄ were added up."""
-    means = final["sums"] / count
     price, drawn = _read(runs, "c"), final["geometric"] / count
+    asked = _column([getattr(run, "output", "uniform") == "geometric" for run in runs])
+    means = torch.where(asked > 0, drawn, final["sums"] / count)
     certificates, under_p = (m[:, 0:1] + price * m[:, 1:2] for m in (means, drawn))
     values = oracle.problem.value(final["x"]).unsqueeze(-1)
     rows = torch.cat([means, certificates, final["looks"] / looks, values, final["first"], under_p], dim=1)

@@ -76,8 +76,7 @@ def certify(
         checks.non_negative("noise", noise)
     with torch.enable_grad():  # the gradient may need it; what it returns is detached
         trajectory = Trajectory(gradient, iterates)
-    with torch.device("cpu"):  # whatever the default device is: the sums are small
-        return _certify(trajectory, float(c), weights, beta, centre, noise)
+    return _certify(trajectory, float(c), weights, beta, centre, noise)
 
 
 def _certify(
@@ -86,7 +85,7 @@ def _certify(
     if isinstance(weights, Tensor):
         p = weights
     else:
-        p = beta ** torch.arange(len(trajectory) - 1, -1, -1, dtype=torch.float64)
+        p = beta ** torch.arange(len(trajectory) - 1, -1, -1, dtype=torch.float64, device="cpu")
         p /= p.sum()
     if len(p) != len(trajectory):
         raise ValueError(f"there are {len(trajectory)} iterates but {len(p)} weights")

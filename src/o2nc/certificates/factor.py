@@ -28,8 +28,9 @@ class Factor:
         assert self.gram is not None
         norms = torch.where(self.norms > 0, self.norms, 1.0)
         unit = self.gram / torch.outer(norms, norms)
-        for jitter in 10.0 ** torch.arange(-14, 1):
-            root, info = torch.linalg.cholesky_ex(unit + jitter * torch.eye(len(unit), dtype=torch.float64))
+        diagonal = torch.eye(len(unit), dtype=unit.dtype, device=unit.device)
+        for exponent in range(-14, 1):
+            root, info = torch.linalg.cholesky_ex(unit + 10.0**exponent * diagonal)
             if not info:
                 break
         self.r = root.T * norms

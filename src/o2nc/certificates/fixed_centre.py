@@ -77,8 +77,8 @@ def _solve(clarabel: Any, sparse: Any, r: Tensor, q: Tensor, w: Tensor) -> tuple
     objective = np.append(q.numpy(), 1.0)
     nothing = sparse.csc_matrix((size + 1, size + 1))
     answer = clarabel.DefaultSolver(nothing, objective, sparse.csc_matrix(matrix), right, cones, settings).solve()
-    z = torch.tensor(answer.z, dtype=torch.float64)
-    p = torch.tensor(answer.x, dtype=torch.float64)[:size].clamp(min=0)
+    z = torch.tensor(answer.z, dtype=torch.float64, device="cpu")
+    p = torch.tensor(answer.x, dtype=torch.float64, device="cpu")[:size].clamp(min=0)
     u = -z[rank + 2 + size :]
     return p / p.sum(), u / max(1.0, float(torch.linalg.vector_norm(u))), z[:rank]
 

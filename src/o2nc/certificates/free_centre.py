@@ -24,7 +24,7 @@ def best_weights(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[S
     large = len(trajectory) ** 2 * trajectory.width > LARGE
     gain = 0.01 if large else 1e-4
     best = starts[-1]
-    u = torch.zeros(len(trajectory), dtype=torch.float64)
+    u = torch.zeros(len(trajectory), dtype=torch.float64, device="cpu")
     for now in starts[-1:] if large else starts:
         for _ in range(ROUNDS):
             p, a = factor.minimise(c * now.squares)

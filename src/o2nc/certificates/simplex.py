@@ -43,7 +43,7 @@ def minimise(r: Tensor, q: Tensor, tolerance: float = 1e-7) -> tuple[Tensor, Ten
     """
     alone = torch.linalg.vector_norm(r, dim=0) + q  # the value of each vertex
     scale = float(alone.min())
-    u = torch.zeros(len(r), dtype=torch.float64)
+    u = r.new_zeros(len(r))
     best_p, best_u = torch.nn.functional.one_hot(alone.argmin(), len(q)).double(), u
     if scale == 0:  # the vertex cannot be beaten
         return best_p, best_u

@@ -97,7 +97,7 @@ class Trajectory:
     def sums(self, weights: Tensor) -> Sums:
         """Return the sums under these weights, in one pass; refuse numbers that are not finite."""
         dots, square = dots_with_mean(self.gradients, weights)
-        squares = torch.zeros(len(self), dtype=torch.float64)
+        squares = torch.zeros(len(self), dtype=torch.float64, device="cpu")
         for block in blocks(self.points):
             p = weights.to(block.device)
             squares += torch.linalg.vector_norm(block.sub_(p @ block), dim=1).square().cpu()
@@ -108,7 +108,7 @@ class Trajectory:
     def mean(self, weights: Tensor) -> Point:
         """Return Σp y, shaped like one point and at least float32."""
         # allocated in one piece: scraps kept between blocks would fragment the heap
-        flat, end = torch.empty(self.width, dtype=torch.float64), 0
+        flat, end = torch.empty(self.width, dtype=torch.float64, device="cpu"), 0
         for block in blocks(self.points):
             start, end = end, end + block.shape[1]
             flat[start:end] = weights.to(block.device) @ block
@@ -119,8 +119,8 @@ class Trajectory:
         r = self.sums(weights).squares.sqrt()
         factor = (delta / r).clamp(max=1.0).nan_to_num(nan=1.0)
         inside = (r <= delta).double()
-        flat, end, distance = torch.empty(self.width, dtype=torch.float64), 0, 0.0
-        squares = torch.zeros(len(self), dtype=torch.float64)
+        flat, end, distance = torch.empty(self.width, dtype=torch.float64, device="cpu"), 0, 0.0
+        squares = torch.zeros(len(self), dtype=torch.float64, device="cpu")
         for block in blocks(self.points):
             p = weights.to(block.device)
             centre = p @ block
@@ -169,7 +169,7 @@ def dots_with_mean(rows: list[Vector], weights: Tensor, centre: Tensor | None = 
 
     With ``centre`` the rows are taken less their mean under these weights.
     """
-    dots, square = torch.zeros(len(rows), dtype=torch.float64), 0.0
+    dots, square = torch.zeros(len(rows), dtype=torch.float64, device="cpu"), 0.0
     for block in blocks(rows):
         if centre is not None:
             block -= centre.to(block.device) @ block
@@ -189,7 +189,7 @@ def gram(rows: list[Vector], centre: Tensor | None = None) -> Tensor:
     narrow = centre is None and all(x.dtype.to_real() != torch.float64 for x in rows[0])
     fast = narrow and float(size) * size * width > EXACT
     for dtype in (torch.float32, torch.float64) if fast else (torch.float64,):
-        total = torch.zeros(size, size, dtype=torch.float64)
+        total = torch.zeros(size, size, dtype=torch.float64, device="cpu")
         for block in blocks(rows, dtype):
             if centre is not None:
                 block -= centre.to(block.device) @ block

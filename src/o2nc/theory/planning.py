@@ -222,13 +222,15 @@ Found = TypeVar("Found")
 
 
 def _least(at: Callable[[float], tuple[float, Found]], steps: int) -> Found:
-    """Return what belongs to the α with the least value, by search on ever finer grids of log α."""
+    """Return what belongs to the α with the least value: on a grid of log α, then between ever nearer neighbours."""
     low, high = math.log(max(0.1 / steps, 1e-15)), math.log(0.5)
-    for _ in range(12):
-        grid = np.linspace(low, high, 24).tolist()
-        found = [at(math.exp(x)) for x in grid]
-        best = min(range(len(grid)), key=lambda i: found[i][0])
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    width = (high - low) / 23
+    found = {x: at(math.exp(x)) for x in np.linspace(low, high, 24).tolist()}
+    best = min(found, key=lambda x: found[x][0])
+    while width > 1e-10:
+        width /= 2
+        found = {x: at(math.exp(x)) for x in (best - width, best + width) if low <= x <= high} | {best: found[best]}
+        best = min(found, key=lambda x: found[x][0])
     return found[best][1]
 
 

@@ -9,7 +9,7 @@ learners, the optimizers, the certificate, the plans and the problems: a wrong f
 * `regret`: Theorem OGD
 * `energy`: the energy theorem for any lr and β, and the output law; `adaptive`: the theorem without G and σ
 * `renewal`: other laws without weights; `stability`: the learning rate that they bear
-* `convergence`: how fast, and how fast at best
+* `convergence`: how fast; `hard_chain`: how fast at best
 * `errata_runs`, `errata_formulas`: what is printed and wrong, shown by a run or at a point
 
 A `Check` (`check`) has a `Finding`, the two sides, and becomes a `Result`; `command` shows results.
@@ -25,6 +25,7 @@ from o2nc_experiments.verify import (
     energy,
     errata_formulas,
     errata_runs,
+    hard_chain,
     lemmas,
     reductions,
     regret,
@@ -63,7 +64,7 @@ _STATEMENTS = (
     convergence.rate_smooth,
     convergence.rate_second_order,
     convergence.steps_for,
-    convergence.lower_bound,
+    hard_chain.lower_bound,
 )
 
 
@@ -116,7 +117,7 @@ def run(
 
 def jobs(selected: Sequence[Check], seed: int = 0) -> list[Callable[[Callable[[int], object]], Result]]:
     """Return the checks as pieces of work for `o2nc_experiments.pool`, the long ones first."""
-    long = _checks_of(convergence)
+    long = _checks_of(convergence, hard_chain)
     return [partial(_make, check.key, seed) for check in sorted(selected, key=lambda check: check not in long)]
 
 

@@ -10,11 +10,11 @@ since p's Laplace transform is (1 + z/r)^{−r}. Along a line, f(τ) = F(x + τ�
 import numpy as np
 import torch
 
-from o2nc import ExponentiatedO2NC, Gamma
+from o2nc import Gamma
 from o2nc.learners import OGD
 from o2nc.problems import Additive, MultiKink, Oracle, Resonance
 from o2nc_experiments.verify.check import Finding, Z, enough, greatest, mean_error, statement
-from o2nc_experiments.verify.traces import Array, discounted, trace
+from o2nc_experiments.verify.traces import Array, discounted, traces
 
 _FAR = 12.0  # beyond it k is below 1e-20 for r = 2, 4
 
@@ -79,19 +79,16 @@ def energy_any_law(seed: int, scale: float) -> Finding:
     cases = [(Additive(trap, 0.0), trap.lr, trap.momentum), (Additive(MultiKink(3), 0.5), 0.1, 0.9)]
     seeds, steps, sides = enough(12, scale, 6), 150, []
     for r, (oracle, lr, beta) in ((r, case) for r in (2, 4) for case in cases):
-        price, runs = memory(r) * oracle.problem.lipschitz, []
-        for k in range(seed, seed + seeds):
-            x = oracle.problem.start().requires_grad_()
-            optimizer = ExponentiatedO2NC([x], OGD(lr), beta=beta, scaling=Gamma(float(r)), seed=k)
-            run = trace(optimizer, oracle, steps, k)
-            energy = (discounted(run.gradients, beta) ** 2).sum(1)
-            fell = oracle.problem.value(torch.from_numpy(run.points[[0, -1]])).numpy()
-            moved = np.linalg.norm(np.diff(run.updates, axis=0), axis=1).sum() + np.linalg.norm(run.updates[-1])
-            right = 2 / lr * (fell[0] - fell[1]) + (run.gradients**2).sum() + 2 / lr * price * moved
-            runs.append([(1 - beta**2) * energy[:-1].sum() + energy[-1], right])
-        _, error = mean_error([right - left for left, right in runs])
-        left, right = np.mean(runs, axis=0).tolist()
-        sides.append((left, right + Z * error))
+        price = memory(r) * oracle.problem.lipschitz
+        runs = traces(oracle, OGD(lr), beta, steps, range(seed, seed + seeds), Gamma(float(r)))
+        energy = (discounted(runs.gradients, beta) ** 2).sum(2)
+        lefts = (1 - beta**2) * energy[:, :-1].sum(1) + energy[:, -1]
+        first, last = oracle.problem.value(torch.from_numpy(runs.points[:, [0, -1]])).numpy().T
+        moved = np.linalg.norm(np.diff(runs.updates, axis=1), axis=2).sum(1)
+        moved += np.linalg.norm(runs.updates[:, -1], axis=1)
+        rights = 2 / lr * (first - last) + (runs.gradients**2).sum((1, 2)) + 2 / lr * price * moved
+        _, error = mean_error((rights - lefts).tolist())
+        sides.append((float(lefts.mean()), float(rights.mean()) + Z * error))
     left, right = min(sides, key=lambda side: side[1] / side[0])
     measured = (
         f"tightest of 4: Gamma(2), L = {memory(2):.3f}, and Gamma(4), L = {memory(4):.3f}, on a trap and with kinks; "
