@@ -12,7 +12,7 @@ import pytest
 
 import o2nc
 
-COMMANDS = ["demo", "plan", "verify", "rates", "bench", "cifar10", "gpt", "report"]
+COMMANDS = ["demo", "plan", "verify", "rates", "nonsmooth", "bench", "cifar10", "gpt", "report"]
 LONG = [name for name in COMMANDS if name not in ("plan", "report")]
 
 

@@ -207,7 +207,7 @@ def test_folders_of_the_same_name_are_told_apart(tmp_path):
 
 
 def test_every_kind_of_record_has_an_article():
-    assert set(ARTICLES) == {"demo", "verify", "rates", "cifar10", "bench", "gpt"}
+    assert set(ARTICLES) == {"demo", "verify", "rates", "nonsmooth", "cifar10", "bench", "gpt"}
     assert {kind_of(load(name)) for name in RECORDS} == set(ARTICLES)
 
 

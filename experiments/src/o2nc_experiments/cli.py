@@ -191,6 +191,26 @@ def build_app() -> "typer.Typer":
                 raise typer.Exit(1)
 
     @app.command()
+    def nonsmooth(
+        out: Annotated[Path, folder("Folder for nonsmooth.json, tables, pictures and report.html.")] = Path(
+            "o2nc-nonsmooth"
+        ),
+        seed: FirstSeed = 0,
+        seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1, max=1000)] = 5,
+        quick: Annotated[bool, typer.Option("--quick", help="Two problems, 400 steps: half a minute.")] = False,
+        workers: Workers = WORKERS,
+        quiet: Quiet = False,
+    ) -> None:
+        """Measure on non-smooth problems what randomness costs, and what a run without a horizon does (half an hour).
+
+        Example:  o2nc nonsmooth --quick --out try
+        """
+        from o2nc_experiments.nonsmooth import command
+
+        with interruptible():
+            command.show(make_folder(out), seed, seeds, workers, quick, quiet)
+
+    @app.command()
     def bench(
         model: Annotated[
             list[str] | None,
@@ -359,7 +379,7 @@ def build_app() -> "typer.Typer":
         ] = None,
         quiet: Quiet = False,
     ) -> None:
-        """Make a page of results again: those of demo, verify, rates, cifar10, gpt and bench, several side by side.
+        """Make a page of results again, those of any commands above, several side by side.
 
         Example:  o2nc report o2nc-demo
 

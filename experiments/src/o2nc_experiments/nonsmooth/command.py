@@ -1,0 +1,82 @@
+"""``o2nc nonsmooth``: tune and measure all arms on all objectives, count the traps, show and write it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from o2nc_experiments import figures, page, pool, record
+from o2nc_experiments.console import make_console, print_files, progress_bar
+from o2nc_experiments.nonsmooth import escapes, study, tables, view
+from o2nc_experiments.nonsmooth.arms import DECAYED, FREE, RANDOM, REFERENCE, Arm
+from o2nc_experiments.nonsmooth.escapes import Escape, Freedom
+from o2nc_experiments.nonsmooth.objectives import OBJECTIVES
+from o2nc_experiments.nonsmooth.study import Result
+from o2nc_experiments.pool import Progress
+from o2nc_experiments.tables import Table
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured."""
+
+    horizons: tuple[int, ...] = (500, 2000, 8000)
+    objectives: tuple[str, ...] = tuple(OBJECTIVES)
+    tuning: int = 4  # seeds to choose learning rates on
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+
+    @property
+    def plans(self) -> list[tuple[list[Arm], list[int]]]:
+        """Arms with the horizons that they are run for: the laws are left out at the longest."""
+        *short, longest = self.horizons
+        baselines = [REFERENCE, *(arm for arm in RANDOM if arm.name == "Nesterov"), *DECAYED]
+        decayed = [([*RANDOM, *DECAYED], [horizon]) for horizon in short]
+        return [(FREE, [*self.horizons]), (baselines, [longest]), *decayed]
+
+
+QUICK = Options((100, 200, 400), tuple(OBJECTIVES)[2:6:3], 2, (0, 1))
+TUNING = 1000  # the first of the seeds to tune on
+
+
+def show(out: Path, seed: int, seeds: int, workers: int, quick: bool, quiet: bool) -> None:
+    """Run everything, show and write it."""
+    console = make_console(quiet)
+    options = QUICK if quick else Options(seeds=tuple(range(seed, seed + seeds)))
+    tuning = list(range(seed + TUNING, seed + TUNING + options.tuning))
+    work: list[Callable[[Progress], Sequence[Result | Escape | Freedom]]] = [
+        *study.jobs(options.objectives, options.plans, tuning, options.seeds),
+        *escapes.jobs(RANDOM, quick),
+    ]
+    found: list[Result | Escape | Freedom] = []
+    with progress_bar(console) as bar:
+        task = bar.add_task("non-smooth problems, traps", total=len(work))
+        for part in pool.run(work, workers=workers, progress=lambda made: bar.advance(task, made)):
+            found += part
+    command = f"o2nc nonsmooth --seed {seed} --seeds {seeds}" + " --quick" * quick
+    written = {
+        "circumstances": record.circumstances(command, seeds=options.seeds, tuning_seeds=tuning),
+        "columns": ["objective", "arm", "horizon", "tuned for", "lr", "F by seed", "certificate by seed"],
+        "rows": [record.plain(list(asdict(r).values())) for r in _in_order(found, options)],
+        "escapes": [{k: record.plain(v) for k, v in asdict(e).items()} for e in found if isinstance(e, Escape)],
+        "freedoms": [{k: record.plain(v) for k, v in asdict(f).items()} for f in found if isinstance(f, Freedom)],
+    }
+    record.write(out / "nonsmooth.json", written)
+    results, trapped, freed = view.load(written)
+    shown = [tables.costs(results), tables.horizons(results), tables.traps(trapped)]
+    for table in shown:
+        console.print(table)
+    details = [tables.by_objective(results, horizon) for horizon in results.horizons]
+    text = "\n\n".join(_markdown(table) for table in [*shown, *details])
+    record.write_text(out / "nonsmooth.md", f"# Non-smooth problems: the record\n\n`{command}`\n\n{text}\n")
+    files = [out / "nonsmooth.json", out / "nonsmooth.md"]
+    files += figures.save(view.law_figure(results, freed), out, "nonsmooth_laws")
+    files += figures.save(view.horizon_figure(results), out, "nonsmooth_horizons")
+    print_files(console, [*files, page.write([out / "nonsmooth.json"], out / page.NAME)])
+
+
+def _in_order(found: Sequence[Result | Escape | Freedom], options: Options) -> list[Result]:
+    results = [item for item in found if isinstance(item, Result)]
+    return sorted(results, key=lambda r: options.objectives.index(r.objective))
+
+
+def _markdown(table: Table) -> str:
+    return "\n\n".join([table.markdown(), *([" ".join(table.notes)] if table.notes else [])])
