@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ class Arm:
         given = ",".join(f"{key}={value!r}" for key, value in numbers.items())
         end = self.end if end is None else end
         schedule = "" if (self.schedule.kind, end) == ("cosine", None) else f":{self.schedule.kind}{end or ''}"
-        return parse(f"{self.base}{f'({given})' if given else ''}{schedule}{self.tail}")
+        return _variant(f"{self.base}{f'({given})' if given else ''}{schedule}{self.tail}")
 
     @property
     def penalty(self) -> float:
@@ -139,6 +140,11 @@ def parse(text: str) -> Arm:
         return _parse("".join(text.split()))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"arm {text!r}: {error}") from None
+
+
+@cache
+def _variant(name: str) -> Arm:
+    return parse(name)
 
 
 def _parse(compact: str) -> Arm:

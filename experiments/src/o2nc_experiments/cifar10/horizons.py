@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from o2nc_experiments.cifar10.arms import Arm, parse
 from o2nc_experiments.classification import Epoch, from_columns, mean_of, written
-from o2nc_experiments.tables import NONE, Cell, Column, Table, signed
+from o2nc_experiments.tables import NONE, Column, Table, signed
 
 AVERAGE, LAST = "x̄", "last"
 Plan = dict[str, dict[int, Arm]]  # by the name that was asked for and the horizon, the trials' arm
@@ -93,7 +93,9 @@ class Goal:
         for arm in self.arms:
             with suppress(KeyError):
                 for h in self.ends(arm):
-                    own = arm.variant(lr=self.choose(arm, h, rows)) if self.grid(arm) else arm
+                    own = arm if self.is_plain else arm.variant()  # `sgdm(lr=0.01)` is `sgdm`, which may be known
+                    if self.grid(arm):
+                        own = arm.variant(lr=self.choose(arm, h, rows))
                     end = self.ended(own, h) if arm.schedule.decays else own
                     found.setdefault(arm.name, {})[h] = end
         return found
@@ -101,7 +103,9 @@ class Goal:
 
 def weights(arm: Arm) -> tuple[str, ...]:
     """Return what is read off, what counts first: a decayed run's last iterate, else x̄ if there is one."""
-    return (AVERAGE, LAST) if arm.averages and not arm.schedule.decays else (LAST,)
+    if not arm.averages:
+        return (LAST,)
+    return (LAST, AVERAGE) if arm.schedule.decays else (AVERAGE, LAST)
 
 
 def accuracy(row: Epoch, what: str) -> float | None:
@@ -114,7 +118,7 @@ class Line(NamedTuple):
 
     name: str
     lr: str  # or learning rates
-    weights: str  # what is read off
+    counts: bool  # whether it is what counts of its arm: the other iterate is for comparison
     is_one_run: bool  # whether all horizons are moments of the same run
     values: Mapping[int, Mapping[int, float]]  # accuracies by epoch and seed; of a decayed run only at its end
 
@@ -131,16 +135,15 @@ def make_lines(goal: Goal, rows: Sequence[Epoch]) -> list[Line]:
         ends = {own.name: h for h, own in trials.items()}
         mine = [row for row in rows if row.seed in goal.seeds and row.arm in ends]
         lrs = sorted({own.options["lr"] for own in trials.values() if "lr" in own.options})
-        for what in weights(arm):
+        for i, what in enumerate(weights(arm)):
             values: dict[int, dict[int, float]] = {}
             for row in mine:
                 value = accuracy(row, what)
                 if value is not None and (one_run or row.epoch == ends[row.arm]):
                     values.setdefault(row.epoch, {})[row.seed] = value
             if values:
-                name = f"{arm.name}, {what}" if one_run else arm.name
                 rates = " to ".join(f"{lr:g}" for lr in dict.fromkeys((lrs[0], lrs[-1]))) if lrs else NONE
-                found.append(Line(name, rates, what, one_run, values))
+                found.append(Line(f"{arm.name}, {what}", rates, i == 0, one_run, values))
     return found
 
 
@@ -191,18 +194,15 @@ def grids(goal: Goal, rows: Sequence[Epoch]) -> Table | None:
     rates = sorted({lr for arm in goal.arms for lr in goal.grid(arm)})
     if not rates:
         return None
-    notes = f"test accuracy in % on seed {goal.tune}; bold: chosen; !: chosen at the edge of what was tried"
+    notes = f"test accuracy in % on seed {goal.tune}; ✓: chosen; !: at the edge of what was tried"
     table = Table([*_names("arm"), "epochs", *(f"lr {lr:g}" for lr in rates)], notes=notes)
     for arm in goal.arms:
         for epochs in goal.tuned(arm) if goal.grid(arm) else ():
             known = goal.tried(arm, epochs, rows)
             best = goal.choose(arm, epochs, rows) if len(known) == len(goal.grid(arm)) else None
-            cells = [NONE if (own := known.get(lr)) is None else f"{100 * own:.2f}" for lr in rates]
-            edge = " !" if best in (goal.grid(arm)[0], goal.grid(arm)[-1]) else ""
-            marked = [
-                Cell(cell + edge, "bold") if lr == best else Cell(cell) for lr, cell in zip(rates, cells, strict=True)
-            ]
-            table.add(arm.name, str(epochs), *marked)
+            mark = " ✓ !" if best in (goal.grid(arm)[0], goal.grid(arm)[-1]) else " ✓"
+            cells = {lr: f"{100 * own:.2f}{mark * (lr == best)}" for lr, own in known.items() if own is not None}
+            table.add(arm.name, str(epochs), *(cells.get(lr, NONE) for lr in rates))
     return table
 
 
@@ -227,5 +227,5 @@ def _names(*names: str) -> list[Column | str]:
 
 
 def _style(line: Line) -> str:
-    """Return the style of a line; of one run x̄ is what counts, and the last iterate stands aside."""
-    return "dim" if line.is_one_run and line.weights == LAST else ""
+    """Return the style of a line."""
+    return "" if line.counts else "dim"

@@ -96,7 +96,7 @@ class Options:
         check_number("--average", self.average, "a number in (0, 1)", lambda v: 0 < v < 1)
         check_number("--c", self.c, "a finite number > 0", lambda v: v > 0)
         check_number("--save-every", self.save_every)
-        return Goal(
+        goal = Goal(
             [parse(name) for name in self.arms],
             horizons,
             list(self.trials),
@@ -104,6 +104,8 @@ class Options:
             tune,
             self.tune_epochs or epochs,
         )
+        goal.tuning()  # refuses arms that cannot be tuned
+        return goal
 
     @property
     def data_folder(self) -> Path:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -31,6 +32,7 @@ SLOW = "on a CPU this takes days (a GPU needs minutes); for a try: --seeds 1 --e
 MANY = 5e6  # images through ResNet-18 of width 64: a day and more at 20 per second and core (benchmarks/logger.py)
 
 Watch = Callable[[EpochEnd], object]
+Write = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Shown:
     say: Callable[[str], object]  # shows a line
     watching: Callable[[Sequence[TrialLog], int], AbstractContextManager[Watch]]  # gives what is told of every epoch
     downloading: Callable[[], AbstractContextManager[Progress]]  # gives what is told how many bytes have come
-    write: Callable[[dict[str, Any]], object]  # keeps a record, by its end and if something stops it before
+    write: Write  # keeps a record, by its end and if something stops it before
 
 
 def conduct(given: Options, shown: Shown) -> dict[str, Any]:
@@ -66,11 +68,12 @@ def conduct(given: Options, shown: Shown) -> dict[str, Any]:
         if len(data.train_images) < given.batch:
             raise ValueError(f"--batch {given.batch} is more than {len(data.train_images)} images")
         study = _Study(given, goal, shown, data, device, world)
-        rows: list[Epoch] = []
-        if tuning := goal.tuning():
+        rows = world.on_first(lambda: [row for log in Store(given.out).recorded() for row in log.rows])
+        if len(goal.plan(rows)) < len(goal.arms):  # some are still to be tuned
             assert goal.tune is not None
-            rows = from_columns(study.train(tuning, [goal.tune]))
-        return study.train([arm for own in goal.plan(rows).values() for arm in own.values()], goal.seeds)
+            rows = from_columns(study.train(goal.tuning(), [goal.tune], partial(record.write, given.out / NAME)))
+        arms = [arm for own in goal.plan(rows).values() for arm in own.values()]
+        return study.train(arms, goal.seeds, shown.write)
 
 
 class _Study:
@@ -83,8 +86,8 @@ class _Study:
         self.data, self.device, self.world = data, device, world
         self.images: Images | None = None
 
-    def train(self, arms: Sequence[Arm], seeds: Sequence[int]) -> dict[str, Any]:
-        """Train these arms with these seeds; return the record of all trials of the folder, whatever ends it."""
+    def train(self, arms: Sequence[Arm], seeds: Sequence[int], write: Write) -> dict[str, Any]:
+        """Train these arms with these seeds; return the record of all trials of the folder."""
         given, world = self.given, self.world
         arms = list({arm.name: arm for arm in arms}.values())
         about = record.circumstances(
@@ -137,7 +140,7 @@ class _Study:
                 raise
             found = results()
             if world.rank == 0:
-                self.shown.write(found)
+                write(found)
             return found
 
 

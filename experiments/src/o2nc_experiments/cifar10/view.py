@@ -11,7 +11,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
 from o2nc_experiments import figures
 from o2nc_experiments.cifar10 import horizons
-from o2nc_experiments.cifar10.horizons import LAST, Goal, Line
+from o2nc_experiments.cifar10.horizons import Goal, Line
 from o2nc_experiments.cifar10.results import note, table
 from o2nc_experiments.classification import Epoch, best, by_arm, curves, from_columns, mean_of, written
 from o2nc_experiments.page import Article, Picture, Section
@@ -41,11 +41,12 @@ def styles(lines: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
     drawn = []
     for line in lines:
         style: dict[str, Any] = {"linestyle": (0, (3, 2)), "color": figures.GREY, "linewidth": 1.2}
+        if line.counts:
+            style = {"color": next(solid), "linewidth": 1.8}
         if not line.is_one_run:
             style = {"linestyle": "none", "marker": next(marks), "color": next(colours), "markersize": 5.5}
-        elif line.weights != LAST:
-            style = {"color": next(solid), "linewidth": 1.8}
-        drawn.append((line, style))
+        if line.is_one_run or line.counts:
+            drawn.append((line, style))
     return drawn
 
 
@@ -60,7 +61,7 @@ def draw_horizons(axes: Axes, goal: Goal, lines: Sequence[Line]) -> None:
         seeds = {seed for own in line.values.values() for seed in own}
         epochs = [e for e, own in sorted(line.values.items()) if e >= goal.horizons[0] and own.keys() == seeds]
         means = [mean_of(line.of(epoch)) for epoch in epochs]
-        bars = [mean.deviation or 0.0 for mean in means] if line.weights != LAST or not line.is_one_run else None
+        bars = [mean.deviation or 0.0 for mean in means] if line.counts else None
         axes.errorbar(epochs, [mean.value for mean in means], yerr=bars, capsize=2, elinewidth=0.8, **style)
     axes.set_xscale("log")
     axes.set_xticks(goal.horizons)
