@@ -9,8 +9,9 @@ from torch.optim import AdamW
 
 from cifar10_made import CPU, images, train_by_hand
 from o2nc import Exponential, ExponentiatedO2NC, Gamma, Jitter, ScaledSGDM, Uniform, Weibull, learners
+from o2nc_experiments.cifar10.arms import DEFAULTS, LAWS, LEARNERS, TABLE, parse
 from o2nc_experiments.cifar10.batches import Batches
-from o2nc_experiments.cifar10.options import DEFAULTS, LAWS, LEARNERS, TABLE, Settings, parse
+from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.training import Trial
 from problem import flat, parameters, set_gradients
 
@@ -333,15 +334,15 @@ def test_the_papers_run_has_78_125_steps():
 
 def test_the_learning_rate_is_a_cosine():
     """From 1 in the first epoch, a half in the middle, towards 0 at the end."""
-    settings = Settings(epochs=200)
-    assert settings.factor(0) == 1
-    assert settings.factor(100) == pytest.approx(0.5)
-    assert settings.factor(50) == pytest.approx((2 + math.sqrt(2)) / 4)
-    assert 0 < settings.factor(199) < 1e-4
-    factors = [settings.factor(e) for e in range(200)]
+    schedule = parse("sgdm").schedule
+    factors = [schedule.factor(e, 200, 0) for e in range(200)]
+    assert factors[0] == 1
+    assert factors[100] == pytest.approx(0.5)
+    assert factors[50] == pytest.approx((2 + math.sqrt(2)) / 4)
+    assert 0 < factors[199] < 1e-4
     assert factors == sorted(factors, reverse=True)
     assert all(a + b == pytest.approx(1) for a, b in zip(factors[1:], factors[:0:-1], strict=True))
-    assert Settings(epochs=1).factor(0) == 1
+    assert schedule.factor(0, 1, 0) == 1
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ from cifar10_made import (
     train_by_hand,
     write_files,
 )
+from o2nc_experiments.cifar10.arms import parse
 from o2nc_experiments.cifar10.batches import to_device
 from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.data import load
 from o2nc_experiments.cifar10.experiment import Experiment
-from o2nc_experiments.cifar10.options import parse
 from o2nc_experiments.cifar10.processes import JointBatchNorm2d, World, process_group
 from o2nc_experiments.cifar10.training import Trial, judge
 from o2nc_experiments.classification import to_columns

@@ -253,13 +253,35 @@ def build_app() -> "typer.Typer":
         arm: Annotated[
             list[str] | None,
             typer.Option(
-                help=f"NAME: {', '.join(OPTIMIZERS)}. LAW: {', '.join(LAWS)}, or none. May be repeated.",
-                metavar="NAME+LAW",
+                help=f"NAME: {', '.join(OPTIMIZERS)}. SCHEDULE: cosine, constant or linear. LAW: {', '.join(LAWS)}, "
+                "or none. WINDOW of x̄: t^POWER or a discount. May be repeated.",
+                metavar="NAME:SCHEDULE~LAW+WINDOW",
             ),
         ] = None,
         seed: FirstSeed = 0,
         seeds: Annotated[int, typer.Option(help="Trials of every arm.", min=1, max=1000)] = SEEDS,
-        epochs: Annotated[int, typer.Option(help="How often every image is trained on.", min=1)] = 200,
+        epochs: Annotated[
+            int | None, typer.Option(help="How often every image is trained on; 200, or the last horizon.", min=1)
+        ] = None,
+        horizons: Annotated[
+            str | None,
+            typer.Option(
+                help="Numbers of epochs, with commas between: x̄ of one run against decayed runs that end there."
+            ),
+        ] = None,
+        sweep: Annotated[
+            str | None,
+            typer.Option(
+                help="Learning rates for arms that name none; xVALUE is a multiple of the usual one.",
+                metavar="lr=VALUE,VALUE",
+            ),
+        ] = None,
+        tune: Annotated[
+            int | None, typer.Option(help="The seed to choose them on, which is not reported.", min=0)
+        ] = None,
+        tune_epochs: Annotated[
+            int | None, typer.Option(help="After how many epochs; all of them if nothing is said.", min=1)
+        ] = None,
         batch: Annotated[int, typer.Option(help="Images per step, over all processes.", min=2)] = 128,
         average: Annotated[float, typer.Option(help="Discount of x̄ and ḡ, in (0, 1).")] = 0.999,
         width: Annotated[int, typer.Option(help="Channels of ResNet-18's first stage.", min=1, max=512)] = 64,
@@ -282,14 +304,32 @@ def build_app() -> "typer.Typer":
         o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
         """
         from o2nc_experiments.cifar10 import command
-        from o2nc_experiments.cifar10.options import Options, Settings, arm_names
+        from o2nc_experiments.cifar10.options import Options
 
-        chosen, trials = arm_names(arm), range(seed, seed + seeds)
-        settings = Settings(epochs, batch, average, width, limit)
+        options = Options(
+            data,
+            download,
+            out,
+            tuple(arm or ()),
+            seed,
+            seeds,
+            epochs,
+            horizons,
+            sweep,
+            tune,
+            tune_epochs,
+            batch,
+            average,
+            width,
+            limit,
+            device,
+            at_once,
+            save_every,
+            c,
+            quiet,
+        )
         with interruptible("; the same command goes on"):
-            command.show(
-                Options(data, download, out, chosen, trials, settings, device, at_once, save_every, c, quiet)
-            )
+            command.show(options)
 
     @app.command()
     def gpt(

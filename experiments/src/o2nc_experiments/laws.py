@@ -45,8 +45,8 @@ def members(name: str) -> list[str]:
     return list(signature(LAWS[name]).parameters)
 
 
-def numbers(text: str | None) -> tuple[list[float], dict[str, float]]:
-    """Return the numbers in parentheses, and those with names.
+def numbers(text: str | None, kinds: tuple[type, ...] = (int, float)) -> tuple[list[float], dict[str, float]]:
+    """Return the numbers in parentheses, of these types, and those with names.
 
     Example:
         >>> numbers("(1, 2.5, lr=1e-3)")
@@ -58,7 +58,8 @@ def numbers(text: str | None) -> tuple[list[float], dict[str, float]]:
         positional: list[Any] = [ast.literal_eval(value) for value in call.args]
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
         given = [*positional, *named.values()]
-        if len(named) < len(call.keywords) or not all(type(n) in (int, float) and math.isfinite(n) for n in given):
+        known = all(keyword.arg for keyword in call.keywords) and len(named) == len(call.keywords)
+        if not known or not all(type(n) in kinds and math.isfinite(n) for n in given):
             raise ValueError
     except (SyntaxError, ValueError, OverflowError, AssertionError):
         raise ValueError(f"{text}: options are finite numbers, (key=value, …), each once") from None

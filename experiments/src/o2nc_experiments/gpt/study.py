@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from o2nc_experiments import record
+from o2nc_experiments import console, record
 from o2nc_experiments.cifar10.processes import find_world, process_group
 from o2nc_experiments.gpt import costs, data
 from o2nc_experiments.gpt.arms import Arm
@@ -110,9 +110,7 @@ def one_thread(device: torch.device, width: int) -> AbstractContextManager[Any]:
     """Return the context in which a small model is trained on a CPU."""
     if device.type != "cpu" or width > NARROW:
         return nullcontext()
-    from o2nc_experiments.console import one_thread
-
-    return one_thread()
+    return console.one_thread()
 
 
 def opening(
