@@ -39,7 +39,7 @@ from o2nc_experiments.cifar10.arms import parse
 from o2nc_experiments.cifar10.batches import to_device
 from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.horizons import Goal
-from o2nc_experiments.cifar10.options import Settings
+from o2nc_experiments.cifar10.options import Options, Settings
 from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification import Epoch, curves, from_columns, to_columns
@@ -207,9 +207,10 @@ def test_learning_rates_are_tried_on_the_tuning_seed_and_chosen_by_what_counts()
 
 
 def test_without_a_grid_nothing_is_tuned_and_one_horizon_is_the_table_as_it_was():
-    goal = Goal([parse("sgdm"), parse("sgdm:linear3")], [8], [0])
+    goal = Options(arm=("sgdm", "sgdm:linear3"), epochs=8, seeds=1).goal()
     assert goal.tuning() == []
     assert goal.is_plain
+    assert not Options(horizons="8").goal().is_plain  # laws of s, say, compared seed by seed
     assert {name: {h: arm.name for h, arm in own.items()} for name, own in goal.plan([]).items()} == {
         "sgdm": {8: "sgdm"},
         "sgdm:linear3": {3: "sgdm:linear3"},

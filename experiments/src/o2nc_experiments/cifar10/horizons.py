@@ -32,6 +32,7 @@ class Goal:
     relative: bool = False  # whether these are multiples of an arm's usual one
     tune: int | None = None  # the seed that they are chosen on
     tune_epochs: int = 0  # after how many epochs
+    is_plain: bool = False  # whether there is nothing to compare but the ends of all trials, as in Table 1
 
     def to_record(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -42,11 +43,6 @@ class Goal:
         """Return what a record's command was to find, None where that was Table 1 alone."""
         asked = record.get("goal")
         return asked and cls(**asked | {"arms": [parse(name) for name in asked["arms"]]})
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing to compare but the ends of all trials."""
-        return len(self.horizons) == 1 and not self.sweep
 
     def grid(self, arm: Arm) -> list[float]:
         """Return the learning rates that an arm is tried at; none where its name has one."""

@@ -103,6 +103,7 @@ class Options:
             *read_sweep(self.sweep),
             tune,
             self.tune_epochs or epochs,
+            is_plain=self.horizons is None and self.sweep is None,
         )
         goal.tuning()  # refuses arms that cannot be tuned
         return goal

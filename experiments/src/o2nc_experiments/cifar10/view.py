@@ -39,14 +39,13 @@ def styles(lines: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
     """Return how a line is drawn: one run as a line, its last iterate dashed and grey, decayed runs as marks."""
     solid, marks, colours = cycle(COLOURS), cycle(MARKERS), cycle(DECAYED)
     drawn = []
-    for line in lines:
+    for line in (line for line in lines if line.is_one_run or line.counts):
         style: dict[str, Any] = {"linestyle": (0, (3, 2)), "color": figures.GREY, "linewidth": 1.2}
-        if line.counts:
-            style = {"color": next(solid), "linewidth": 1.8}
         if not line.is_one_run:
             style = {"linestyle": "none", "marker": next(marks), "color": next(colours), "markersize": 5.5}
-        if line.is_one_run or line.counts:
-            drawn.append((line, style))
+        elif line.counts:
+            style = {"color": next(solid), "linewidth": 1.8}
+        drawn.append((line, style))
     return drawn
 
 
