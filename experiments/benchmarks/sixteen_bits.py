@@ -2,9 +2,10 @@
 
     python experiments/benchmarks/sixteen_bits.py [--steps 200000]
 
-A step changes x̄ by far less than a unit in its last place, so what is added has to be rounded at random. Three formats
-by three ways of rounding, all coordinates with the same u at a step: to the nearest, u = ½; with u ~ U(0, 1); and with
-u = n·0.618… mod 1, whose points are spread more evenly than random ones. `int16` has a scale for every 64 numbers.
+A step changes x̄ by far less than a unit in its last place, so what is added has to be rounded at random. Three
+formats by three ways of rounding, all coordinates with the same u at a step: to the nearest, u = ½; with u ~ U(0, 1);
+and with u = n·0.618… mod 1, whose points are spread more evenly than random ones. `int16` has a scale for every 64
+numbers.
 """
 
 import argparse
