@@ -342,4 +342,4 @@ def test_the_standard_library_is_text():
     corpus = data.load(None)
     assert len(corpus.train) > 1e6
     assert len(corpus.held_out) > 1e4
-    assert corpus.by_bytes
+    assert corpus.vocabulary == data.BYTES

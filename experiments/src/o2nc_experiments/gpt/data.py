@@ -47,11 +47,6 @@ class Corpus:
     left_out: int = 0
 
     @property
-    def by_bytes(self) -> bool:
-        """Whether a token is a byte, so that nats/ln 2 are bits per byte."""
-        return self.vocabulary == BYTES
-
-    @property
     def digest(self) -> str:
         """Of all tokens, so that a folder holds runs on the same data only."""
         return hashlib.sha256(self.train.tobytes() + b"|" + self.held_out.tobytes()).hexdigest()[:16]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, rms_norm, scaled_dot_product_attention
 
-HEAD = 64  # the usual width of a head
 SCALE = 0.5  # a weight of standard deviation SCALE/√width: 0.022 at width 512
 
 
