@@ -220,12 +220,14 @@ def fabricate(arm, objective, values, tuned=VALUE):
 
 
 def test_ratios_are_geometric_means_paired_by_seed():
+    first, second = tuple(OBJECTIVES)[:2]
     found = tables.Findings(
         [
-            *(fabricate("SGDM", name, [1.0, 2.0]) for name in "ab"),
-            fabricate("Exp(1)", "a", [4.0, 2.0]),
-            fabricate("Exp(1)", "b", [1.0, 2.0]),
-            fabricate("Exp(1)", "b", [math.inf, 2.0], TOGETHER),
+            *(fabricate("SGDM", name, [1.0, 2.0]) for name in (first, second)),
+            fabricate("Exp(1)", first, [4.0, 2.0]),
+            fabricate("Exp(1)", second, [1.0, 2.0]),
+            fabricate("Exp(1)", second, [math.inf, 2.0], TOGETHER),
+            fabricate("U(0, 2)", first, [1e-9, 1e-9]),
         ]
     )
     ratio = found.ratio("Exp(1)", 100, VALUE)
@@ -233,7 +235,10 @@ def test_ratios_are_geometric_means_paired_by_seed():
     assert ratio.deviation == pytest.approx(math.log(2) / math.sqrt(2))
     assert str(ratio) == "1.41 ± 0.49"
     assert str(found.ratio("Exp(1)", 100, TOGETHER)) == "∞"
-    assert str(found.ratio("U(0, 2)", 100, VALUE)) == "–"
+    assert str(found.ratio("Gamma(2)", 100, VALUE)) == "–"
+    floor = tables.FLOOR * OBJECTIVES[first].problem.lipschitz
+    assert found.logs("U(0, 2)", first, 100, VALUE, CERTIFICATE)[0] == pytest.approx(math.log(floor / 2))
+    assert found.logs("U(0, 2)", first, 100, VALUE)[0] == pytest.approx(math.log(1e-9))
 
 
 # ---- traps
@@ -264,7 +269,7 @@ def test_a_narrow_law_takes_longer_to_get_free():
 
 
 def test_command(tmp_path, monkeypatch):
-    quick = command.Options((20, 30, 40), tuple(OBJECTIVES)[2:3], 1, (0, 1))
+    quick = command.Options((20, 30, 40), tuple(OBJECTIVES)[2:3], 1, 2)
     monkeypatch.setattr(command, "QUICK", quick)
     monkeypatch.setattr(study, "COARSE", range(-6, 3, 4))
     monkeypatch.setattr(study, "WIDENINGS", 0)

@@ -196,7 +196,7 @@ def build_app() -> "typer.Typer":
             "o2nc-nonsmooth"
         ),
         seed: FirstSeed = 0,
-        seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1, max=1000)] = 5,
+        seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1, max=1000)] = 10,
         quick: Annotated[bool, typer.Option("--quick", help="Two problems, 400 steps: half a minute.")] = False,
         workers: Workers = WORKERS,
         quiet: Quiet = False,

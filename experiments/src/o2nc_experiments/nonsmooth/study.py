@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -131,13 +132,15 @@ def _log(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), math.inf, x).clamp(min=1e-300).log()
 
 
-def jobs(
-    objectives: Sequence[str],
-    plans: Sequence[tuple[Sequence[Arm], Sequence[int]]],
-    tuning_seeds: Sequence[int],
-    seeds: Sequence[int],
-) -> list[Callable[[Progress], list[Result]]]:
-    """Return the work for `o2nc_experiments.pool`: every objective with every plan of arms and horizons."""
-    return [
-        partial(compare, name, arms, horizons, tuning_seeds, seeds) for name in objectives for arms, horizons in plans
-    ]
+class Plan(NamedTuple):
+    """What is run on every objective."""
+
+    arms: Sequence[Arm]
+    horizons: Sequence[int]
+    tuning_seeds: Sequence[int]
+    seeds: Sequence[int]
+
+
+def jobs(objectives: Sequence[str], plans: Sequence[Plan]) -> list[Callable[[Progress], list[Result]]]:
+    """Return the work for `o2nc_experiments.pool`."""
+    return [partial(compare, name, *plan) for name in objectives for plan in plans]
