@@ -19,7 +19,7 @@ from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.data import BINARY, Data, DataError, load
 from o2nc_experiments.cifar10.experiment import Experiment
 from o2nc_experiments.cifar10.options import Settings
-from o2nc_experiments.cifar10.processes import World
+from o2nc_experiments.processes import World
 
 CPU = torch.device("cpu")
 SMALL = Settings(epochs=3, batch=32, average=0.9, width=2)

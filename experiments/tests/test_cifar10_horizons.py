@@ -40,9 +40,9 @@ from o2nc_experiments.cifar10.batches import to_device
 from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.horizons import Goal
 from o2nc_experiments.cifar10.options import Options, Settings
-from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification import Epoch, curves, from_columns, to_columns
+from o2nc_experiments.processes import World
 from problem import flat
 
 pytestmark = pytest.mark.usefixtures("one_thread")

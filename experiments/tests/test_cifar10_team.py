@@ -32,10 +32,10 @@ from o2nc_experiments.cifar10.batches import to_device
 from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.data import load
 from o2nc_experiments.cifar10.experiment import Experiment
-from o2nc_experiments.cifar10.processes import JointBatchNorm2d, World, process_group
 from o2nc_experiments.cifar10.training import Trial, judge
 from o2nc_experiments.classification import to_columns
 from o2nc_experiments.classification.resnet import ResNet18
+from o2nc_experiments.processes import JointBatchNorm2d, World, process_group
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -9,9 +9,9 @@ from o2nc_experiments.cifar10 import arms, results
 from o2nc_experiments.cifar10.checkpoints import NAME, TrialLog
 from o2nc_experiments.cifar10.data import Progress
 from o2nc_experiments.cifar10.options import Options
-from o2nc_experiments.cifar10.processes import find_world
 from o2nc_experiments.cifar10.study import Shown, Watch, conduct, print_lines
 from o2nc_experiments.plain import ending, read_options
+from o2nc_experiments.processes import find_world
 
 
 def main() -> None:

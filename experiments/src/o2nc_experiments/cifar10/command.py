@@ -16,10 +16,10 @@ from o2nc_experiments.cifar10.checkpoints import NAME, TrialLog, differences
 from o2nc_experiments.cifar10.data import Progress
 from o2nc_experiments.cifar10.experiment import EpochEnd
 from o2nc_experiments.cifar10.options import Options
-from o2nc_experiments.cifar10.processes import find_world
 from o2nc_experiments.cifar10.study import Shown, Watch, conduct, number, print_lines
 from o2nc_experiments.classification import curves
 from o2nc_experiments.console import make_console, print_files, print_plain, refusals
+from o2nc_experiments.processes import find_world
 from o2nc_experiments.tables import duration
 
 

@@ -12,9 +12,9 @@ from o2nc_experiments.cifar10.arms import Arm
 from o2nc_experiments.cifar10.batches import Images
 from o2nc_experiments.cifar10.checkpoints import CheckpointWriter, Store, TrialLog
 from o2nc_experiments.cifar10.options import Settings
-from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification import Epoch, to_columns
+from o2nc_experiments.processes import World
 
 
 class EpochEnd(NamedTuple):

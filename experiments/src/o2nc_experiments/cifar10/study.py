@@ -1,7 +1,6 @@
 """The study from options to record, whoever shows it: the terminal, or ``python -m o2nc_experiments.cifar10``."""
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -20,9 +19,9 @@ from o2nc_experiments.cifar10.data import Data, DataError, Progress, download, l
 from o2nc_experiments.cifar10.experiment import EpochEnd, Experiment
 from o2nc_experiments.cifar10.horizons import Goal
 from o2nc_experiments.cifar10.options import Options, Settings
-from o2nc_experiments.cifar10.processes import World, find_world, process_group
 from o2nc_experiments.classification import Epoch, from_columns
 from o2nc_experiments.console import uninterrupted
+from o2nc_experiments.processes import World, find_device, find_world, process_group
 from o2nc_experiments.tables import duration, plural
 
 AT_ONCE = 6  # trials on one GPU: more of them wait for each other
@@ -52,9 +51,8 @@ def conduct(given: Options, shown: Shown) -> dict[str, Any]:
         ValueError: an option cannot be used; the text says why.
         OSError: data or folder cannot be used; likewise.
     """
-    world, device = find_world(), record.find_device(given.device)
-    if world.size > 1 and device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    world = find_world()
+    device = find_device(given.device, world)
     goal = _goal(given, shown)
     if given.batch % world.size:
         raise ValueError(f"--batch {given.batch} cannot be shared by {world.size} processes")

@@ -20,9 +20,9 @@ from o2nc import recalibrated
 from o2nc_experiments.cifar10.arms import Arm
 from o2nc_experiments.cifar10.batches import EVALUATED, Batches, Images, augment, crops, next_batch, normalise
 from o2nc_experiments.cifar10.options import Settings
-from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.classification import Epoch
 from o2nc_experiments.classification.resnet import autocast, make_resnet
+from o2nc_experiments.processes import World
 
 WARM_UP = 3  # calls of a function before it is captured
 RECALIBRATED = 5  # batches as large as the evaluated ones, for BatchNorm at x̄

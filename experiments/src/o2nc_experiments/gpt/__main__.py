@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from o2nc_experiments.cifar10.processes import find_world
 from o2nc_experiments.gpt import arms, results
 from o2nc_experiments.gpt.experiment import Watch
 from o2nc_experiments.gpt.options import Options
 from o2nc_experiments.gpt.study import conduct
 from o2nc_experiments.plain import ending, read_options
+from o2nc_experiments.processes import find_world
 
 
 def main() -> None:
