@@ -17,7 +17,7 @@ from o2nc_experiments.tables import Cell, Column, Table, tone
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 RECORDS = [
     *("demo.json", "verify.json", "rates.json", "cifar10.json"),
-    *("bench_cpu.json", "bench_h200.json", "gpt_h200_small.json"),
+    *("bench_cpu.json", "bench_h200.json", "gpt_h200_small.json", "nonsmooth.json"),
 ]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 PHONE, LAPTOP = 390, 1280

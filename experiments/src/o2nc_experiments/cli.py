@@ -201,7 +201,9 @@ def build_app() -> "typer.Typer":
         workers: Workers = WORKERS,
         quiet: Quiet = False,
     ) -> None:
-        """Measure on non-smooth problems what randomness costs, and what a run without a horizon does (half an hour).
+        """Measure on non-smooth problems what randomness costs, and what a run without a horizon does.
+
+        It takes a quarter of an hour.
 
         Example:  o2nc nonsmooth --quick --out try
         """

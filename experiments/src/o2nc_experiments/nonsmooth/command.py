@@ -79,9 +79,9 @@ def show(out: Path, seed: int, seeds: int, workers: int, quick: bool, quiet: boo
 
 
 def _short(values: list[Any]) -> list[Any]:
-    """Return what JSON can say, numbers in six digits."""
+    """Return what JSON can say, numbers in four digits."""
     return record.plain(
-        [[float(f"{v:.6g}") for v in value] if isinstance(value, list) else value for value in values]
+        [[float(f"{v:.4g}") for v in value] if isinstance(value, list) else value for value in values]
     )
 
 
