@@ -356,6 +356,16 @@ def test_the_picture(layers, tmp_path):
     assert len(plot(log.path).axes) == len(figure.axes)  # a log is read without the run
 
 
+def test_progress_stays_visible_beside_a_large_corrector(tmp_path):
+    rows = [f"{k},1,1,2,{-0.1 * k},1,1,1,100" for k in (1, 2, 3)]
+    (tmp_path / "certificate.csv").write_text("\n".join([",".join((*FIELDS, "lipschitz", "corrector")), *rows, ""]))
+    axes = plot(tmp_path / "certificate.csv").axes[1]
+    assert [text.get_text().split()[0] for text in axes.get_legend().get_texts()] == ["progress", "what"]
+    assert axes.lines[-1].get_ydata() == pytest.approx([100, 200, 300])
+    low, high = (axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1] for y in (-0.3, 0.0))
+    assert high - low > 0.1
+
+
 @pytest.mark.parametrize("numbers", [(), (0.0,), (float("nan"), 1.0), (float("inf"), 0.0, 2.0), (1.0,) * 60])
 def test_pictures_of_odd_logs(numbers, tmp_path):
     """No rows, zeros, nans and infinities are drawn without a warning."""

@@ -15,6 +15,7 @@ from o2nc_experiments.gpt.model import GPT
 from o2nc_experiments.gpt.optimizers import Means, averaged, certificate, make
 from o2nc_experiments.gpt.options import Options
 from o2nc_experiments.gpt.planning import Goal, Row, Run, parts, rounded, runs, wanted
+from o2nc_experiments.gpt.results import make_lines, verdict
 from o2nc_experiments.gpt.schedule_free import ScheduleFreeAdamW
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -373,6 +374,15 @@ def test_learning_rates_are_chosen_on_another_seed():
         *((each, 50, seed, 4e-3) for seed in (0, 1)),
         *((each, 100, seed, 2e-3) for seed in (0, 1)),
     }
+
+
+@pytest.mark.parametrize("sweep", [(), (2e-3,), (1e-3, 2e-3)])
+def test_the_verdict_says_where_no_learning_rate_was_tuned(sweep):
+    asked = goal("adamw:constant+t^8", "adamw:linear", horizons=(50,), seeds=(0, 1), sweep=sweep)
+    rows, _ = carried_out(asked, lambda leg: 2e-3)
+    said = verdict(asked, make_lines(asked, rows))
+    assert said.startswith("adamw:constant, x̄ by t^8 at lr 0.00")
+    assert ("No learning rate was tuned" in said) is (len(sweep) < 2)
 
 
 def test_a_grid_grows_until_its_best_is_inside():

@@ -208,7 +208,8 @@ def verdict(goal: Goal, found: Sequence[Line]) -> str:
     if not said:
         return ""
     same = ", one run" if len(set(one.lrs.values())) == 1 else ""
-    return f"{one.name} at lr {rates(one.lrs)}{same}, minus the best decayed run in nats: {', '.join(said)}."
+    tuned = "" if len(goal.sweep) > 1 else " No learning rate was tuned: --sweep and --tune do that."
+    return f"{one.name} at lr {rates(one.lrs)}{same}, minus the best decayed run in nats: {', '.join(said)}.{tuned}"
 
 
 COSTS = {

@@ -125,7 +125,7 @@ def title(record: Mapping[str, Any]) -> str:
     s = record["settings"]
     return (
         f"GPT of {s['parameters'] / 1e6:.3g} M parameters ({s['layers']} layers, width {s['width']}, context "
-        f"{s['context']}), {s['batch']:,} tokens per step of {s['data']}"
+        f"{s['context']}), {s['batch']:,} tokens a step; data: {s['data']}"
     )
 
 
