@@ -168,7 +168,7 @@ def test_the_record_has_both_parts_and_circumstances(tmp_path, monkeypatch, caps
     assert platform.node() not in about.values()
 
 
-def test_quiet_prints_nothing(tmp_path, monkeypatch, capsys):
+def test_quiet_prints_nothing(made_once, tmp_path, monkeypatch, capsys):
     arguments = (*SHORT, "--quiet", "--out", tmp_path)
     assert call(monkeypatch, capsys, "demo", *arguments) == (0, "", "")
     assert (tmp_path / "report.html").exists()
@@ -216,8 +216,28 @@ def test_help_has_an_example(arguments, monkeypatch, capsys):
     assert "Example:" in out
 
 
+MADE = {}
+
+
 @pytest.fixture
-def stop_after(monkeypatch):
+def made_once(monkeypatch):
+    """Make every run and trial once for all tests that are about what becomes of them."""
+
+    def remember(function):
+        def remembered(*arguments):
+            key = (function, *(a for a in arguments if isinstance(a, str | int | None)))
+            if key not in MADE:
+                MADE[key] = function(*arguments)
+            return MADE[key]
+
+        return remembered
+
+    monkeypatch.setattr(climber, "climb", remember(climber.climb))
+    monkeypatch.setattr(digits, "train", remember(digits.train))
+
+
+@pytest.fixture
+def stop_after(monkeypatch, made_once):
     """Have the demo stopped after so many climbers and networks."""
 
     def stopped(function, after, stop):
@@ -288,7 +308,7 @@ def test_what_is_no_complete_demo_is_replaced(text, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has other signals")
-def test_signals_wait_until_all_is_written(tmp_path, monkeypatch, capsys):
+def test_signals_wait_until_all_is_written(made_once, tmp_path, monkeypatch, capsys):
     plot = climber.plot
 
     def disturbed(*arguments):
@@ -306,7 +326,7 @@ def test_signals_wait_until_all_is_written(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["demo.json", "climber.png"])
-def test_what_cannot_be_written_is_named_after_the_tables(name, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_written_is_named_after_the_tables(name, made_once, tmp_path, monkeypatch, capsys):
     (tmp_path / name).mkdir()  # as good as a full disk
     code, out, err = call(monkeypatch, capsys, "demo", *SHORT, "--out", tmp_path)
     assert code == 1

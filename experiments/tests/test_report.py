@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from o2nc_experiments import cli
 from o2nc_experiments.page import ARTICLES, Picture, article, find, kind_of, page, svg, write
 from o2nc_experiments.tables import Cell, Column, Table, tone
 
@@ -19,6 +20,7 @@ RECORDS = [
     *("demo.json", "verify.json", "rates.json", "cifar10.json"),
     *("bench_cpu.json", "bench_h200.json", "gpt_h200_small.json", "nonsmooth.json"),
 ]
+DRAWN = ("demo.json", "rates.json", "cifar10.json", "bench_h200.json")  # by other tests, too; these take seconds
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 PHONE, LAPTOP = 390, 1280
 
@@ -49,8 +51,9 @@ class Text_(HTMLParser):
         return " ".join(" ".join(self.texts).split())
 
 
-@pytest.mark.some(3)
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in DRAWN else []) for name in RECORDS]
+)
 def test_a_page_has_everything_and_needs_nothing(name):
     record = load(name)
     story = article(record)
@@ -211,20 +214,23 @@ def test_every_kind_of_record_has_an_article():
     assert {kind_of(load(name)) for name in RECORDS} == set(ARTICLES)
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, monkeypatch, capsys):
     def run(*arguments):
-        command = [sys.executable, "-m", "o2nc_experiments", "report", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=tmp_path)
+        monkeypatch.setattr(sys, "argv", ["o2nc", "report", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        return exit_.value.code or 0, *capsys.readouterr()
 
     shutil.copy(RESULTS / "verify.json", tmp_path)
-    done = run(tmp_path)
+    command = [sys.executable, "-m", "o2nc_experiments", "report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"Report: {tmp_path / 'report.html'}\n")
-    assert run(tmp_path, tmp_path / "verify.json", "--quiet").stdout == ""
+    assert run(tmp_path, tmp_path / "verify.json", "--quiet") == (0, "", "")
     (tmp_path / "empty").mkdir()
-    refused = run(tmp_path / "empty")
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert "empty has no results of o2nc" in refused.stderr
-    assert "missing cannot be read: No such file" in run(tmp_path / "missing").stderr
+    code, out, err = run(tmp_path / "empty")
+    assert (code, out) == (1, "")
+    assert "empty has no results of o2nc" in err
+    assert "missing cannot be read: No such file" in run(tmp_path / "missing")[2]
 
 
 MEASURE = """<script>
