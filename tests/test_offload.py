@@ -2,12 +2,16 @@
 
 import copy
 import io
+import math
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import optim
 
 import o2nc
+from o2nc.averages import Running
 from o2nc.backends import host
 from problem import parameters, set_gradients
 from test_extend import steps
@@ -36,6 +40,16 @@ def kept(request, monkeypatch):
         monkeypatch.setattr(host.HostCopies, "refresh", elsewhere)
 
 
+@dataclass(frozen=True)
+class Steep(Running):
+    """A window of the user's own."""
+
+    start: int = 0
+
+    def discount(self, n):
+        return (n - self.start - 1) / (n - self.start + 3) if n > self.start else 0.0
+
+
 def push(params, t):
     for p in params:
         p.grad = torch.sin(3 * p.detach() + t)
@@ -61,6 +75,20 @@ def test_averages_are_the_sums_over_every_kth_iterate(name, window, every, kept)
     with opt.averaged():
         torch.testing.assert_close(torch.cat([q.detach().flatten() for q in params]), mean, rtol=1e-12, atol=1e-13)
     assert len(opt.output()) == len(params)
+
+
+@pytest.mark.parametrize("start", [0, 6])
+def test_a_window_of_ones_own_gives_every_kth_iterate_its_weight(start):
+    params = parameters()
+    opt = o2nc.AdamW(params, lr=0.02, average=Steep(start), offload=4)
+    xs, _ = steps(opt, params, 18)
+    p = torch.tensor([math.prod(map(Steep(start).discount, range(t + 1, 18))) for t in range(1, 18, 4)])
+    p = p.double() / p.sum()
+    assert (p > 0).sum() == (5 if not start else 3)  # t = 1, 5, 9, 13, 17
+    assert opt.certificate().ess == pytest.approx(float(1 / p.square().sum()), rel=1e-6)
+    with opt.averaged():
+        found = torch.cat([q.detach().flatten() for q in params])
+        torch.testing.assert_close(found, p @ xs[::4], rtol=1e-6, atol=0)
 
 
 @EVERY
@@ -135,6 +163,84 @@ def test_a_checkpoint_says_where_averages_are():
     assert other.param_groups[0]["average_averaged"] == 5
 
 
+@EVERY
+def test_averages_that_a_checkpoint_lacks_begin_with_the_next_step_where_they_were_to(name):
+    params, twins = parameters(), parameters()
+    bare = MAKERS[name](params, scaling=o2nc.Jitter(0.25))
+    steps(bare, params, 6)
+    opt = MAKERS[name](twins, scaling=o2nc.Jitter(0.25), average=0.9, offload=4)
+    with pytest.warns(UserWarning, match="has no averages") as warned:
+        opt.load_state_dict(bare.state_dict())
+    assert len(warned) == 1
+    assert opt.param_groups[0]["average_offload"] == 4
+    steps(opt, twins, 3, first=7)
+    assert opt.param_groups[0]["average_averaged"] == 2  # x_7, with which they begin, and x_9
+
+
+def test_a_checkpoint_from_before_offload_goes_on_as_it_was():
+    params = parameters()
+    opt = MAKERS["AdamW"](params, average=o2nc.Polynomial(3))
+    steps(opt, params, 3)
+    saved = opt.state_dict()
+    del saved["param_groups"][0]["average_offload"]
+    other = MAKERS["AdamW"](parameters(), average=o2nc.Polynomial(3), offload=2)
+    with pytest.warns(UserWarning, match="average_offload=None"):
+        other.load_state_dict(saved)
+    assert other.certificate() == opt.certificate()
+
+
+@pytest.mark.parametrize(("made", "wanted"), [(None, 2), (2, None), (2, 3)])
+def test_averages_do_not_move_in_mid_run(made, wanted):
+    params = parameters()
+    opt = MAKERS["AdamW"](params, average=0.9, offload=made)
+    steps(opt, params, 2)
+    opt = copy.deepcopy(opt)
+    opt.param_groups[0]["average_offload"] = wanted
+    with pytest.raises(RuntimeError, match=f"average_offload was changed to {wanted} .* those of {made}"):
+        steps(opt, opt.param_groups[0]["params"], 1)
+    opt.param_groups[0]["average_offload"] = made
+    steps(opt, opt.param_groups[0]["params"], 1)
+
+
+def test_numbers_of_numpy_do_not_keep_a_checkpoint_from_being_read():
+    window, law = o2nc.Polynomial(np.float32(3)), o2nc.Jitter(np.float64(0.25))
+    opt = o2nc.AdamW(parameters(), lr=np.float64(0.02), average=window, scaling=law, offload=np.int64(2))
+    buffer = io.BytesIO()
+    torch.save(opt.state_dict(), buffer)
+    buffer.seek(0)
+    other = o2nc.AdamW(parameters(), average=o2nc.Polynomial(3), scaling=o2nc.Jitter(0.25), offload=2)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+
+
+def test_parameters_that_are_exchanged_or_taken_out_leave_the_others_alone():
+    params = parameters()
+    opt = MAKERS["AdamW"](params, average=0.9, offload=2)
+    steps(opt, params, 3)
+    params[0] = opt.param_groups[0]["params"][0] = torch.nn.Parameter(params[0].detach().clone())
+    steps(opt, params, 2, first=4)
+    assert len(opt.certificate().by_parameter) == len(params)
+    del opt.param_groups[0]["params"][0]
+    steps(opt, params[1:], 2, first=6)
+    assert len(opt.certificate().by_parameter) == len(params) - 1
+
+
+@EVERY
+def test_iterates_count_of_parameters_that_move_between_two_turns_only(name, kept):
+    params = parameters()
+    opt = MAKERS[name](params, average=o2nc.Polynomial(0), offload=2)
+    xs = []
+    for t in range(1, 10):
+        set_gradients(params, t)
+        for p in params[t % 2 :: 2]:
+            p.grad = None  # half of them have gradients at odd steps, the others at even ones
+        xs.append([p.detach().clone() for p in params])
+        opt.step()
+    assert len(opt.certificate().by_parameter) == len(params)
+    with opt.averaged():
+        for p, *iterates in zip(params, *xs[::2], strict=True):
+            torch.testing.assert_close(p.detach(), torch.stack(iterates).mean(0))
+
+
 def test_a_parameter_without_gradients_is_caught_up_with(kept):
     params = parameters()
     opt = MAKERS["AdamW"](params, average=o2nc.Polynomial(0), offload=2, weight_decay=0.0)
@@ -173,6 +279,9 @@ def test_what_makes_no_sense_is_refused():
             o2nc.AdamW(params, average=0.9, offload=bad)
     with pytest.raises(ValueError, match="offload=4 says where averages are kept"):
         o2nc.AdamW(params, offload=4)
+    with pytest.raises(ValueError, match=r"offload must be an integer from 1 to 10, the length of average=0\.9"):
+        o2nc.AdamW(params, average=0.9, offload=11)
+    o2nc.AdamW(params, average=0.999, offload=1000)
     opt = o2nc.AdamW(params, average=0.9, offload=4)
     with pytest.raises(RuntimeError, match="nothing is averaged"):
         opt.certificate()
@@ -192,3 +301,22 @@ def test_memory_of_copies_is_used_again():
     assert host._copied(torch.zeros(2), kept) is kept
     assert not kept.any()
     assert host._copied(torch.zeros(3), kept) is not kept
+
+
+class Elsewhere(torch.nn.Parameter):
+    """A parameter that claims to be on another device."""
+
+    device = torch.device("xpu", 0)
+
+
+def test_a_copy_is_never_made_in_a_parameter():
+    p, q = torch.nn.Parameter(torch.ones(3)), Elsewhere(torch.zeros(3))
+    copies = host.HostCopies()
+    assert copies.refresh([p])[0] is p
+    q.grad = torch.full((3,), 2.0)
+    copy = copies.refresh([q])[0]  # in its place
+    assert copy is not q
+    assert torch.equal(p, torch.ones(3))
+    assert p.grad is None
+    assert torch.equal(copy, torch.zeros(3))
+    assert torch.equal(copy.grad, q.grad)

@@ -103,8 +103,8 @@ class Running(ABC):
         """Return δ_n in [0, 1] for the n-th iterate that is averaged, n = 1, 2, …; δ_n = 0 begins anew."""
 
     def thinned(self, every: int) -> "Running":
-        """Return the window for one iterate in ``every``, as long as this one; one of your own counts those alone."""
-        return self
+        """Return the window for one iterate in ``every``, the first included: as long as this one."""
+        return Thinned(self, every, -(-self.start // every))
 
     def weights(self, group: dict[str, Any]) -> Weights:
         """Return the weights so far, from a parameter group."""
@@ -127,6 +127,20 @@ class Running(ABC):
 
 
 @dataclass(frozen=True)
+class Thinned(Running):
+    """A window over one iterate in ``every``, which have the weights among each other that they have in another."""
+
+    window: Running
+    every: int
+    start: int
+
+    def discount(self, n: int) -> float:
+        """Return the product of the window's discounts since the last iterate that was averaged."""
+        last = (n - 1) * self.every + 1
+        return math.prod(self.window.discount(k) for k in range(max(last - self.every, 0) + 1, last + 1))
+
+
+@dataclass(frozen=True)
 class Discount(Running):
     """The window of Algorithm 2: the weights of earlier iterates fall by β at every step."""
 
@@ -137,7 +151,7 @@ class Discount(Running):
         return self.beta
 
     def thinned(self, every: int) -> "Discount":
-        """Return the window for one iterate in ``every``."""
+        """Return the window for one iterate in ``every``, in closed form."""
         return Discount(self.beta**every)
 
 

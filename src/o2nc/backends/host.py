@@ -16,27 +16,30 @@ class HostCopies:
     """The copies of one optimizer's parameters, in memory that is used again; those on a CPU stand for themselves."""
 
     def __init__(self) -> None:
-        self._copies: list[Tensor] = []
+        self._copies: list[Tensor | None] = []
         self._grads: list[Tensor | None] = []
 
     @torch.no_grad()
     def refresh(self, params: Sequence[Tensor]) -> list[Tensor]:
         """Copy parameters and gradients as they are now, and wait for it; return the copies, with gradients."""
         if len(params) != len(self._copies):
-            self._copies, self._grads = [*params], [None] * len(params)
+            self._copies, self._grads = [None] * len(params), [None] * len(params)
+        found = []
         for i, p in enumerate(params):
             if p.device.type == "cpu":
-                self._copies[i] = p
+                self._copies[i] = self._grads[i] = None
+                found.append(p)
                 continue
             # a gradient may be wider than its parameter, and a tensor's gradient has its dtype
             x = p.detach() if p.grad is None else p.detach().to(torch.promote_types(p.dtype, p.grad.dtype))
-            self._copies[i] = _copied(x, self._copies[i])
+            copy = self._copies[i] = _copied(x, self._copies[i])
             if p.grad is not None:
                 self._grads[i] = _copied(p.grad.to(x.dtype), self._grads[i])
-            self._copies[i].grad = None if p.grad is None else self._grads[i]
+            copy.grad = None if p.grad is None else self._grads[i]
+            found.append(copy)
         for device in {p.device for p in params if p.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        return self._copies
+        return found
 
 
 def _copied(x: Tensor, former: Tensor | None) -> Tensor:

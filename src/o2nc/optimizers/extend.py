@@ -74,8 +74,8 @@ def extend(
         certificate: False saves ḡ, 4 bytes per parameter, and there is no certificate.
         progress: False saves the last iterate, by which Δ is known, and there is no ``progress``.
         offload: k keeps all averages in the host's memory and takes every k-th iterate into them, so that they cost
-            no memory of the device and little time; the window is as long as without. There is no ``progress``.
-            None keeps them beside the parameters.
+            no memory of the device and little time; the window is as long as without. ḡ is of the gradients at
+            those iterates, and there is no ``progress``. None keeps them beside the parameters.
 
     Returns:
         ``optimizer``.
@@ -202,6 +202,11 @@ def check_extension(
         checks.integer("offload", offload, 1)
         if average is None:
             raise ValueError(f"offload={offload!r} says where averages are kept, and there are none: pass average=…")
+        if isinstance(average, float) and offload > (length := round(1 / (1 - average))):
+            raise ValueError(
+                f"offload must be an integer from 1 to {length}, the length of average={average!r} in steps, "
+                f"got {offload!r}: x̄ would be a single iterate, and not the last"
+            )
     progress = progress and offload is None  # Δ is not known of iterates that are passed over
     values = (scaling, int(seed), average, certificate, progress, offload, 0, *averages.begin_counters().values())
     return dict(zip(Extended.shared, values, strict=True))
@@ -330,6 +335,7 @@ class Extended(CertifiedOptimizer):
         group = self.param_groups[0]
         if group["scaling"] is None and group["average"] is None and not (self.has_other_fused and group["fused"]):
             return False
+        self._refuse_new_offload()
         if group[NAMES["offload"]] is not None:
             self._observe_on_host(group[NAMES["offload"]])
             return False
@@ -344,21 +350,34 @@ class Extended(CertifiedOptimizer):
         refuse_capture(type(self).__name__, None, self.param_groups[0]["average"])
         if not with_gradients or self._is_called_off():
             return
-        t = self._groups[0]["step"] + 1
-        if (t - 1) % every:
-            for group in self._groups:
-                group.update({"step": t})
-            return
-        rule = Observed(progress=False)
-        copies = dict(zip(params, self._host_copies.refresh(params), strict=True))
-        self._eager.take(
-            self._step(rule, fused=False)._replace(
-                groups=[Named(group, [copies[p] for p in group["params"]]) for group in self.param_groups],  # type: ignore[misc]
-                state={copies[p]: state for p, state in self.state.items()},
+        first = self._groups[0]
+        t = first["step"] + 1
+        is_turn = (t - 1) % every == 0 or not first["averaged"]
+        # a parameter that is new begins with its first gradient, be it between two turns
+        taken = params if is_turn else [p for p in with_gradients if "average" not in self.state.get(p, ())]
+        if taken:
+            rule = Observed(progress=False)
+            copies = dict(zip(taken, (self._host_copies if is_turn else HostCopies()).refresh(taken), strict=True))
+            step = self._step(rule, fused=False)._replace(
+                groups=[Named(g, [copies[p] for p in g["params"] if p in copies]) for g in self.param_groups],  # type: ignore[misc]
+                state={copies[p]: state for p, state in self.state.items() if p in copies},
+                is_thinned=True,
             )
-        )
-        owners = {copy: p for p, copy in copies.items()}
-        rule.begun = [(owners[copy], new) for copy, new in rule.begun]
+            self._eager.take(step) if is_turn else self._eager.begin(step)
+            owners = {copy: p for p, copy in copies.items()}
+            rule.begun = [(owners[copy], new) for copy, new in rule.begun]
+        for group in self._groups:
+            group.update({"step": t})
+
+    def _refuse_new_offload(self) -> None:
+        """Refuse averages to go on of another share of the iterates than they began with, or elsewhere."""
+        key, group = NAMES["offload"], self.param_groups[0]
+        if group[key] != self.defaults[key] and group[NAMES["averaged"]]:
+            raise RuntimeError(
+                f"{key} was changed to {group[key]!r} in param_groups, and the averages are those of "
+                f"{self.defaults[key]!r}, with which they go on: put it back"
+            )
+        self.defaults[key] = group[key]
 
     @property
     def _host_copies(self) -> HostCopies:
