@@ -54,6 +54,7 @@ OPTIMIZERS = {
     "AdamW, scaled": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.01)),
     "AdamW, ours": lambda ps: o2nc.AdamW(ps, lr=0.01, average=o2nc.Polynomial(3), scaling=o2nc.Uniform(0.5, 1.5)),
     "AdamW, offloaded": lambda ps: o2nc.AdamW(ps, lr=0.01, average=o2nc.Polynomial(3), offload=2),
+    "RAdam, offloaded": lambda ps: o2nc.extend(torch.optim.RAdam(ps, lr=0.01), average=0.9, offload=4),
     "RAdam, extended": lambda ps: o2nc.extend(torch.optim.RAdam(ps, lr=0.01), average=o2nc.Polynomial(3, start=1)),
     **EXTENDED,
 }

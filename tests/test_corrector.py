@@ -112,15 +112,19 @@ def test_the_run_is_the_same_and_nothing_is_written_unless_asked(tmp_path):
     assert (measured == unmeasured).all()
     assert [{k: v for k, v in row.items() if k in plain[0]} for row in rows] == plain
     assert rows[0].keys() - plain[0].keys() == {"lipschitz", "corrector"}
-    with pytest.raises(ValueError, match="not a log of certificates"):  # the files have other columns
+    with pytest.raises(ValueError, match="is a log of certificates made without corrector"):
         run("sgdm", 1, path=tmp_path / "b.csv", every=2, corrector=True)
+    with pytest.raises(ValueError, match="is a log of certificates made with corrector"):
+        run("sgdm", 1, path=tmp_path / "a.csv", every=2)
 
 
 @pytest.mark.parametrize("fused", [None, True])
-def test_steps_called_off_by_a_grad_scaler(fused, tmp_path):
-    """They are none; and G is of gradients without the scale."""
+@pytest.mark.parametrize("kind", ["sgdm", "adamw"])
+def test_steps_called_off_by_a_grad_scaler(kind, fused, tmp_path):
+    """They are none; and G is of gradients without the scale, by which torch's fused AdamW divides them in place."""
     x = torch.nn.Parameter(torch.ones(4))
-    opt = o2nc.ScaledSGDM([x], lr=0.1, momentum=0.9, average=0.9, fused=fused, scaling=LAW)
+    options = {"lr": 0.1, "average": 0.9, "fused": fused, "scaling": LAW}
+    opt = o2nc.ScaledSGDM([x], momentum=0.9, **options) if kind == "sgdm" else o2nc.AdamW([x], **options)
     points, scaler = [x.detach().clone().numpy()], torch.amp.GradScaler("cpu", init_scale=64.0)
     with CertificateLogger(opt, tmp_path / "c.csv", every=1, corrector=True) as log:
         for off in (True, False, True, True, False, True, False, False, True, False):
@@ -135,6 +139,44 @@ def test_steps_called_off_by_a_grad_scaler(fused, tmp_path):
     for row in rows[2:]:
         assert row["lipschitz"] == pytest.approx(6)
         assert row["corrector"] == pytest.approx(6 * LAW.price * known[int(row["step"])], rel=1e-4)
+
+
+@pytest.mark.parametrize("law", [None, o2nc.Jitter(0.5), o2nc.Uniform(weighted=True)], ids=str)
+def test_a_law_that_takes_anothers_place_has_its_own_price(law, tmp_path):
+    """By hand, or with a checkpoint; without a price nothing is measured, and the run goes on."""
+    x = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    opt = OPTIMIZERS["sgdm"]([x])
+    points = [x.detach().clone().numpy()]
+    with CertificateLogger(opt, tmp_path / "c.csv", every=1, corrector=2.0) as log:
+        for t in range(12):
+            if t == 5:
+                opt.param_groups[0]["scaling"] = law
+            x.grad = x.detach().sign() + t % 3
+            opt.step()
+            points.append(x.detach().clone().numpy())
+    rows = read(log.path)[7:]  # from here on of that law alone
+    if not isinstance(law, o2nc.Jitter):
+        assert all(math.isnan(row["corrector"]) for row in rows)
+        return
+    known = changes(opt, np.array(points))
+    for row in rows:
+        assert row["corrector"] == pytest.approx(2 * law.price * known[int(row["step"])], rel=1e-9)
+
+
+def test_parameters_that_join_or_are_exchanged_begin_anew(tmp_path):
+    params = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64))]
+    opt = OPTIMIZERS["adamw"](params)
+    with CertificateLogger(opt, tmp_path / "c.csv", every=1, corrector=2.0) as log:
+        for t in range(12):
+            if t == 4:
+                opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, dtype=torch.float64))]})
+            if t == 8:
+                opt.param_groups[0]["params"][0] = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+            for group in opt.param_groups:
+                group["params"][0].grad = torch.ones_like(group["params"][0])
+            opt.step()
+    measured = [int(row["step"]) for row in read(log.path) if not math.isnan(row["corrector"])]
+    assert measured == [3, 4, 7, 8, 11, 12]  # three iterates of the same parameters are needed
 
 
 def test_a_checkpoint_begins_anew(tmp_path):

@@ -109,7 +109,7 @@ def test_state_is_sharded_like_the_parameters(runs, name):
     for rank, parts in ((0, [(4, 5), (4,), (2, 7), (2,)]), (1, [(3, 5), (3,), (1, 7), (1,)])):
         found = runs["equal"][rank][name]["shapes"]
         assert [part for part, _ in found] == parts
-        has_own_step = name in ("AdamW, scaled", "RAdam, extended", "Muon")  # on DTensors
+        has_own_step = name in ("AdamW, scaled", "RAdam, extended", "RAdam, offloaded", "Muon")  # on DTensors
         torchs = {"exp_avg", "exp_avg_sq", "momentum_buffer"} if has_own_step else ()
         shapes = [(part, shape) for part, state in found for key, shape in state.items() if key not in torchs]
         assert all(shape in (part, ()) for part, shape in shapes)

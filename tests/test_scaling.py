@@ -5,6 +5,7 @@ import math
 import random
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -178,6 +179,27 @@ def test_price_of_a_narrow_jitter_goes_with_the_fourth_power():
     """1/(48 Var²) with Var = width²/3."""
     assert o2nc.Jitter(0.1).price == pytest.approx(3 / (16 * 0.1**4), rel=0.04)
     assert o2nc.Jitter(0.02).price == pytest.approx(3 / (16 * 0.02**4), rel=1e-9)
+    assert o2nc.Jitter(1e-6).price == pytest.approx(3 / (16 * 1e-6**4), rel=1e-6)  # E s² − 1 has no digits left there
+
+
+@pytest.mark.parametrize(
+    ("law", "same"),
+    [
+        (o2nc.Exponential(np.float16(2)), o2nc.Exponential(2.0)),
+        (o2nc.Uniform(np.float32(0.5), np.int64(2)), o2nc.Uniform(0.5, 2.0)),
+        (o2nc.Jitter(np.float16(0.25)), o2nc.Jitter(0.25)),
+        (o2nc.Jitter(Fraction(1, 4)), o2nc.Jitter(0.25)),
+        (o2nc.Weibull(np.float32(1.5)), o2nc.Weibull(1.5)),
+        (o2nc.Gamma(np.float32(16), np.float32(0.0625)), o2nc.Gamma(16.0, 0.0625)),
+    ],
+)
+def test_numbers_of_any_kind_are_the_same_law(law, same):
+    """s has all its digits, whatever type its law's numbers have."""
+    assert repr(law) == repr(same)
+    for step in range(1, 6):
+        s = law.sample(3, step)
+        assert type(s) is float
+        assert s == same.sample(3, step)
 
 
 @pytest.mark.parametrize(

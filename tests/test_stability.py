@@ -167,6 +167,18 @@ class Untold:
         return 1.0
 
 
+class Mistold(Untold):
+    """One that cannot be."""
+
+    second_moment = 0.5
+
+
+def test_a_law_of_an_extreme_shape():
+    """C(200, 100), although 200! is beyond all floats."""
+    assert o2nc.Weibull(0.01).second_moment == pytest.approx(math.comb(200, 100), rel=1e-9)
+    assert 0 < theory.stable_lr(0.9, o2nc.Weibull(0.01)) < 1e-59
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
@@ -178,7 +190,8 @@ class Untold:
         ((0.9,), {"dampening": 0.5, "nesterov": True}, ValueError, "dampening must be 0 with nesterov=True, got 0.5"),
         ((0.9, o2nc.Uniform(weighted=True)), {}, ValueError, "law must be one without weights"),
         ((0.9, Untold()), {}, ValueError, "tells its second_moment"),
-        ((0.9, 3), {}, TypeError, "scaling must be a law"),
+        ((0.9, 3), {}, TypeError, "law must be a law"),
+        ((0.9, Mistold()), {}, ValueError, r"law's E s².* >= 1, got 0.5"),
     ],
 )
 def test_bad_arguments(arguments, options, error, words):

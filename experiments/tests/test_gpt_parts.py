@@ -14,7 +14,7 @@ from o2nc_experiments.gpt.data import DataError, beginnings, read
 from o2nc_experiments.gpt.model import GPT
 from o2nc_experiments.gpt.optimizers import Means, averaged, certificate, make
 from o2nc_experiments.gpt.options import Options
-from o2nc_experiments.gpt.planning import Goal, Row, Run, parts, rounded, runs, wanted
+from o2nc_experiments.gpt.planning import Goal, Row, Run, least_behind, parts, rounded, runs, wanted
 from o2nc_experiments.gpt.results import make_lines, verdict
 from o2nc_experiments.gpt.schedule_free import ScheduleFreeAdamW
 
@@ -49,6 +49,8 @@ REFUSED = {
     "adamw:constant~normal": "the law is one of exponential",
     "adamw:constant~uniform(1,2,3,4)": "uniform takes low, high, weighted",
     "adamw:constant~jitter(0.1,0.2,0.3)": "jitter takes width, weighted",
+    "adamw:constant~jitter": "jitter takes width, weighted, got none",
+    "adamw:constant~jitter(0.1,1)": "jitter takes width, weighted, got",
     "adamw:constant~jitter(2)": "width must be a number in",
     "adamw(lr=0):linear": "lr must be a finite number > 0",
     "adamw(0.1):linear": "adamw takes lr=",
@@ -411,6 +413,14 @@ def test_a_run_that_diverged_is_never_chosen():
     asked = goal("adamw:linear", horizons=(50,), sweep=(1e-3, 2e-3), tune=7)
     rows = [Row("adamw:linear", 1e-3, 7, 50, "last", 3.0), Row("adamw:linear", 2e-3, 7, 50, "last", None)]
     assert [leg.lr for leg in wanted(asked, rows)] == [1e-3]
+
+
+def test_what_diverged_in_the_end_is_not_chosen_for_its_beginning():
+    fast, slow, none = [2.0, 1.5, math.inf], [2.5, 2.0, 1.5], [math.inf] * 3
+    assert least_behind({"fast": fast, "slow": slow, "none": none}) == "slow"
+    assert least_behind({"none": none, "fast": fast}) == "fast"
+    assert least_behind({"a": none, "b": none}) == "a"  # the least learning rate, from which a grid goes on
+    assert least_behind({"a": [1.0], "b": [1.0]}) == "a"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ nothing is done or kept.
 """
 
 import math
+from operator import is_not
 from typing import Any
 
 import torch
@@ -37,25 +38,26 @@ class Corrector:
 
     def __init__(self, optimizer: CertifiedOptimizer, every: int, lipschitz: float | None) -> None:
         law = optimizer._groups[0].get("scaling")
-        if law is None or scaling.is_weighted(law) or not hasattr(law, "price"):
+        if not _has_price(law):
             raise ValueError(
                 "corrector=True is for random scaling by a law without weights that tells its price "
                 f"(without scaling the price is infinite), got scaling={law!r}"
             )
-        self.every, self._given, self._price = every, lipschitz, scaling.mean(law) * scaling.price(law)
+        self.every, self._given = every, lipschitz
         self.lipschitz = lipschitz or 0.0
         self.forget()
 
     def forget(self) -> None:
         """Begin anew: what comes next is another run."""
         self._step, self._found = -1, math.nan
+        self._params: list[Tensor] = []
         self._x: list[Tensor] | None = None
         self._delta: list[Tensor] | None = None
 
     def take(self) -> tuple[float, float]:
         """Return G and the price of a step of this window, nan if none was measured since this was last called."""
         found, self._found = self._found, math.nan
-        return self.lipschitz, self.lipschitz * self._price * found
+        return self.lipschitz, self.lipschitz * found
 
     def next(self, optimizer: CertifiedOptimizer, step: int) -> int:
         """Return the next step after which there is something to look at."""
@@ -75,27 +77,36 @@ class Corrector:
         ends = [end for end in near if self._end(optimizer, (end - 1) // self.every + 1) == end]
         if step == self._step or not ends:  # the same once more: a GradScaler has called a step off
             return
-        group = optimizer._groups[0]
+        law, seed = (optimizer._groups[0][key] for key in ("scaling", "seed"))
+        if not _has_price(law):  # a checkpoint has brought it, or it was set by hand
+            self.forget()
+            return
         with optimizer._local():
             params = [p for own in optimizer.param_groups for p in own["params"]]
+            if len(params) != len(self._params) or any(map(is_not, params, self._params)):
+                self._params, self._x, self._delta = params, None, None
             x = [real(p.detach()).to(wide(p.dtype), copy=True) for p in params]
             delta = None
             if self._x is not None and self._step == step - 1:
-                s = group["scaling"].sample(group["seed"], step + 1)
+                s = law.sample(seed, step + 1)
                 delta = [(new - old) / s for new, old in zip(x, self._x, strict=True)]
             if self._delta is not None and delta is not None and step in ends:
                 changes = [new - old for new, old in zip(delta, self._delta, strict=True)]
-                self._found = _norm(optimizer, changes, params)
+                self._found = scaling.mean(law) * scaling.price(law) * _norm(optimizer, changes, params)
                 self._meet_gradient(optimizer, params)
         needed = max(ends) > step
-        self._step, self._x, self._delta = (step, x, delta) if needed else (-1, None, None)
+        self._step, self._params, self._x, self._delta = (step, params, x, delta) if needed else (-1, [], None, None)
 
     def _meet_gradient(self, optimizer: CertifiedOptimizer, params: list[Tensor]) -> None:
         known = [p for p in params if p.grad is not None]
         if self._given is None and known:
-            scale = getattr(optimizer, "grad_scale", None)
             size = _norm(optimizer, [real(p.grad.detach()) for p in known], known)  # type: ignore[union-attr]
-            self.lipschitz = max(self.lipschitz, size if scale is None else size / float(scale))
+            self.lipschitz = max(self.lipschitz, size / optimizer._gradient_scale)
+
+
+def _has_price(law: Any) -> bool:
+    """Say whether the law of s is one without weights that tells its price."""
+    return law is not None and not scaling.is_weighted(law) and hasattr(law, "price")
 
 
 def _norm(optimizer: CertifiedOptimizer, x: list[Tensor], params: list[Any]) -> float:

@@ -65,8 +65,11 @@ class LogFile:
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
         if not self._header.startswith(first):
+            known = {_encode([FIELDS]): "without", _encode([FIELDS + PRICE_FIELDS]): "with"}
+            kind = f"a log of certificates made {known[first]} corrector=…" if first in known else ""
+            what = kind or "not a log of certificates"
             raise ValueError(
-                f"{self.path} is not a log of certificates, and is left alone: choose another path "
+                f"{self.path} is {what}, and is left alone: choose another path "
                 f"(its first line would be {self._header.decode().strip()})"
             )
 

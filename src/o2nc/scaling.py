@@ -24,9 +24,9 @@ global generator is touched.
 import math
 import sys
 import warnings
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -126,6 +126,7 @@ class Exponential:
 
     def __post_init__(self) -> None:
         checks.positive("rate", self.rate)
+        _make_plain(self)
 
     @property
     def mean(self) -> float:
@@ -175,6 +176,7 @@ class Uniform:
         if self.weighted:
             checks.number("low", self.low, "0 with weighted=True: the support must start there", lambda v: v == 0)
         checks.number("high", self.high, f"a finite number > low = {self.low!r}", lambda v: v > self.low)
+        _make_plain(self)
 
     @property
     def estimates(self) -> bool:
@@ -233,6 +235,7 @@ class Jitter(Uniform):
         checks.number("width", self.width, "a number in (0, 1]", lambda v: 0 <= 1 - v < 1)
         if self.weighted:
             checks.number("width", self.width, "1 with weighted=True: the support must start at 0", lambda v: v == 1)
+        _make_plain(self)
         object.__setattr__(self, "low", 1 - self.width)
         object.__setattr__(self, "high", 1 + self.width)
         super().__post_init__()
@@ -282,7 +285,7 @@ class Weibull:
     @property
     def second_moment(self) -> float:
         """E s² = λ²Γ(1 + 2/k)."""
-        return self.scale**2 * math.exp(math.lgamma(1 + 2 / self.shape))
+        return math.exp(math.lgamma(1 + 2 / self.shape) + 2 * math.log(self.scale))  # Γ alone may overflow
 
     @property
     def price(self) -> float:
@@ -369,11 +372,19 @@ class Gamma:
         return self.scale * math.exp(math.log(survival) + math.lgamma(k) + z + (1 - k) * math.log(z))
 
 
+def _make_plain(law: Any) -> None:
+    """Make a law's numbers Python's own: s would be rounded as those of numpy's narrow types are."""
+    for member in fields(law):
+        if member.init and type(value := getattr(law, member.name)) not in (int, float, bool, type(None)):
+            object.__setattr__(law, member.name, float(value))
+
+
 def _check_shape_scale(law: Weibull | Gamma) -> None:
     checks.flag("weighted", law.weighted)
     checks.positive("shape", law.shape)
     if law.scale is not None:
         checks.positive("scale", law.scale)
+    _make_plain(law)
     if law.weighted and law.shape >= 2:
         warnings.warn(
             f"{type(law).__name__}(shape={law.shape}, weighted=True): E[w(s)²] is infinite for shape >= 2, so "
@@ -394,7 +405,7 @@ def _price(law: Uniform | Weibull | Gamma) -> float:
     if isinstance(law, Uniform):
         low, width = law.low / mean, (law.high - law.low) / mean
         jumps = ((low, 1 / width), (low + width, -1 / width))
-        return renewal.price(lambda u: np.clip((u - low) / width, 0.0, 1.0), variance, jumps)
+        return renewal.price(lambda u: np.clip((u - low) / width, 0.0, 1.0), width**2 / 12, jumps)
     if law.shape <= (2 if isinstance(law, Gamma) else 1):
         return abs(variance - 1) / 2
     shape, scale = law.shape, law.scale / mean
@@ -404,14 +415,14 @@ def _price(law: Uniform | Weibull | Gamma) -> float:
     return renewal.price(lambda u: torch.special.gammainc(k, torch.from_numpy(u / scale)).numpy(), variance)
 
 
-def check_law(law: object) -> None:
-    """Refuse ``law`` unless it is a law of s or None."""
+def check_law(law: object, name: str = "scaling") -> None:
+    """Refuse ``law``, an argument of this name, unless it is a law of s or None."""
     if law is None:
         return
     missing = [name for name in ("sample", "weight") if not hasattr(law, name)]
     if missing or isinstance(law, type) or not is_dataclass(law):
         reason = f" (it lacks {', '.join(missing)})" if missing else " (a law is an instance of a dataclass)"
-        raise TypeError(f"scaling must be a law such as o2nc.Exponential(), or None, got {law!r}{reason}")
+        raise TypeError(f"{name} must be a law such as o2nc.Exponential(), or None, got {law!r}{reason}")
 
 
 def is_weighted(law: Law | None) -> bool:

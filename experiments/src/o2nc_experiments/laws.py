@@ -31,9 +31,11 @@ def parse(text: str) -> Law:
     if found is None or found[1] not in LAWS:
         raise ValueError(f"the law is one of {', '.join(LAWS)}, with numbers as in gamma(16), got {text[:40]!r}")
     positional, named = numbers(found[2])
-    kind, known = LAWS[found[1]], members(found[1])
-    if len(positional) > len(known) or named.keys() - set(known):
-        raise ValueError(f"{found[1]} takes {', '.join(known)}, got {found[2]}")
+    kind = LAWS[found[1]]
+    try:
+        signature(kind).bind(*positional, **named)
+    except TypeError:
+        raise ValueError(f"{found[1]} takes {', '.join(members(found[1]))}, got {found[2] or 'none'}") from None
     try:
         return kind(*positional, **named)
     except TypeError as error:

@@ -190,6 +190,12 @@ class CertifiedOptimizer(Optimizer):
         for watcher in list(self._watchers.values()):
             watcher()
 
+    @property
+    def _gradient_scale(self) -> float:
+        """By what gradients are multiplied, as they stand after a step: a GradScaler may leave its scale to us."""
+        scale = getattr(self, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
+
     # --- parameters, as a compiler and shards want to know them
 
     @property

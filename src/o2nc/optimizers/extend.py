@@ -333,6 +333,7 @@ class Extended(CertifiedOptimizer):
     def _observe(self) -> bool:
         """Take the iterate in; return whether a kernel has moved it already."""
         group = self.param_groups[0]
+        self._is_unscaled = False
         if group["scaling"] is None and group["average"] is None and not (self.has_other_fused and group["fused"]):
             return False
         self._refuse_new_offload()
@@ -396,10 +397,15 @@ class Extended(CertifiedOptimizer):
                 for group in self.param_groups:
                     group["scaling_step"] -= 1
             raise
+        self._is_unscaled = True  # torch's fused steps divide gradients by a GradScaler's scale, in place
         rule = self.__dict__.pop("_observed", None)
         for p, new in rule.begun if rule is not None else ():
             new.setdefault("output", averages.on_host(new["average"]).copy_(new["average"]))
             self.state[p if self._shards is None or self.in_parts else self._shards.owners[p]].update(new)
+
+    @property
+    def _gradient_scale(self) -> float:
+        return 1.0 if self.__dict__.get("_is_unscaled") else super()._gradient_scale
 
     def _advances(self) -> bool:
         """Say whether this step counts: there are gradients, and a GradScaler has not called it off."""

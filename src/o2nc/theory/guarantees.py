@@ -163,7 +163,7 @@ def law_voids(law: object) -> str | None:
     """Say why there is no theorem for a law, if there is none."""
     if law is None:
         return "without random scaling (s = 1, whose price is infinite) momentum can be trapped"
-    scaling.check_law(law)
+    scaling.check_law(law, "law")
     if scaling.is_weighted(law):  # type: ignore[arg-type]
         return f"{law!r} carries weights, and the theorem is for laws without"
     if not (hasattr(law, "price") and hasattr(law, "second_moment")):

@@ -120,10 +120,13 @@ class Options:
         parts = ["o2nc cifar10 --data DIR"]
         parts += [f"--arm '{arm}'" for arm in self.arms if self.arms != TABLE]
         parts += [f"--seed {self.seed}"] if self.seed else []
-        parts += [f"--seeds {self.seeds}", f"--horizons {self.horizons}" if self.horizons else f"--epochs {s.epochs}"]
+        parts += [
+            f"--seeds {self.seeds}",
+            f"--horizons {shlex.quote(self.horizons)}" if self.horizons else f"--epochs {s.epochs}",
+        ]
         for name in ("sweep", "tune", "tune_epochs", "batch", "average", "width", "limit"):
             if (value := getattr(self, name)) != getattr(usual, name):
-                parts.append(f"--{name.replace('_', '-')} {value}")
+                parts.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
         parts += [f"--c {self.c:g}"] if self.c != 1 else []
         parts += [f"--device {shlex.quote(self.device)}"] if self.device else []
         return " ".join(parts)

@@ -227,17 +227,19 @@ def averages(arm: Arm) -> list[str]:
 def least_behind(losses: Mapping[K, Sequence[float]]) -> K:
     """Return the key of the losses that are least behind the best at a horizon, in the median over the horizons.
 
-    The mean would be decided by the one horizon at which the loss happens to fall steeply.
+    The mean would be decided by the one horizon at which the loss happens to fall steeply. What diverged at fewer
+    horizons comes first: the median would not see it.
 
     Example:
-        >>> least_behind({"a": [3.00, 3.0, 2.00], "b": [3.05, 2.0, 2.05]})
+        >>> least_behind({"a": [3.00, 3.0, 2.00], "b": [3.05, 2.0, 2.05], "c": [2.0, 2.0, math.inf]})
         'a'
     """
     best = [min(column) for column in zip(*losses.values(), strict=True)]
 
-    def behind(key: K) -> tuple[float, float]:
-        lags = [loss - least if loss < math.inf else loss for loss, least in zip(losses[key], best, strict=True)]
-        return median(lags), fmean(lags)
+    def behind(key: K) -> tuple[int, float, float]:
+        pairs = zip(losses[key], best, strict=True)
+        lags = [loss - least for loss, least in pairs if loss < math.inf] or [math.inf]
+        return sum(loss == math.inf for loss in losses[key]), median(lags), fmean(lags)
 
     return min(losses, key=behind)
 
