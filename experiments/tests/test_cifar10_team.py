@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -36,6 +35,7 @@ from o2nc_experiments.cifar10.processes import JointBatchNorm2d, World, process_
 from o2nc_experiments.cifar10.training import Trial, judge
 from o2nc_experiments.classification import to_columns
 from o2nc_experiments.classification.resnet import ResNet18
+from processes import torchrun
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -165,11 +165,8 @@ def files(tmp_path_factory):
 def both(tmp_path_factory, files):
     """What the two processes found."""
     folder = tmp_path_factory.mktemp("both")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-    done = subprocess.run(
-        [*command, folder, files], env=ENVIRONMENT, capture_output=True, encoding="utf-8", timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
+    _, complaints = torchrun(__file__, folder, files, environment=ENVIRONMENT)
+    assert complaints == ""
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
