@@ -15,7 +15,7 @@ needs_fsdp2 = pytest.mark.skipif(bool(NO_FSDP2), reason=NO_FSDP2)
 
 
 def torchrun(script, *arguments, processes=2, environment=os.environ, seconds=120):
-    """Run a script in so many processes that know of each other, as torchrun does; return what they print and complain.
+    """Run a script in so many processes that know of each other, as torchrun does; return stdout and stderr.
 
     They meet in a store of this process, as under torchrun in one of the launcher's: that would import torch only
     for this. Fail with what they said if one of them fails.
