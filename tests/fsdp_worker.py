@@ -53,6 +53,7 @@ OPTIMIZERS = {
     "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.05), period=3),
     "AdamW, scaled": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.01)),
     "AdamW, ours": lambda ps: o2nc.AdamW(ps, lr=0.01, average=o2nc.Polynomial(3), scaling=o2nc.Uniform(0.5, 1.5)),
+    "AdamW, offloaded": lambda ps: o2nc.AdamW(ps, lr=0.01, average=o2nc.Polynomial(3), offload=2),
     "RAdam, extended": lambda ps: o2nc.extend(torch.optim.RAdam(ps, lr=0.01), average=o2nc.Polynomial(3, start=1)),
     **EXTENDED,
 }
@@ -97,7 +98,7 @@ def summary(model, optimizer):
         "restored": whole(model.parameters()),
         "certificate": (certificate.gradient, certificate.spread, certificate.ess),
         "by parameter": [(c.gradient, c.spread) for c in certificate.by_parameter.values()],
-        "progress": optimizer.progress,
+        "progress": getattr(optimizer, "progress", 0.0),  # not with offload
         "output": whole(optimizer.output()),
     }
 

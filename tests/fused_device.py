@@ -183,7 +183,7 @@ LAWS = [
     o2nc.Exponential(2.0),
     o2nc.Uniform(0, 2, weighted=True),
     o2nc.Weibull(0.8, weighted=True),
-    o2nc.Uniform(0.75, 1.25),
+    o2nc.Jitter(0.25),
     o2nc.Weibull(2.5),
     o2nc.Gamma(16),
 ]

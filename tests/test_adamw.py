@@ -66,7 +66,7 @@ def test_autograd_goes_through_a_differentiable_step():
 
 def test_scaling_is_lr_times_s():
     a, b = parameters(), parameters()
-    opt = o2nc.AdamW(a, lr=0.02, scaling=o2nc.Uniform(0.75, 1.25), seed=4, average=0.9)
+    opt = o2nc.AdamW(a, lr=0.02, scaling=o2nc.Jitter(0.25), seed=4, average=0.9)
     plain = torch.optim.AdamW(b, lr=0.02)
     for t in range(1, 8):
         set_gradients(a, t)

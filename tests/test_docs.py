@@ -48,7 +48,7 @@ def test_page_runs(page, run, capsys):
 
 
 def readme_says(names, printed):
-    certificate, loss = printed
+    loss, certificate = printed
     assert certificate.startswith("‖ḡ‖ + c·V = ")
     assert 0 < float(certificate.split(" = ")[-1].split()[0]) < 1
     assert 0 < float(loss) < 1

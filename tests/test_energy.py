@@ -313,7 +313,7 @@ def test_law_term_is_as_written():
     assert theory.energy.law_energy(g, size, b, law, rates, n) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("law", [o2nc.Gamma(2.0), o2nc.Uniform(0.75, 1.25)])
+@pytest.mark.parametrize("law", [o2nc.Gamma(2.0), o2nc.Jitter(0.25)])
 def test_plan_with_a_law(law):
     known = {**UNIT, "noise": 1.0}
     n = theory.steps_for(0.3, **known, law=law)

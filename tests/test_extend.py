@@ -426,7 +426,7 @@ def test_a_kernel_takes_the_iterates_in(name, progress, device):
     for fused in (False, True):
         params = rig.begin(device, torch.float64, shapes=shapes)
         opt = o2nc.extend(
-            OPTIMIZERS[name](params), average=o2nc.Polynomial(3), scaling=o2nc.Uniform(0.5, 1.5), progress=progress
+            OPTIMIZERS[name](params), average=o2nc.Polynomial(3), scaling=o2nc.Jitter(0.5), progress=progress
         )
         if not fused:
             opt._engine.take = lambda step: "not here"

@@ -428,6 +428,7 @@ STEPS = [2, 3, 1000, 2**31 - 1, 2**31, 2**31 + 1, 2**33 + 5, 2**53 + 1, 2**62]
 def test_uniform_numbers_are_the_hosts_to_the_bit(device, seed):
     for step in STEPS if seed in (0, 2**63) else STEPS[:3]:
         assert drawn(device, o2nc.Uniform(0, 1), seed, step) == uniform(seed, step)
+        assert drawn(device, o2nc.Jitter(0.25), seed, step) == o2nc.Jitter(0.25).sample(seed, step)
 
 
 @pytest.mark.parametrize("seed", [0, 2**63])

@@ -356,6 +356,16 @@ def test_the_picture(layers, tmp_path):
     assert len(plot(log.path).axes) == len(figure.axes)  # a log is read without the run
 
 
+def test_progress_stays_visible_beside_a_large_corrector(tmp_path):
+    rows = [f"{k},1,1,2,{-0.1 * k},1,1,1,100" for k in (1, 2, 3)]
+    (tmp_path / "certificate.csv").write_text("\n".join([",".join((*FIELDS, "lipschitz", "corrector")), *rows, ""]))
+    axes = plot(tmp_path / "certificate.csv").axes[1]
+    assert [text.get_text().split()[0] for text in axes.get_legend().get_texts()] == ["progress", "what"]
+    assert axes.lines[-1].get_ydata() == pytest.approx([100, 200, 300])
+    low, high = (axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1] for y in (-0.3, 0.0))
+    assert high - low > 0.1
+
+
 @pytest.mark.parametrize("numbers", [(), (0.0,), (float("nan"), 1.0), (float("inf"), 0.0, 2.0), (1.0,) * 60])
 def test_pictures_of_odd_logs(numbers, tmp_path):
     """No rows, zeros, nans and infinities are drawn without a warning."""
@@ -415,8 +425,8 @@ for kind in ("fsdp", "ddp", "full disk"):
         trained = model
     else:
         trained = nn.parallel.DistributedDataParallel(model)
-    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99)
-    with CertificateLogger(optimizer, f"{folder}/{rank}/{kind}.csv", every=2):
+    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99, scaling=o2nc.Gamma(4.0))
+    with CertificateLogger(optimizer, f"{folder}/{rank}/{kind}.csv", every=2, corrector=True):
         for step in range(5):
             x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
             optimizer.zero_grad()
@@ -435,8 +445,8 @@ def test_the_first_process_writes_for_all(tmp_path):
     torchrun(tmp_path / "worker.py", tmp_path)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3)).double()
-    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99)
-    with CertificateLogger(optimizer, tmp_path / "alone.csv", every=2) as log:
+    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99, scaling=o2nc.Gamma(4.0))
+    with CertificateLogger(optimizer, tmp_path / "alone.csv", every=2, corrector=True) as log:
         for step in range(5):
             x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
             optimizer.zero_grad()
@@ -448,7 +458,8 @@ def test_the_first_process_writes_for_all(tmp_path):
             assert len(found) == len(alone) > 0
             for a, b in zip(found, alone, strict=True):
                 assert a.pop("parameter", None) == b.pop("parameter", None)
-                assert a == pytest.approx(b, rel=1e-12)
+                assert a == pytest.approx(b, rel=1e-12, nan_ok=True)
+    assert read(log.path)[-1]["corrector"] > 0
     assert not (tmp_path / "1").exists()
     assert steps(tmp_path / "early.csv") == [2, 4]
     assert steps(tmp_path / "0" / "full disk.csv") == []

@@ -1,6 +1,7 @@
 """Every recipe of docs/recipes.md runs as written, in a folder of its own, and does what it says."""
 
 import importlib.util
+import math
 import os
 import re
 import shlex
@@ -65,6 +66,8 @@ def test_recipe(name, namespace):
     for package in NEEDED.get(name, ()):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
+    if name == "Muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("torch has no Muon before 2.9")
     for block in blocks(RECIPES[name]):
         exec(compile(block, f"docs/recipes.md, {name}", "exec"), namespace)
     if name == "torch.compile":
@@ -209,6 +212,51 @@ def is_extended(names):
     assert names["opt"].certificate().ess > 1
 
 
+def mean_by_hand(optimizers, twin, every=1):
+    """Run the recipe with torch's optimizers; return x̄ by t^12, ‖ḡ‖ and V of iterates 1, 1 + every, …"""
+    params, steps = list(twin["model"].parameters()), []
+    for x, y in twin["batches"]:
+        gs = torch.autograd.grad(twin["loss_of"](twin["model"](x), y), params)
+        steps.append([torch.cat([v.detach().double().ravel() for v in whole]) for whole in (params, gs)])
+        for p, g in zip(params, gs, strict=True):
+            p.grad = g
+        for opt in optimizers:
+            opt.step()
+    xs, gs = map(torch.stack, zip(*steps[::every], strict=True))
+    weights = torch.zeros(len(xs), 1, dtype=torch.float64)
+    for n in range(1, len(xs) + 1):
+        weights *= 1 - 13 / (n + 12)
+        weights[n - 1] = 13 / (n + 12)
+    mean = (weights * xs).sum(0)
+    return mean, (weights * gs).sum(0).norm().item(), (weights * (xs - mean) ** 2).sum().item()
+
+
+def is_of_the_whole_model(names):
+    """Both averages together are x̄ of the model, and both certificates make its own in the way that is said."""
+    twin = begun()
+    matrices, others = ([p for p in twin["model"].parameters() if (p.dim() == 2) is m] for m in (True, False))
+    mean, gradient, spread = mean_by_hand(
+        [torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(others, lr=1e-2)], twin
+    )
+    opts = names["muon"], names["adamw"]
+    with opts[0].averaged(), opts[1].averaged():
+        found = torch.cat([p.detach().double().ravel() for p in names["model"].parameters()])
+    torch.testing.assert_close(found, mean, rtol=0, atol=1e-6)
+    first, second = (opt.certificate() for opt in opts)
+    assert math.hypot(first.gradient, second.gradient) == pytest.approx(gradient, rel=1e-5)
+    assert first.spread + second.spread == pytest.approx(spread, rel=1e-5)
+
+
+def takes_every_fourth(names):
+    twin = begun()
+    mean, gradient, spread = mean_by_hand([torch.optim.AdamW(twin["model"].parameters(), lr=1e-2)], twin, every=4)
+    with names["opt"].averaged():
+        found = torch.cat([p.detach().double().ravel() for p in names["model"].parameters()])
+    torch.testing.assert_close(found, mean, rtol=0, atol=1e-6)
+    certificate = names["opt"].certificate()
+    assert (certificate.gradient, certificate.spread) == pytest.approx((gradient, spread), rel=1e-5)
+
+
 def is_decided_afterwards(names):
     """x̄ of the two powers that there were is found again, and a power between as a third track would have it."""
     twin = begun()
@@ -252,6 +300,8 @@ SAYS = {
     "No schedule": ships_the_average,
     "A window chosen afterwards": is_decided_afterwards,
     "Any optimizer": is_extended,
+    "Muon": is_of_the_whole_model,
+    "Averages in the host's memory": takes_every_fourth,
     "AdamW as a learner": moves_as_adamw,
     "Hooks": steps_with_every_batch,
     "torch.func": steps_with_every_batch,

@@ -29,7 +29,9 @@ CASES = {
     "sgdm shared buffer": lambda ps: o2nc.ScaledSGDM(ps, lr=0.02, momentum=0.9, seed=3, average=0.9),
     "sgdm nesterov": lambda ps: o2nc.ScaledSGDM(ps, lr=0.02, momentum=0.9, nesterov=True, average=0.99, foreach=True),
     "sgdm no momentum": lambda ps: o2nc.ScaledSGDM(ps, lr=0.02, average=0.99, scaling=o2nc.Uniform(0, 2)),
-    "sgdm no average": lambda ps: o2nc.ScaledSGDM(ps, lr=0.02, momentum=0.9, weight_decay=0.1),
+    "sgdm no average": lambda ps: o2nc.ScaledSGDM(
+        ps, lr=0.02, momentum=0.9, weight_decay=0.1, scaling=o2nc.Jitter(0.5)
+    ),
     "ogd": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(lr=0.02, decay=0.5), beta=0.95, seed=1),
     "ball": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.BallOGD(lr=0.02, radius=0.1), scaling=o2nc.Weibull(1.2)),
     "ftrl": lambda ps: o2nc.ExponentiatedO2NC(

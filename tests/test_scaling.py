@@ -1,5 +1,6 @@
 """The laws of s: pure sampling, distributions, weights, and the identity that they exist for."""
 
+import copy
 import math
 import random
 import subprocess
@@ -20,6 +21,7 @@ LAWS = {
     "exponential": (o2nc.Exponential(), scipy.stats.expon()),
     "exponential, rate 2.5": (o2nc.Exponential(rate=2.5), scipy.stats.expon(scale=0.4)),
     "uniform": (o2nc.Uniform(0, 2), scipy.stats.uniform(0, 2)),
+    "jitter 1": (o2nc.Jitter(1), scipy.stats.uniform(0, 2)),
     "weibull .8": (o2nc.Weibull(0.8), scipy.stats.weibull_min(0.8, scale=1 / math.gamma(1 + 1 / 0.8))),
     "weibull 1.5": (o2nc.Weibull(1.5, scale=0.7), scipy.stats.weibull_min(1.5, scale=0.7)),
     "gamma .5": (o2nc.Gamma(0.5), scipy.stats.gamma(0.5, scale=2.0)),
@@ -160,6 +162,24 @@ def test_uniform_above_zero():
     assert s.mean() == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.parametrize("width", [0.1, 0.25, 1 / 3, 1.0])
+def test_jitter_is_a_uniform_law_around_one(width):
+    law, same = o2nc.Jitter(width), o2nc.Uniform(1 - width, 1 + width)
+    for name in ("low", "high", "mean", "second_moment", "price", "estimates", "weighted"):
+        assert getattr(law, name) == getattr(same, name)
+    assert [law.sample(3, n) for n in range(1, 50)] == [same.sample(3, n) for n in range(1, 50)]
+    assert [law.weight(s) for s in (0.1, 0.9, 1.05, 3)] == [same.weight(s) for s in (0.1, 0.9, 1.05, 3)]
+    assert law.second_moment == pytest.approx(1 + width**2 / 3)
+    assert eval(repr(law), {"Jitter": o2nc.Jitter}) == law != same
+    assert copy.deepcopy(law) == law
+
+
+def test_price_of_a_narrow_jitter_goes_with_the_fourth_power():
+    """1/(48 Var²) with Var = width²/3."""
+    assert o2nc.Jitter(0.1).price == pytest.approx(3 / (16 * 0.1**4), rel=0.04)
+    assert o2nc.Jitter(0.02).price == pytest.approx(3 / (16 * 0.02**4), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -172,6 +192,12 @@ def test_uniform_above_zero():
         (lambda: o2nc.Uniform(-1, 2), ValueError, "low"),
         (lambda: o2nc.Uniform(1, 1), ValueError, "high"),
         (lambda: o2nc.Uniform(0, 0), ValueError, "high"),
+        (lambda: o2nc.Jitter(0), ValueError, r"width must be a number in \(0, 1\], got 0"),
+        (lambda: o2nc.Jitter(1.01), ValueError, r"width must be a number in \(0, 1\], got 1.01"),
+        (lambda: o2nc.Jitter(1e-17), ValueError, "width"),
+        (lambda: o2nc.Jitter("1"), TypeError, "width"),
+        (lambda: o2nc.Jitter(0.25, weighted=True), ValueError, "width must be 1 with weighted=True"),
+        (lambda: o2nc.Jitter(1, weighted=1), TypeError, "weighted"),
         (lambda: o2nc.Weibull(-1), ValueError, "shape"),
         (lambda: o2nc.Weibull(1.2, scale=0), ValueError, "scale"),
         (lambda: o2nc.Gamma(0.5, scale="x"), TypeError, "scale"),

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from o2nc_experiments import cli
+from o2nc_experiments.cifar10.arms import parse
 from o2nc_experiments.cifar10.batches import to_device
 from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.data import BINARY, Data, DataError, load
 from o2nc_experiments.cifar10.experiment import Experiment
-from o2nc_experiments.cifar10.options import Settings, parse
-from o2nc_experiments.cifar10.processes import World
+from o2nc_experiments.cifar10.options import Settings
+from o2nc_experiments.processes import World
 
 CPU = torch.device("cpu")
 SMALL = Settings(epochs=3, batch=32, average=0.9, width=2)
@@ -193,9 +194,9 @@ def call(monkeypatch, capsys, *given):
     """Run the command line in this process, on files of any size; return its code, stdout and stderr."""
     import pytest  # not for the processes
 
-    from o2nc_experiments.cifar10 import command
+    from o2nc_experiments.cifar10 import study
 
-    monkeypatch.setattr(command, "load", partial(load, verify=False))
+    monkeypatch.setattr(study, "load", partial(load, verify=False))
     monkeypatch.setattr(sys, "argv", ["o2nc", "cifar10", *map(str, given)])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
@@ -211,7 +212,7 @@ def recorded(out):
 
 
 if __name__ == "__main__":
-    from o2nc_experiments.cifar10 import command
+    from o2nc_experiments.cifar10 import study
 
-    command.load = partial(load, verify=False)
+    study.load = partial(load, verify=False)
     cli.main()

@@ -8,16 +8,17 @@ import torch
 from torch.optim import AdamW
 
 from cifar10_made import CPU, images, train_by_hand
-from o2nc import Exponential, ExponentiatedO2NC, Gamma, ScaledSGDM, Uniform, Weibull, learners
+from o2nc import Exponential, ExponentiatedO2NC, Gamma, Jitter, ScaledSGDM, Uniform, Weibull, learners
+from o2nc_experiments.cifar10.arms import DEFAULTS, LAWS, LEARNERS, TABLE, parse
 from o2nc_experiments.cifar10.batches import Batches
-from o2nc_experiments.cifar10.options import DEFAULTS, LAWS, LEARNERS, TABLE, Settings, parse
+from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.training import Trial
 from problem import flat, parameters, set_gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BASES = ["sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "ball-adagrad", "scale-free", "coin-betting"]
-EVERY = [base + law for base in BASES for law in ("", "+exponential", "+uniform", "+weibull", "+gamma")]
+EVERY = [base + law for base in BASES for law in ("", "+exponential", "+uniform", "+jitter", "+weibull", "+gamma")]
 
 
 def make(text, average=0.99, seed=0):
@@ -38,7 +39,7 @@ def steps(params, optimizer, n):
 
 def test_the_lists_are_whole():
     assert list(DEFAULTS) == BASES
-    assert ["", *LAWS] == [name.partition("+")[2] for name in EVERY[:5]]
+    assert ["", *LAWS] == [name.partition("+")[2] for name in EVERY[:6]]
     assert set(LEARNERS) == set(BASES[2:])
     assert TABLE == ("sgdm", "sgdm+exponential")
 
@@ -60,7 +61,7 @@ def test_every_optimizer_with_every_law_makes_steps(text):
 @pytest.mark.parametrize("base", BASES)
 def test_the_law_and_the_seed_matter_and_nothing_else_is_random(base):
     found = {}
-    for law, seed in itertools.product(("", "+exponential", "+uniform", "+weibull", "+gamma"), (0, 7)):
+    for law, seed in itertools.product(("", "+exponential", "+uniform", "+jitter", "+gamma"), (0, 7)):
         runs = [steps(*make(base + law, seed=seed), 4) for _ in range(2)]
         assert (runs[0] == runs[1]).all()
         found[law, seed if law else None] = runs[0].tobytes()
@@ -103,6 +104,7 @@ def test_adamw_is_torchs():
             {"lr": 0.5, "momentum": 0.25, "weight_decay": 0, "nesterov": True, "scaling": Weibull(1.25, 3)},
         ),
         ("sgdm()", DEFAULTS["sgdm"] | {"scaling": None}),
+        ("sgdm+jitter", {"scaling": Jitter(0.25)}),
         ("sgdm( momentum = 0.5 )+gamma( )", {"lr": 0.01, "momentum": 0.5, "scaling": Gamma(1.5)}),
         ("adamw(lr=1e-2)", {"lr": 0.01, "weight_decay": 0.05}),
         ("adamw(weight_decay=1)+uniform(high=4)", {"weight_decay": 1, "scaling": Uniform(0, 4)}),
@@ -254,7 +256,7 @@ def test_an_option_given_twice_is_refused():
         ("sgd", "one of sgdm, adamw, ogd, ball-ogd, ftrl, adagrad, ball-adagrad, scale-free, coin-betting"),
         ("sgdm(betas=1)", "sgdm has no betas, but lr, momentum, weight_decay, nesterov"),
         ("ogd(momentum=1)", "ogd has no momentum, but lr, decay, kappa, beta, weight_decay"),
-        ("sgdm+normal", "one of exponential, uniform, weibull, gamma"),
+        ("sgdm+normal", "one of exponential, uniform, jitter, weibull, gamma"),
         ("sgdm(lr=nan)", "finite numbers"),
         ("sgdm(lr=-1)", "learning rate: -1"),
         ("sgdm+uniform(low=3)", "a finite number > low = 3"),
@@ -332,15 +334,15 @@ def test_the_papers_run_has_78_125_steps():
 
 def test_the_learning_rate_is_a_cosine():
     """From 1 in the first epoch, a half in the middle, towards 0 at the end."""
-    settings = Settings(epochs=200)
-    assert settings.factor(0) == 1
-    assert settings.factor(100) == pytest.approx(0.5)
-    assert settings.factor(50) == pytest.approx((2 + math.sqrt(2)) / 4)
-    assert 0 < settings.factor(199) < 1e-4
-    factors = [settings.factor(e) for e in range(200)]
+    schedule = parse("sgdm").schedule
+    factors = [schedule.factor(e, 200, 0) for e in range(200)]
+    assert factors[0] == 1
+    assert factors[100] == pytest.approx(0.5)
+    assert factors[50] == pytest.approx((2 + math.sqrt(2)) / 4)
+    assert 0 < factors[199] < 1e-4
     assert factors == sorted(factors, reverse=True)
     assert all(a + b == pytest.approx(1) for a, b in zip(factors[1:], factors[:0:-1], strict=True))
-    assert Settings(epochs=1).factor(0) == 1
+    assert schedule.factor(0, 1, 0) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from cifar10_made import arguments, call, finish, recorded, start, write_files
 from o2nc_experiments import cli, figures
-from o2nc_experiments.cifar10 import command, options
+from o2nc_experiments.cifar10 import arms, command, study
 from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification import curves, from_columns
@@ -51,12 +51,12 @@ def test_help_names_every_option_and_gives_examples(ask, monkeypatch):
     assert (code, err) == (0, "")
     for option in ("data", "download", "out", "arm", "seed", "seeds", "epochs", "batch", "average", "width", "limit"):
         assert f"--{option} " in out
-    for option in ("device", "at-once", "save-every", "c", "quiet"):
+    for option in ("horizons", "sweep", "tune", "tune-epochs", "device", "at-once", "save-every", "c", "quiet"):
         assert f"--{option} " in out
     assert "o2nc cifar10 --data DIR --seeds 3 --epochs 200" in out
     assert "goes on where it was" in out
-    assert (tuple(options.DEFAULTS), tuple(options.LAWS)) == (cli.OPTIMIZERS, cli.LAWS)
-    for name in (*options.DEFAULTS, *options.LAWS):
+    assert (tuple(arms.DEFAULTS), tuple(arms.LAWS)) == (cli.OPTIMIZERS, cli.LAWS)
+    for name in (*arms.DEFAULTS, *arms.LAWS):
         assert name in out
 
 
@@ -221,9 +221,9 @@ def test_the_setting_is_in_titles_and_notes(ask, files, tmp_path, undrawn, monke
 
 
 def test_limit(ask, files, tmp_path, undrawn, monkeypatch):
-    sizes, to_device = [], command.to_device
+    sizes, to_device = [], study.to_device
     monkeypatch.setattr(
-        command,
+        study,
         "to_device",
         lambda data, *rest: sizes.extend((len(data.train_images), len(data.test_images))) or to_device(data, *rest),
     )
@@ -243,7 +243,7 @@ def test_data_that_was_fetched(ask, files, tmp_path, undrawn, monkeypatch):
             for path in files.iterdir():
                 (folder / path.name).write_bytes(path.read_bytes())
 
-    monkeypatch.setattr(command, "download", download)
+    monkeypatch.setattr(study, "download", download)
     given = arguments(files, tmp_path / "run", *SHORT)[2:]
     for more in (["--download"], ["--download"], []):  # the second and the third find it
         assert ask(*given, *more)[::2] == (0, "")
@@ -274,6 +274,7 @@ def test_two_spellings_of_an_arm_are_two_columns_or_one_or_refused(ask, files, t
         ["--arm", "sgdm+exponential"],
         ["--arm", "sgdm(lr=0.1, nesterov=True)+weibull(shape=1.25)", "--arm", "adamw", "--seed", "7", "--seeds", "2"],
         ["--c", "2.5", "--device", "cpu"],
+        ["--horizons", "2,5", "--sweep", "lr=0.01,0.02", "--tune", "9", "--tune-epochs", "2"],
         ["--batch", "64", "--average", "0.99", "--width", "8", "--limit", "1000", "--epochs", "5", "--seed", "1"],
     ],
 )
@@ -284,7 +285,7 @@ def test_the_command_that_is_written_down_is_the_one_that_was_given(given, ask, 
     parts = shlex.split(seen[0].command)
     assert parts[:4] == ["o2nc", "cifar10", "--data", "DIR"]
     ask("--data", tmp_path, "--out", tmp_path, *parts[4:])
-    for name in ("arms", "seeds", "settings", "c", "device"):
+    for name in ("arms", "trials", "settings", "horizons", "sweep", "tune", "tune_epochs", "c", "device"):
         assert getattr(seen[0], name) == getattr(seen[1], name)
 
 
@@ -294,8 +295,8 @@ def test_defaults_are_table_1(ask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ask("--data", tmp_path)
     asked = seen[0]
-    assert (asked.arms, asked.seeds, asked.settings) == (options.TABLE, range(3), Settings())
-    assert (asked.out, asked.quiet, asked.fetch, asked.c) == (Path("o2nc-cifar10"), False, False, 1.0)
+    assert (asked.arms, asked.trials, asked.settings) == (arms.TABLE, range(3), Settings())
+    assert (asked.out, asked.quiet, asked.download, asked.c) == (Path("o2nc-cifar10"), False, False, 1.0)
 
 
 # --- interruptions
@@ -394,6 +395,16 @@ NEITHER = "--data DIR, or have them fetched (170 MB) with --download"
         (["--at-once", "0"], "--at-once"),
         (["--save-every", "-1"], "--save-every"),
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:N"),
+        (["--horizons", "0,2"], "--horizons takes whole numbers >= 1"),
+        (["--horizons", "1,x"], "--horizons takes whole numbers"),
+        (["--horizons", "1,3"], "--epochs 2 must be the last of --horizons 1,3, or be left out"),
+        (["--sweep", "lr=0.1,0.2"], "--sweep lr=… needs a seed to choose on"),
+        (["--tune", "5"], "needs a grid to choose from"),
+        (["--tune", "0", "--sweep", "lr=0.1"], "--tune 0 must not be one of the seeds 0"),
+        (["--tune", "5", "--sweep", "momentum=0.1"], "--sweep takes lr="),
+        (["--tune", "5", "--sweep", "lr=0.1", "--tune-epochs", "3"], "from 1 to 2, got 3"),
+        (["--tune", "5", "--sweep", "lr=0.1", "--arm", "coin-betting"], "coin-betting has no lr"),
+        (["--tune-epochs", "1"], "--tune-epochs goes with --tune"),
         (["--nonsense"], "--nonsense"),
         (["extra"], "extra"),
     ],

@@ -35,8 +35,8 @@ from cifar10_made import (
     write_files,
 )
 from o2nc_experiments.cifar10 import checkpoints as store_module
+from o2nc_experiments.cifar10.arms import parse
 from o2nc_experiments.cifar10.checkpoints import Store
-from o2nc_experiments.cifar10.options import parse
 from o2nc_experiments.cifar10.training import Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -24,12 +24,12 @@ from cifar10_made import (
     undisturbed,
 )
 from o2nc_experiments.cifar10 import experiment as table_module
+from o2nc_experiments.cifar10.arms import parse
 from o2nc_experiments.cifar10.checkpoints import Store, differences
 from o2nc_experiments.cifar10.experiment import union
-from o2nc_experiments.cifar10.options import parse
-from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification import Epoch, from_columns, to_columns
+from o2nc_experiments.processes import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -26,16 +26,15 @@ from cifar10_made import (
     train_by_hand,
     write_files,
 )
+from o2nc_experiments.cifar10.arms import parse
 from o2nc_experiments.cifar10.batches import to_device
 from o2nc_experiments.cifar10.checkpoints import Store
 from o2nc_experiments.cifar10.data import load
 from o2nc_experiments.cifar10.experiment import Experiment
-from o2nc_experiments.cifar10.options import parse
-from o2nc_experiments.cifar10.processes import JointBatchNorm2d, World, process_group
 from o2nc_experiments.cifar10.training import Trial, judge
 from o2nc_experiments.classification import to_columns
 from o2nc_experiments.classification.resnet import ResNet18
-from processes import torchrun
+from o2nc_experiments.processes import JointBatchNorm2d, World, process_group
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -164,6 +163,8 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory, files):
     """What the two processes found."""
+    from processes import torchrun  # not there for the script
+
     folder = tmp_path_factory.mktemp("both")
     _, complaints = torchrun(__file__, folder, files, environment=ENVIRONMENT)
     assert complaints == ""

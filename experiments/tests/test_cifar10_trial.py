@@ -13,9 +13,10 @@ from cifar10_made import CPU, SMALL, bits, data, images, timeless, train_by_hand
 from o2nc import Exponential, Uniform, recalibrated
 from o2nc_experiments.cifar10 import batches
 from o2nc_experiments.cifar10 import training as trial_module
+from o2nc_experiments.cifar10.arms import DEFAULTS, parse
 from o2nc_experiments.cifar10.batches import MEAN, STD, crops, normalise, shuffle, statistics, to_device
 from o2nc_experiments.cifar10.batches import augment as augmented
-from o2nc_experiments.cifar10.options import DEFAULTS, Settings, parse
+from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification import Epoch
 from o2nc_experiments.classification.resnet import ResNet18
@@ -218,7 +219,7 @@ def test_averages_are_in_every_row_or_ten_or_none(arm):
     for name in ("gradient", "spread", "progress"):
         assert all((getattr(row, name) is None) == (not due) for row in rows)
     base = make(arm).base[0]
-    assert [row.lr for row in rows] == [base * settings.factor(e) for e in range(21)]
+    assert [row.lr for row in rows] == [base * (1 + math.cos(math.pi * e / 21)) / 2 for e in range(21)]
     assert all(0 <= row.train_accuracy <= 1 and 0 <= row.test_accuracy <= 1 and row.seconds > 0 for row in rows)
 
 

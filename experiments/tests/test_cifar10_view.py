@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from o2nc_experiments import classification, figures
-from o2nc_experiments.cifar10 import command, view
+from o2nc_experiments.cifar10 import results, study
 from o2nc_experiments.classification import Epoch, curves, to_columns
 
 NAN = math.nan
@@ -45,7 +45,7 @@ def rising(arms, seeds, epochs):
 
 def shown(rows, width, **more):
     console = Console(width=width, file=StringIO(), color_system=None)
-    console.print(view.table(rows, **more))
+    console.print(results.table(rows, **more))
     return console.file.getvalue()
 
 
@@ -220,10 +220,12 @@ def test_huge_numbers_have_a_power_of_ten():
 
 
 def test_the_note_says_what_is_not_the_papers():
-    assert view.note({}) == view.note({"epochs": 200, "width": 64, "limit": None, "average": 0.9}) == view.NOTE
+    assert (
+        results.note({}) == results.note({"epochs": 200, "width": 64, "limit": None, "average": 0.9}) == results.NOTE
+    )
     other = "not in this setting (epochs 2, width 8, limit 2000)"
-    assert view.note({"limit": 2000, "epochs": 2, "batch": 128, "width": 8}).endswith(f"3 trials, {other}")
-    text = view.markdown(record([make()], settings={"epochs": 2, "width": 8, "limit": 2000}))
+    assert results.note({"limit": 2000, "epochs": 2, "batch": 128, "width": 8}).endswith(f"3 trials, {other}")
+    text = results.markdown(record([make()], settings={"epochs": 2, "width": 8, "limit": 2000}))
     assert other in text
 
 
@@ -251,7 +253,7 @@ def test_an_empty_table():
 def test_markdown_is_headed_by_its_circumstances():
     rows = trial("sgdm", 0, [0.5, 0.6]) + trial("sgdm", 1, [0.5, 0.7])
     rows = [row._replace(seconds=s) for row, s in zip(rows, (1.0, 9.0, 2.0, 2.5), strict=True)]
-    text = view.markdown(record(rows))
+    text = results.markdown(record(rows))
     assert "Not complete" not in text
     for part in ("`o2nc cifar10 --epochs 2`", "Abacus 9", "cpu", "4 processors", "o2nc 1.2.3", "torch 9.8"):
         assert part in text
@@ -265,16 +267,16 @@ def test_markdown_is_headed_by_its_circumstances():
 
 def test_markdown_says_that_it_is_not_complete():
     rows = [make(seed=s) for s in (0, 1, 2)]
-    text = view.markdown(record(rows, complete=False, seconds=None))
+    text = results.markdown(record(rows, complete=False, seconds=None))
     assert "**Not complete: 1 of 3 trials are over.**" in text
     assert "in total –" in text
-    assert "0 of 0" in view.markdown(record([], complete=False))
+    assert "0 of 0" in results.markdown(record([], complete=False))
 
 
 def test_markdown_prices_the_spread():
     rows = [make(gradient=0.25, spread=0.5)]
-    assert "| 0.750 |" in view.markdown(record(rows))
-    assert "| 1.75 |" in view.markdown(record(rows), c=3)
+    assert "| 0.750 |" in results.markdown(record(rows))
+    assert "| 1.75 |" in results.markdown(record(rows), c=3)
 
 
 # --- pictures
@@ -459,12 +461,12 @@ def test_line():
     row = make(
         "sgdm+exponential", 0, 12, train_loss=0.12341, train_accuracy=0.951, test_loss=0.3456, test_accuracy=0.902
     )
-    assert command.epoch_line(row, 200, 21345.4, 201.3) == (
+    assert study.epoch_line(row, 200, 21345.4, 201.3) == (
         "sgdm+exponential seed 0  epoch  12/200  train 0.1234 95.1 %  test 0.3456 90.2 %  21,345 images/s  3:21 left"
     )
-    assert command.epoch_line(row, 12, 1, 3599.6).endswith(
+    assert study.epoch_line(row, 12, 1, 3599.6).endswith(
         "epoch 12/12  train 0.1234 95.1 %  test 0.3456 90.2 %  1 images/s  1:00:00 left"
     )
-    assert command.epoch_line(make(train_loss=NAN, test_loss=None), 1, 5, None).endswith(
+    assert study.epoch_line(make(train_loss=NAN, test_loss=None), 1, 5, None).endswith(
         "train nan 80.0 %  test nan 70.0 %  5 images/s"
     )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import o2nc
 from o2nc_experiments import cli
 
-COMMANDS = ["demo", "plan", "verify", "rates", "bench", "cifar10", "gpt", "report"]
+COMMANDS = ["demo", "plan", "verify", "rates", "nonsmooth", "bench", "cifar10", "gpt", "report"]
 LONG = [name for name in COMMANDS if name not in ("plan", "report")]
 
 

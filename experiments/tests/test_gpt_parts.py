@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from o2nc import Uniform
+from o2nc import Jitter, Uniform
 from o2nc_experiments.gpt import data
 from o2nc_experiments.gpt.arms import Schedule, parse
 from o2nc_experiments.gpt.data import DataError, beginnings, read
@@ -15,6 +15,7 @@ from o2nc_experiments.gpt.model import GPT
 from o2nc_experiments.gpt.optimizers import Means, averaged, certificate, make
 from o2nc_experiments.gpt.options import Options
 from o2nc_experiments.gpt.planning import Goal, Row, Run, parts, rounded, runs, wanted
+from o2nc_experiments.gpt.results import make_lines, verdict
 from o2nc_experiments.gpt.schedule_free import ScheduleFreeAdamW
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,6 +30,7 @@ def test_an_arm_has_four_factors():
     assert arm.schedule == Schedule("wsd", 20.0)
     assert arm.law == Uniform(0.75, 1.25)
     assert arm.weights == ("t^12", "0.999", "last")
+    assert parse("adamw:linear~jitter(0.25)").law == Jitter(0.25)
     assert parse("schedule-free(beta1=0.95,r=3):constant").weights == ("average",)
     assert parse("nadam:cosine").options["beta1"] == 0.9  # any other of torch's
 
@@ -46,6 +48,8 @@ REFUSED = {
     "adamw:constant+t^-1": "a window is t\\^POWER",
     "adamw:constant~normal": "the law is one of exponential",
     "adamw:constant~uniform(1,2,3,4)": "uniform takes low, high, weighted",
+    "adamw:constant~jitter(0.1,0.2,0.3)": "jitter takes width, weighted",
+    "adamw:constant~jitter(2)": "width must be a number in",
     "adamw(lr=0):linear": "lr must be a finite number > 0",
     "adamw(0.1):linear": "adamw takes lr=",
     "adamw(momentum=0.9):linear": "adamw takes lr=",
@@ -372,6 +376,15 @@ def test_learning_rates_are_chosen_on_another_seed():
     }
 
 
+@pytest.mark.parametrize("sweep", [(), (2e-3,), (1e-3, 2e-3)])
+def test_the_verdict_says_where_no_learning_rate_was_tuned(sweep):
+    asked = goal("adamw:constant+t^8", "adamw:linear", horizons=(50,), seeds=(0, 1), sweep=sweep)
+    rows, _ = carried_out(asked, lambda leg: 2e-3)
+    said = verdict(asked, make_lines(asked, rows))
+    assert said.startswith("adamw:constant, x̄ by t^8 at lr 0.00")
+    assert ("No learning rate was tuned" in said) is (len(sweep) < 2)
+
+
 def test_a_grid_grows_until_its_best_is_inside():
     asked = goal("adamw:linear", horizons=(50, 100), sweep=(1.0, 2.0), tune=7, widen=3, relative=True)
     rows, _ = carried_out(asked, lambda leg: 8e-3 if leg.horizon == 50 else 1e-4)
@@ -379,6 +392,19 @@ def test_a_grid_grows_until_its_best_is_inside():
     assert tried[50] == [rounded(1e-3 * 2**k) for k in range(5)]
     assert tried[100] == [rounded(1e-3 * 2**k) for k in range(-3, 2)]  # three more, no further
     assert {row.lr for row in rows if row.seed == 0} == {8e-3, 1.25e-4}
+
+
+def test_one_horizon_alone_does_not_decide_for_all():
+    name = "adamw:constant+t^12"
+    asked = goal(name, horizons=(50, 100, 200), sweep=(1e-3, 2e-3, 4e-3), tune=7)
+    table = {1e-3: (3.00, 3.00, 2.00), 2e-3: (3.01, 2.50, 2.01), 4e-3: (3.05, 2.00, 2.05)}
+    rows = [
+        Row(name, lr, 7, h, weights, loss)
+        for lr, losses in table.items()
+        for h, loss in zip(asked.horizons, losses, strict=True)
+        for weights in ("t^12", "last")
+    ]
+    assert {leg.lr for leg in wanted(asked, rows)} == {1e-3}  # 4e-3 has the least mean
 
 
 def test_a_run_that_diverged_is_never_chosen():

@@ -229,6 +229,7 @@ def test_where_only_torch_is_installed_it_prints_markdown(made):
     for line in ("| adamw:constant, x̄ by t^4 | 0.0", "| adamw:wsd20 | 0.0", "| forward and backward |"):
         assert line in printed
     assert "one run, minus the best decayed run in nats: " in printed
+    assert "No learning rate was tuned" not in printed
 
 
 def test_the_record_and_the_page(made, tmp_path):

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cifar10_made import CPU, images, train_by_hand
 from o2nc_experiments.bench import measure
 from o2nc_experiments.bench.contenders import line_up
-from o2nc_experiments.cifar10.options import Settings, parse
+from o2nc_experiments.cifar10.arms import parse
+from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification.resnet import layout
 from o2nc_experiments.demo import digits

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import o2nc
 from o2nc import problems, theory
 from o2nc_experiments import cli, figures, pool
 from o2nc_experiments.rates import article, guarantees, hard_chain, studies, tables, traps
@@ -304,6 +306,21 @@ def test_plan_command():
     assert line.startswith("o2nc.ExponentiatedO2NC(params, o2nc.learners.OGD(lr=")
 
 
+def test_plan_command_with_laws():
+    """One column a law, with the steps that are guaranteed for it; the line makes the plan's optimizer."""
+    wanted = [word for law in ("exponential", "gamma(2)", "jitter(.25)") for word in ("--law", law)]
+    result = plan_output("--c", "1", "--eps", "0.1", *wanted)
+    assert result.exit_code == 0
+    for n in ("26,975", "40,416", "2,183,762"):
+        assert n in result.output
+    line = next(text for text in result.output.replace("\n", "").split("jitter(.25): ")[1:])
+    params = [torch.zeros(2)]
+    made = eval(line, {"o2nc": o2nc, "params": params})
+    planned = o2nc.theory.plan(2_183_762, c=1.0, gap=1.0, lipschitz=1.0, law=o2nc.Jitter(0.25)).optimizer(params)
+    keys = ("learner", "beta", "scaling", "output")
+    assert [made.param_groups[0][k] for k in keys] == [planned.param_groups[0][k] for k in keys]
+
+
 def test_plan_command_names_the_smallest_n_of_the_paper():
     result = plan_output("--c", "50", "--steps", "2")
     assert result.exit_code == 0  # the sharp plan is there
@@ -319,6 +336,10 @@ def test_plan_command_names_the_smallest_n_of_the_paper():
         ("--steps", "5", "--eps", "1", "--c", "1"),
         ("--c", "1", "--eps", "0.5", "--constants", "x"),
         ("--c", "1", "--eps", "1"),
+        ("--c", "1", "--eps", "0.5", "--law", "normal"),
+        ("--c", "1", "--eps", "0.5", "--law", "jitter"),
+        ("--c", "1", "--eps", "0.5", "--law", "jitter(2)"),
+        ("--c", "1", "--eps", "0.5", "--law", "gamma(2)", "--constants", "paper"),
     ],
 )
 def test_plan_command_refuses(arguments):

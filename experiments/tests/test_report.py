@@ -18,7 +18,7 @@ from o2nc_experiments.tables import Cell, Column, Table, tone
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 RECORDS = [
     *("demo.json", "verify.json", "rates.json", "cifar10.json"),
-    *("bench_cpu.json", "bench_h200.json", "gpt_h200_small.json"),
+    *("bench_cpu.json", "bench_h200.json", "gpt_h200_small.json", "nonsmooth.json"),
 ]
 DRAWN = ("demo.json", "rates.json", "cifar10.json", "bench_h200.json")  # by other tests, too; these take seconds
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
@@ -210,7 +210,7 @@ def test_folders_of_the_same_name_are_told_apart(tmp_path):
 
 
 def test_every_kind_of_record_has_an_article():
-    assert set(ARTICLES) == {"demo", "verify", "rates", "cifar10", "bench", "gpt"}
+    assert set(ARTICLES) == {"demo", "verify", "rates", "nonsmooth", "cifar10", "bench", "gpt"}
     assert {kind_of(load(name)) for name in RECORDS} == set(ARTICLES)
 
 

@@ -125,6 +125,7 @@ BREAKS = {
     "energy-identity": growth_times(0.9),
     "theorem-energy": times(energy, "energy_bound", 0.9),
     "energy-any-law": (scaling.Gamma, "sample", Ones.sample),
+    "stability": times(theory, "stable_lr", 1.01),
     "theorem-adaptive": times(adaptive_theory.AdaptivePlan, "bound", 0.999),
     "rate-nonsmooth": property_of_plan("lr", lambda self: self.radius * self.alpha),
     "rate-smooth": (complexity, "plan", plan_with_fixed_c),
@@ -175,6 +176,7 @@ FURTHER = {
     "adaptive-regret": twice_the_ball,
     "theorem-energy": ones,
     "energy-any-law": times(renewal, "memory", -1.0),
+    "stability": (scaling.Exponential, "sample", lambda self, seed, step: 2 * scaling.uniform(seed, step)),
     "theorem-adaptive": (adaptive, "spread_factor", lambda beta: 0.9 * energy.spread_factor(beta)),
 }
 

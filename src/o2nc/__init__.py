@@ -23,7 +23,7 @@ from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 from o2nc.optimizers.extend import extend, random_scaling
 from o2nc.optimizers.original import OriginalO2NC
 from o2nc.optimizers.sgdm import ScaledSGDM
-from o2nc.scaling import Exponential, Gamma, Law, Uniform, Weibull
+from o2nc.scaling import Exponential, Gamma, Jitter, Law, Uniform, Weibull
 from o2nc.snapshots import Posthoc, Snapshot, posthoc
 from o2nc.torch_support.batchnorm import recalibrated
 
@@ -37,6 +37,7 @@ __all__ = [
     "ExponentiatedO2NC",
     "Gamma",
     "Goldstein",
+    "Jitter",
     "Law",
     "OriginalO2NC",
     "Polynomial",

@@ -102,6 +102,10 @@ class Running(ABC):
     def discount(self, n: int) -> float:
         """Return δ_n in [0, 1] for the n-th iterate that is averaged, n = 1, 2, …; δ_n = 0 begins anew."""
 
+    def thinned(self, every: int) -> "Running":
+        """Return the window for one iterate in ``every``, the first included: as long as this one."""
+        return Thinned(self, every, -(-self.start // every))
+
     def weights(self, group: dict[str, Any]) -> Weights:
         """Return the weights so far, from a parameter group."""
         return Weights(*(group[key] for key in COUNTERS[:3]))
@@ -123,6 +127,20 @@ class Running(ABC):
 
 
 @dataclass(frozen=True)
+class Thinned(Running):
+    """A window over one iterate in ``every``, which have the weights among each other that they have in another."""
+
+    window: Running
+    every: int
+    start: int
+
+    def discount(self, n: int) -> float:
+        """Return the product of the window's discounts since the last iterate that was averaged."""
+        last = (n - 1) * self.every + 1
+        return math.prod(self.window.discount(k) for k in range(max(last - self.every, 0) + 1, last + 1))
+
+
+@dataclass(frozen=True)
 class Discount(Running):
     """The window of Algorithm 2: the weights of earlier iterates fall by β at every step."""
 
@@ -131,6 +149,10 @@ class Discount(Running):
     def discount(self, n: int) -> float:
         """Return β."""
         return self.beta
+
+    def thinned(self, every: int) -> "Discount":
+        """Return the window for one iterate in ``every``, in closed form."""
+        return Discount(self.beta**every)
 
 
 @dataclass(frozen=True)
@@ -168,6 +190,10 @@ class Polynomial(Running):
         """Return (k − 1)/(k − 1 + r), with k iterates since the start."""
         before = n - self.start - 1
         return before / (before + self.power) if before > 0 else 0.0
+
+    def thinned(self, every: int) -> "Polynomial":
+        """Return the window for one iterate in ``every``, the first of them included."""
+        return Polynomial(self.power, -(-self.start // every))
 
 
 @dataclass(frozen=True)
@@ -279,7 +305,7 @@ def catch_up_(params: Sequence[Tensor], states: Sequence[dict[str, Any]], log_de
     for p, state, then in zip(params, states, as_numbers([s["log_decay"] for s in states]), strict=True):
         if not then < log_decay:
             continue
-        x = real(p.detach())
+        x = real(p.detach()).to(state["average"].device)
         share = math.exp(then - log_decay)  # what is left of the weight of what was averaged before
         iterate = Iterate(x, x, None, state["average"], None)
         square, _ = move_(iterate, 1 - share, Coupling(), inner, dither=dither)

@@ -21,6 +21,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FIELDS = ("step", "gradient", "spread", "certificate", "progress", "ess", "c")
+PRICE_FIELDS = ("lipschitz", "corrector")  # behind the others, where they are measured
 LAYER_FIELDS = ("step", "parameter", "gradient", "spread")
 
 
@@ -64,7 +65,10 @@ class LogFile:
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
         if not self._header.startswith(first):
-            raise ValueError(f"{self.path} is not a log of certificates, and is left alone: choose another path")
+            raise ValueError(
+                f"{self.path} is not a log of certificates, and is left alone: choose another path "
+                f"(its first line would be {self._header.decode().strip()})"
+            )
 
     def keep_before(self, step: int, aside: Path) -> None:
         """Drop the rows of this step and later ones, and one that was torn; or move the file aside if no row is left.
@@ -185,19 +189,20 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def read(path: Path, fields: tuple[str, ...]) -> dict[str, list[Any]]:
-    """Return the columns of a file, numbers as numbers.
+    """Return the columns of a file, numbers as numbers; behind these fields there may be those of the price.
 
     Raises:
         ValueError: it is no such log, or was damaged.
     """
-    columns: dict[str, list[Any]] = {field: [] for field in fields}
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         lines = csv.reader(file)
-        if next(lines, None) != list(fields):
+        head = next(lines, None)
+        if head not in (list(fields), [*fields, *PRICE_FIELDS]):
             raise ValueError(f"{path} is not a log of certificates: its first line must be {','.join(fields)}")
+        columns: dict[str, list[Any]] = {field: [] for field in head}
         for row in lines:
             try:
-                values = [v if k == "parameter" else float(v) for k, v in zip(fields, row, strict=True)]
+                values = [v if k == "parameter" else float(v) for k, v in zip(head, row, strict=True)]
             except ValueError:
                 raise ValueError(f"{path}, line {lines.line_num} is no row of a log of certificates") from None
             for column, value in zip(columns.values(), values, strict=True):

@@ -22,7 +22,8 @@ from torch import distributed
 
 from o2nc import checks
 from o2nc.certificates.certificate import Certificate
-from o2nc.logfile import FIELDS, LAYER_FIELDS, Lock, LogFile, aside, beside
+from o2nc.corrector import Corrector
+from o2nc.logfile import FIELDS, LAYER_FIELDS, PRICE_FIELDS, Lock, LogFile, aside, beside
 from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages, progress_of
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ class CertificateLogger:
         c: the price of spread, > 0.
         layers: whether to write every parameter's own gradient and spread as well.
         writer: anything with ``add_scalar(tag, value, step)``, such as TensorBoard's SummaryWriter.
+        corrector: whether to measure what a law other than Exp(1) costs, G·L·‖Δ_{t+1} − Δ_t‖, at one step of every
+            ``every``, which is drawn: two columns more, G and this number; times the steps between two rows it is an
+            estimate of by how much the progress between them may be off. A number is G; with True it is the
+            largest norm of a gradient that was met. Three steps of every ``every`` copy the parameters.
 
     Raises:
         TypeError, ValueError: the optimizer has no certificates, the file is something else, or the log of another
@@ -99,18 +104,23 @@ class CertificateLogger:
         c: float = 1.0,
         layers: bool = True,
         writer: Any = None,
+        corrector: bool | float = False,
     ) -> None:
         checks.integer("every", every, 1)
         checks.positive("c", c)
         checks.flag("layers", layers)
         if writer is not None and not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(f"writer must have add_scalar(tag, value, step), got {writer!r}")
+        if not isinstance(corrector, bool):
+            checks.positive("corrector", corrector)
         optimizer = certified(optimizer)
         self._optimizer = ref(optimizer)
+        self._corrector = Corrector(optimizer, every, None if corrector is True else corrector) if corrector else None
         self.path = Path(path).absolute()
         self.layers_path = beside(self.path)
         self.every, self.c, self.layers, self.writer = every, c, layers, writer
-        self._file, self._layers_file = LogFile(self.path, FIELDS), LogFile(self.layers_path, LAYER_FIELDS)
+        self._file = LogFile(self.path, FIELDS + PRICE_FIELDS * (self._corrector is not None))
+        self._layers_file = LogFile(self.layers_path, LAYER_FIELDS)
         self._is_first, self._warned = is_first_process(), set[str]()
         self._key = self.path.parent.resolve() / self.path.name  # however the folder is called
         self._lock = Lock(self._key)
@@ -168,6 +178,8 @@ class CertificateLogger:
     def _begin(self) -> None:
         """Look at the counter after the very next step: what is logged of that and later ones is of another run."""
         self._wait, self._first, self._logged, self._is_clean = 0, 0, 0, False
+        if self._corrector is not None:
+            self._corrector.forget()
 
     def _after_step(self) -> None:
         if os.getpid() != self._process:  # a fork: the lock is its parent's, and so is the file
@@ -176,9 +188,14 @@ class CertificateLogger:
         if self._wait > 0 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return
         step = self._count()  # waits for a GPU if that counts: not to be done every time
+        measure, optimizer = self._corrector, self._living()
+        if measure is not None and (self._is_first or optimizer._shards is not None):
+            measure.look(optimizer, step)
         if step % self.every == 0:
             self._log(step)
-        self._wait = self.every - step % self.every  # or more, where a GradScaler calls steps off
+        row = step - step % self.every + self.every
+        # or more, where a GradScaler calls steps off
+        self._wait = (row if measure is None else min(row, measure.next(optimizer, step))) - step
 
     def record(self) -> None:
         """Write a row now, unless this step has one already or nothing is averaged yet."""
@@ -206,12 +223,13 @@ class CertificateLogger:
         self._logged = step
         if self._is_first or optimizer._shards is not None:  # all that have shards are needed
             certificate, progress = optimizer.certificate(self.c), progress_of(optimizer)
+            price = () if self._corrector is None else self._corrector.take()
             if self._is_first:
-                self._write(step, certificate, progress)
+                self._write(step, certificate, progress, price)
 
-    def _write(self, step: int, certificate: Certificate, progress: float) -> None:
+    def _write(self, step: int, certificate: Certificate, progress: float, price: tuple[float, ...]) -> None:
         parts = certificate.by_parameter.items() if self.layers else ()
-        row = (certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess, self.c)
+        row = (certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess, self.c, *price)
         with self._training_going_on(f"the log {self.path}", OSError, ValueError):
             self._clean()
             if self.layers:  # first, so that a step in the main file is whole
@@ -222,6 +240,7 @@ class CertificateLogger:
             return
         with self._training_going_on(f"the writer of the log {self.path}", Exception):  # whatever it runs into
             found = scalars(certificate, progress)
+            found |= {f"certificate/{name}": v for name, v in zip(PRICE_FIELDS, price, strict=False)}
             for name, part in parts:
                 found |= {f"gradient/{name}": part.gradient, f"spread/{name}": part.spread}
             for tag, value in found.items():
@@ -276,6 +295,8 @@ class CertificateLogger:
         if self._hook is not None:
             self._hook.remove()
         self._hook = None
+        if self._corrector is not None:
+            self._corrector.forget()
         if self.optimizer is not None:
             self.optimizer._watchers.pop(id(self), None)
         if _OPEN.get(self._key) is self:

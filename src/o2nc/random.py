@@ -17,7 +17,7 @@ def words(seed: int, counters: Tensor, n: int, stream: int) -> Tensor:
         seed: a non-negative integer.
         counters: (k,), int64, at least 0.
         n: how many; word i is the same for any n > i.
-        stream: separates uses of one seed; 0, 1 and 4 are the optimizers'.
+        stream: separates uses of one seed; 0, 1 and 4 to 6 are the optimizers'.
 
     Returns:
         (k, n), int64, on the device of ``counters``.

@@ -29,7 +29,8 @@ class Snapshot(NamedTuple):
 
     Attributes:
         window: the window that it is of.
-        step: how many iterates there were.
+        step: how many iterates there were. With ``offload=k`` those that were taken in,
+            ``opt.param_groups[0]["average_averaged"]``, and the window is ``window.thinned(k)``.
         values: x̄: tensors in a list, or in a dictionary such as ``model.state_dict()`` inside ``opt.averaged()``.
 
     Example:

@@ -73,3 +73,4 @@ class Step(NamedTuple):
     restarts: bool = False  # Algorithm 1: so does the learner
     certificate: bool = True  # whether ḡ is kept
     settling: float = 1.0  # with which probability an output that was drawn is taken at a step
+    is_thinned: bool = False  # whether iterates were passed over: what has no gradient now may have moved since

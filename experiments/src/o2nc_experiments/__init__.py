@@ -1,10 +1,11 @@
 """What the command ``o2nc`` runs: experiments, each in a folder whose `command` runs it, shows and writes it.
 
-* `demo`, `verify`, `rates`, `cifar10`, `bench`; `planning` is ``o2nc plan``. Knobs stand at the top of each file.
+* `demo`, `verify`, `rates`, `cifar10`, `gpt`, `bench`; `planning` is ``o2nc plan``. Knobs stand at the top of files.
 * `classification`: what CIFAR-10 and the demo's digits share.
 * `batch` runs hundreds of small runs as one, `pool` runs jobs side by side.
 * `record`: results with their circumstances; `tables`: one table for terminal, Markdown and HTML; `figures`: what
-  pictures share; `page`: the HTML page of records; `console`: the terminal; `cli`: the options of all commands.
+  pictures share; `page`: the HTML page of records; `console`: the terminal; `cli`: the options of all commands;
+  `plain`: those of commands that run where only torch is installed.
 
 They use the library's public names; nothing in the library imports them.
 """

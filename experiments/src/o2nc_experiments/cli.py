@@ -20,7 +20,7 @@ EXTRAS = ("typer", "rich", "matplotlib", "sklearn")
 SEEDS = 3
 ROUNDS = 41  # odd, so that the median is one of them
 OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "ball-adagrad", "scale-free", "coin-betting")
-LAWS = ("exponential", "uniform", "weibull", "gamma")
+LAWS = ("exponential", "uniform", "jitter", "weibull", "gamma")
 LARGEST_SEED = 2**32  # torch takes no larger ones than 2^64, people no longer ones
 WORKERS = min(os.cpu_count() or 1, 8)
 
@@ -131,6 +131,10 @@ def build_app() -> "typer.Typer":
         ] = None,
         second_order: Annotated[float | None, typer.Option(help="ρ of ∇²F; chooses c = ρ/2.")] = None,
         constants: Annotated[str, typer.Option(help="sharp, regret, paper or both (sharp and paper).")] = "both",
+        law: Annotated[
+            list[str] | None,
+            typer.Option(help="Law of s, as gamma(16) or jitter(0.25): a sharp plan for it. May be repeated."),
+        ] = None,
     ) -> None:
         """Print the theorem's hyperparameters and what they guarantee.
 
@@ -139,7 +143,7 @@ def build_app() -> "typer.Typer":
         from o2nc_experiments import planning
 
         known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
-        planning.show(steps, eps, constants, **known, smoothness=smoothness, second_order=second_order)
+        planning.show(steps, eps, constants, law or (), **known, smoothness=smoothness, second_order=second_order)
 
     @app.command()
     def verify(
@@ -187,6 +191,28 @@ def build_app() -> "typer.Typer":
                 raise typer.Exit(1)
 
     @app.command()
+    def nonsmooth(
+        out: Annotated[Path, folder("Folder for nonsmooth.json, tables, pictures and report.html.")] = Path(
+            "o2nc-nonsmooth"
+        ),
+        seed: FirstSeed = 0,
+        seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1, max=1000)] = 10,
+        quick: Annotated[bool, typer.Option("--quick", help="Two problems, 400 steps: half a minute.")] = False,
+        workers: Workers = WORKERS,
+        quiet: Quiet = False,
+    ) -> None:
+        """Measure on non-smooth problems what randomness costs, and what a run without a horizon does.
+
+        It takes a quarter of an hour.
+
+        Example:  o2nc nonsmooth --quick --out try
+        """
+        from o2nc_experiments.nonsmooth import command
+
+        with interruptible():
+            command.show(make_folder(out), seed, seeds, workers, quick, quiet)
+
+    @app.command()
     def bench(
         model: Annotated[
             list[str] | None,
@@ -229,13 +255,35 @@ def build_app() -> "typer.Typer":
         arm: Annotated[
             list[str] | None,
             typer.Option(
-                help=f"NAME: {', '.join(OPTIMIZERS)}. LAW: {', '.join(LAWS)}, or none. May be repeated.",
-                metavar="NAME+LAW",
+                help=f"NAME: {', '.join(OPTIMIZERS)}. SCHEDULE: cosine, constant or linear. LAW: {', '.join(LAWS)}, "
+                "or none. WINDOW of x̄: t^POWER or a discount. May be repeated.",
+                metavar="NAME:SCHEDULE~LAW+WINDOW",
             ),
         ] = None,
         seed: FirstSeed = 0,
         seeds: Annotated[int, typer.Option(help="Trials of every arm.", min=1, max=1000)] = SEEDS,
-        epochs: Annotated[int, typer.Option(help="How often every image is trained on.", min=1)] = 200,
+        epochs: Annotated[
+            int | None, typer.Option(help="How often every image is trained on; 200, or the last horizon.", min=1)
+        ] = None,
+        horizons: Annotated[
+            str | None,
+            typer.Option(
+                help="Numbers of epochs, with commas between: x̄ of one run against decayed runs that end there."
+            ),
+        ] = None,
+        sweep: Annotated[
+            str | None,
+            typer.Option(
+                help="Learning rates for arms that name none; xVALUE is a multiple of the usual one.",
+                metavar="lr=VALUE,VALUE",
+            ),
+        ] = None,
+        tune: Annotated[
+            int | None, typer.Option(help="The seed to choose them on, which is not reported.", min=0)
+        ] = None,
+        tune_epochs: Annotated[
+            int | None, typer.Option(help="After how many epochs; all of them if nothing is said.", min=1)
+        ] = None,
         batch: Annotated[int, typer.Option(help="Images per step, over all processes.", min=2)] = 128,
         average: Annotated[float, typer.Option(help="Discount of x̄ and ḡ, in (0, 1).")] = 0.999,
         width: Annotated[int, typer.Option(help="Channels of ResNet-18's first stage.", min=1, max=512)] = 64,
@@ -258,14 +306,32 @@ def build_app() -> "typer.Typer":
         o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
         """
         from o2nc_experiments.cifar10 import command
-        from o2nc_experiments.cifar10.options import Options, Settings, arm_names
+        from o2nc_experiments.cifar10.options import Options
 
-        chosen, trials = arm_names(arm), range(seed, seed + seeds)
-        settings = Settings(epochs, batch, average, width, limit)
+        options = Options(
+            data,
+            download,
+            out,
+            tuple(arm or ()),
+            seed,
+            seeds,
+            epochs,
+            horizons,
+            sweep,
+            tune,
+            tune_epochs,
+            batch,
+            average,
+            width,
+            limit,
+            device,
+            at_once,
+            save_every,
+            c,
+            quiet,
+        )
         with interruptible("; the same command goes on"):
-            command.show(
-                Options(data, download, out, chosen, trials, settings, device, at_once, save_every, c, quiet)
-            )
+            command.show(options)
 
     @app.command()
     def gpt(
@@ -355,7 +421,7 @@ def build_app() -> "typer.Typer":
         ] = None,
         quiet: Quiet = False,
     ) -> None:
-        """Make a page of results again: those of demo, verify, rates, cifar10, gpt and bench, several side by side.
+        """Make a page of results again, those of any commands above, several side by side.
 
         Example:  o2nc report o2nc-demo
 

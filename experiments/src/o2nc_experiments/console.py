@@ -1,4 +1,7 @@
-"""The terminal and the process: one console, progress bars, folders, interrupts, threads."""
+"""The terminal and the process: one console, progress bars, folders, interrupts, threads.
+
+typer and rich are imported where they are used: `plain` does without them.
+"""
 
 import os
 import signal
@@ -6,11 +9,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    import typer
+    from rich.console import Console
+    from rich.progress import Progress
 
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ends
 TERMINATED = 143  # and SIGTERM
@@ -22,17 +28,19 @@ def on_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def make_console(quiet: bool) -> Console:
+def make_console(quiet: bool) -> "Console":
     """Return a console as wide as the terminal, or wide enough for the tables where there is none."""
+    from rich.console import Console
+
     return Console(quiet=quiet, highlight=False, width=None if on_terminal() else WIDTH)
 
 
-def print_plain(console: Console, text: str) -> None:
+def print_plain(console: "Console", text: str) -> None:
     """Print text as it is, in one line however long, so that it can be copied."""
     console.print(text, markup=False, soft_wrap=True)
 
 
-def print_files(console: Console, files: Sequence[Path]) -> None:
+def print_files(console: "Console", files: Sequence[Path]) -> None:
     """Print where results are."""
     print_plain(console, "Files: " + "  ".join(map(str, files)))
 
@@ -42,8 +50,17 @@ def print_error(text: str) -> None:
     print(f"o2nc: {text}", file=sys.stderr)
 
 
-def progress_bar(console: Console) -> Progress:
+def progress_bar(console: "Console") -> "Progress":
     """Return a progress bar that is shown on terminals only."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -97,19 +114,26 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def refusal(text: str, option: str | None = None) -> "typer.BadParameter":
+    """Return what is raised where an option of the command line cannot be used."""
+    import typer
+
+    return typer.BadParameter(text, param_hint=option)
+
+
 @contextmanager
 def refusals() -> Iterator[None]:
     """Refuse an option of the command line where something inside says ValueError."""
     try:
         yield
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise refusal(str(error)) from None
 
 
 def folder_name(name: str | Path) -> Path:
     """Return the folder of this name, which need not be there."""
     if not str(name).strip() or Path(name).is_file():
-        raise typer.BadParameter(f"must name a folder, got {str(name)!r}")
+        raise refusal(f"must name a folder, got {str(name)!r}")
     return Path(name)
 
 
@@ -131,5 +155,5 @@ def make_folder(out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise typer.BadParameter(f"cannot make the folder '{out}': {error.strerror}", param_hint="'--out'") from None
+        raise refusal(f"cannot make the folder '{out}': {error.strerror}", "'--out'") from None
     return out

@@ -34,6 +34,7 @@ ARTICLES = {  # the modules whose function `article` shows a command's record
     "rates": "o2nc_experiments.rates.article",
     "cifar10": "o2nc_experiments.cifar10.view",
     "gpt": "o2nc_experiments.gpt.view",
+    "nonsmooth": "o2nc_experiments.nonsmooth.view",
     "bench": "o2nc_experiments.bench.command",
 }
 # a picture is drawn once: what is black or white in it, and our colours, are the page's to choose

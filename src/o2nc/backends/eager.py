@@ -44,8 +44,7 @@ class Eager:
             refuse_capture(step.owner, step.law, step.window)
         if step.found_inf is not None and step.found_inf.item():
             return
-        unscale = 1.0 if step.grad_scale is None else 1 / step.grad_scale.item()
-        parts = list(step.rule.parts(step, unscale))
+        parts = _parts(step)
         if not parts:
             return
         first, window = step.groups[0], step.window
@@ -87,12 +86,24 @@ class Eager:
         if window is not None and count:
             _keep_output(step, t, after.log_decay, keeps=waits and drawn.settles)
 
+    def begin(self, step: Step) -> None:
+        """Begin the averages of parameters that are new, at an iterate that is not taken in."""
+        assert step.window is not None
+        weights = step.window.weights(step.groups[0])
+        for part in _parts(step):
+            _begin(part, weights, is_start=False, certificate=step.certificate)
+
     def _packing(self, part: Part, owner: dict[Tensor, Any]) -> "Packing":
         """Return the packing of these parameters, the one made before if it still holds."""
         packing = self._packings.get(part.key)
         if packing is None or not packing.holds(part.params, owner):
             packing = self._packings[part.key] = Packing(part)
         return packing
+
+
+def _parts(step: Step) -> list[Part]:
+    """Return the parameters that have gradients, by group."""
+    return list(step.rule.parts(step, 1.0 if step.grad_scale is None else 1 / step.grad_scale.item()))
 
 
 def _begin(part: Part, weights: Any, is_start: bool, certificate: bool) -> None:
@@ -121,7 +132,7 @@ def _keep_output(step: Step, t: int, log_decay: float, *, keeps: bool) -> None:
     A parameter that came later keeps its first average, since until then it stood still.
     """
     known = {p: state for p, state in step.state.items() if "average" in state}
-    if keeps or step.block:
+    if keeps or step.block or step.is_thinned:
         _catch_up(list(known), list(known.values()), log_decay, step.seed, t)
     for state in known.values():
         if "output" not in state:

@@ -46,7 +46,13 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     style: dict[str, Any] = {"marker": "." if len(run["step"]) < MARKED else ""}
     _draw_terms(axes[0], run, style)
     axes[1].axhline(0, color="0.7", linewidth=1)
-    axes[1].plot(run["step"], run["progress"], "C2", **style)
+    axes[1].plot(run["step"], run["progress"], "C2", label="progress", **style)
+    if "corrector" in run:
+        paid = np.nan_to_num(run["corrector"]) * np.diff(run["step"], prepend=0.0)
+        axes[1].plot(run["step"], np.cumsum(paid), "C3--", label="what the law's corrector may add", **style)
+        near = np.abs(np.nan_to_num(run["progress"])).max(initial=0.0)
+        axes[1].set_yscale("symlog", linthresh=near or 1.0)  # the corrector's sum may be thousands of times larger
+        axes[1].legend()
     axes[1].set(title="progress: estimate of F(x) − F(x₀)")
     colours: dict[str, str] = {}
     for field, symbol, ax in zip(("gradient", "spread"), ("‖ḡ‖", "V"), axes[2:], strict=False):

@@ -44,6 +44,8 @@ class AdamW(Extended, optim.AdamW):
         scaling: the law of s, which multiplies every update; None, the default, scales nothing.
         seed: a non-negative integer; s_n is a pure function of it and n.
         certificate: False saves ḡ, 4 bytes per parameter, and there is neither a certificate nor ``progress``.
+        offload: k keeps all averages in the host's memory and takes every k-th iterate into them, so that they cost
+            no memory of the device; the step is then torch's own. There is no ``progress``.
 
     Example:
         >>> import torch, o2nc
@@ -81,8 +83,9 @@ class AdamW(Extended, optim.AdamW):
         scaling: Law | None = None,
         seed: int = 0,
         certificate: bool = True,
+        offload: int | None = None,
     ) -> None:
-        own = check_extension(average, scaling, seed, certificate, progress=certificate)
+        own = check_extension(average, scaling, seed, certificate, progress=certificate, offload=offload)
         super().__init__(
             params,
             lr,
@@ -103,7 +106,7 @@ class AdamW(Extended, optim.AdamW):
     @property
     def fields(self) -> Fields:
         """The state that is kept per parameter, beside torch's own."""
-        return _FIELDS
+        return _FIELDS | super().fields
 
     def _wants_fused(self) -> bool | None:
         return CertifiedOptimizer._wants_fused(self)
@@ -126,7 +129,6 @@ class AdamW(Extended, optim.AdamW):
 
 
 _FIELDS: Fields = {
-    **Extended.own_fields,
     "step": Field(Kind.COUNT, is_torchs=True),
     "exp_avg": Field(Kind.SHAPED, is_torchs=True),
     "exp_avg_sq": Field(Kind.SHAPED, is_torchs=True),

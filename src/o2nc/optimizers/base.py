@@ -393,7 +393,10 @@ class CertifiedOptimizer(Optimizer):
 
     def _refuse_unless(self, wish: str, option: str) -> None:
         """Refuse what the optimizer was made without."""
-        if not self._groups[0].get(option, True) and self._groups[0].get("average") is not None:
+        group = self._groups[0]
+        if option == "progress" and group.get("offload") is not None:
+            raise NoAverages(f"{wish}: not with offload={group['offload']}, by which iterates are passed over")
+        if not group.get(option, True) and group.get("average") is not None:
             raise NoAverages(f"{wish}: this optimizer was made with {option}=False; pass {option}=True")
 
     def _averages(self, wish: str, key: str) -> tuple[list[str | int], list[Tensor], list[dict[str, Any]]]:
@@ -416,9 +419,14 @@ class CertifiedOptimizer(Optimizer):
         if not params or self._groups[0]["step"] == 0:
             raise NoAverages(f"{wish}: {self.published.nothing_yet}")
         start = getattr(self._groups[0].get("average"), "start", 0)
-        if key != "progress" and start and int(self._groups[0]["averaged"]) <= start:
+        if key != "progress" and start and not self._has_started():
             raise NoAverages(f"{wish}: the averages begin after {start} steps (start={start} in average=…)")
         return names, params, states
+
+    def _has_started(self) -> bool:
+        """Say whether the window has begun."""
+        window = self._describe().window
+        return window is None or not window.start or int(self._groups[0]["averaged"]) > window.start
 
     def _not_begun(self) -> set[int]:
         """Return the ids of states whose averages wait for a first step: all so far were called off."""
@@ -502,6 +510,4 @@ def progress_of(optimizer: CertifiedOptimizer) -> float:
 def has_averages(optimizer: CertifiedOptimizer) -> bool:
     """Say whether there is anything to certify: a step was made, and with `OriginalO2NC` a block is complete."""
     begun = any(optimizer.published.average in state for state in optimizer.state.values())
-    group = optimizer._groups[0]
-    start = getattr(group.get("average"), "start", 0)
-    return begun and int(group["step"]) > 0 and (not start or int(group["averaged"]) > start)
+    return begun and int(optimizer._groups[0]["step"]) > 0 and optimizer._has_started()

@@ -19,11 +19,13 @@ from torch.optim import Optimizer
 
 from o2nc import averages, checks
 from o2nc.averages import Average, Coupling, Discount, check_average
+from o2nc.backends.host import HostCopies
 from o2nc.backends.triton import engine
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law, is_weighted
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import COUNTERS, Step
+from o2nc.torch_support.compiling import refuse_capture
 from o2nc.vector import real, wide
 
 # Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
@@ -54,6 +56,7 @@ def extend(
     *,
     certificate: bool = True,
     progress: bool = True,
+    offload: int | None = None,
 ) -> Any:
     """Give ``optimizer`` averages and a certificate, and random scaling if asked for; return the same object.
 
@@ -70,6 +73,9 @@ def extend(
             them, draw the same s with the same seed: give each its own.
         certificate: False saves ḡ, 4 bytes per parameter, and there is no certificate.
         progress: False saves the last iterate, by which Δ is known, and there is no ``progress``.
+        offload: k keeps all averages in the host's memory and takes every k-th iterate into them, so that they cost
+            no memory of the device and little time; the window is as long as without. ḡ is of the gradients at
+            those iterates, and there is no ``progress``. None keeps them beside the parameters.
 
     Returns:
         ``optimizer``.
@@ -87,7 +93,7 @@ def extend(
         >>> isinstance(opt, torch.optim.NAdam)
         True
     """
-    return _extend(optimizer, average, scaling, seed, certificate, progress, "extend")
+    return _extend(optimizer, check_extension(average, scaling, seed, certificate, progress, offload), "extend")
 
 
 def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), seed: int = 0) -> Any:
@@ -110,12 +116,10 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
         >>> isinstance(opt, torch.optim.AdamW)
         True
     """
-    return _extend(optimizer, None, scaling, seed, True, True, "random_scaling")
+    return _extend(optimizer, check_extension(None, scaling, seed, True, True), "random_scaling")
 
 
-def _extend(
-    optimizer: Any, average: Average, scaling: Law | None, seed: int, certificate: bool, progress: bool, name: str
-) -> Any:
+def _extend(optimizer: Any, own: dict[str, Any], name: str) -> Any:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if isinstance(optimizer, optim.LBFGS):
@@ -138,7 +142,6 @@ def _extend(
         )
     if optimizer.defaults.get("differentiable"):
         raise ValueError("optimizer must not be differentiable=True: autograd cannot follow its step from outside")
-    own = check_extension(average, scaling, seed, certificate, progress)
     if any(key in group for group in optimizer.param_groups for key in Extended.shared):
         raise ValueError(
             "optimizer's parameter groups have entries of an extended one, from a checkpoint perhaps: "
@@ -182,7 +185,7 @@ def _names(cls: type) -> set[str]:
 
 
 def check_extension(
-    average: Average, scaling: Law | None, seed: int, certificate: bool, progress: bool
+    average: Average, scaling: Law | None, seed: int, certificate: bool, progress: bool, offload: int | None = None
 ) -> dict[str, Any]:
     """Refuse arguments that say nothing; return the entries of the parameter groups, by their names there."""
     average = check_average(average)
@@ -195,17 +198,34 @@ def check_extension(
     checks.integer("seed", seed, 0)
     checks.flag("certificate", certificate)
     checks.flag("progress", progress)
-    values = (scaling, int(seed), average, certificate, progress, 0, *averages.begin_counters().values())
+    if offload is not None:
+        checks.integer("offload", offload, 1)
+        if average is None:
+            raise ValueError(f"offload={offload!r} says where averages are kept, and there are none: pass average=…")
+        if isinstance(average, float) and offload > (length := round(1 / (1 - average))):
+            raise ValueError(
+                f"offload must be an integer from 1 to {length}, the length of average={average!r} in steps, "
+                f"got {offload!r}: x̄ would be a single iterate, and not the last"
+            )
+    progress = progress and offload is None  # Δ is not known of iterates that are passed over
+    values = (scaling, int(seed), average, certificate, progress, offload, 0, *averages.begin_counters().values())
     return dict(zip(Extended.shared, values, strict=True))
 
 
 class Named:
-    """A parameter group of another optimizer's, in which our entries have names that it will not use itself."""
+    """A parameter group of another optimizer's, in which our entries have names that it will not use itself.
 
-    def __init__(self, group: dict[str, Any]) -> None:
-        self.group = group
+    Args:
+        group: the group.
+        params: what stands in the place of its parameters, if anything does.
+    """
+
+    def __init__(self, group: dict[str, Any], params: list[Tensor] | None = None) -> None:
+        self.group, self.params = group, params
 
     def __getitem__(self, key: str) -> Any:
+        if key == "params" and self.params is not None:
+            return self.params
         return self.group[NAMES.get(key, key)]
 
     def __contains__(self, key: str) -> bool:
@@ -225,6 +245,7 @@ NAMES: dict[str, str] = {
     "seed": "scaling_seed",
     "certificate": "average_certificate",
     "progress": "average_progress",
+    "offload": "average_offload",
     "step": "scaling_step",
 }
 NAMES.update((counter, f"average_{counter}") for counter in averages.COUNTERS)
@@ -235,7 +256,7 @@ class Extended(CertifiedOptimizer):
 
     names: ClassVar[dict[str, str]] = NAMES
     shared: ClassVar[tuple[str, ...]] = tuple(
-        NAMES.get(key, key) for key in ("scaling", "seed", "average", "certificate", "progress", *COUNTERS)
+        NAMES.get(key, key) for key in ("scaling", "seed", "average", "certificate", "progress", "offload", *COUNTERS)
     )
     advice = "average=None: pass average=o2nc.Polynomial(12), say, when you extend it"
     is_guest = True  # in the state, most of which is the optimizer's own
@@ -252,7 +273,10 @@ class Extended(CertifiedOptimizer):
     @property
     def fields(self) -> Fields:
         """The state that is kept per parameter, beside the optimizer's own."""
-        return self.own_fields
+        if self.param_groups[0][NAMES["offload"]] is None:
+            return self.own_fields
+        ours = {key: field._replace(on_host=True) for key, field in averages.FIELDS.items()}
+        return {**self.own_fields, **ours}
 
     @property
     def _groups(self) -> list[Any]:
@@ -266,14 +290,15 @@ class Extended(CertifiedOptimizer):
 
     def _step(self, rule: "Observed", fused: bool | None) -> Step:
         groups = self._groups
-        law, seed, average, certificate = (groups[0].group[key] for key in self.shared[:4])
+        law, seed, average, certificate, _, offload = (groups[0].group[key] for key in self.shared[:6])
+        window = Discount(average) if isinstance(average, float) else average
         self._observed = rule
         return Step(
             type(self).__name__,
             rule,
             law,
             seed,
-            Discount(average) if isinstance(average, float) else average,
+            window if window is None or offload is None else window.thinned(offload),
             groups,
             self.state,
             self._shards is not None,
@@ -310,7 +335,56 @@ class Extended(CertifiedOptimizer):
         group = self.param_groups[0]
         if group["scaling"] is None and group["average"] is None and not (self.has_other_fused and group["fused"]):
             return False
+        self._refuse_new_offload()
+        if group[NAMES["offload"]] is not None:
+            self._observe_on_host(group[NAMES["offload"]])
+            return False
         return super()._take() and type(self._observed) is not Observed
+
+    def _observe_on_host(self, every: int) -> None:
+        """Take the iterate in if it is its turn, from copies in the host's memory; count it in any case."""
+        params = list(_params(self))
+        with_gradients = [p for p in params if p.grad is not None]
+        for p in with_gradients:
+            checks.gradient(p.grad)  # type: ignore[arg-type]
+        refuse_capture(type(self).__name__, None, self.param_groups[0]["average"])
+        if not with_gradients or self._is_called_off():
+            return
+        first = self._groups[0]
+        t = first["step"] + 1
+        is_turn = (t - 1) % every == 0 or not first["averaged"]
+        # a parameter that is new begins with its first gradient, be it between two turns
+        taken = params if is_turn else [p for p in with_gradients if "average" not in self.state.get(p, ())]
+        if taken:
+            rule = Observed(progress=False)
+            copies = dict(zip(taken, (self._host_copies if is_turn else HostCopies()).refresh(taken), strict=True))
+            step = self._step(rule, fused=False)._replace(
+                groups=[Named(g, [copies[p] for p in g["params"] if p in copies]) for g in self.param_groups],  # type: ignore[misc]
+                state={copies[p]: state for p, state in self.state.items() if p in copies},
+                is_thinned=True,
+            )
+            self._eager.take(step) if is_turn else self._eager.begin(step)
+            owners = {copy: p for p, copy in copies.items()}
+            rule.begun = [(owners[copy], new) for copy, new in rule.begun]
+        for group in self._groups:
+            group.update({"step": t})
+
+    def _refuse_new_offload(self) -> None:
+        """Refuse averages to go on of another share of the iterates than they began with, or elsewhere."""
+        key, group = NAMES["offload"], self.param_groups[0]
+        if group[key] != self.defaults[key] and group[NAMES["averaged"]]:
+            raise RuntimeError(
+                f"{key} was changed to {group[key]!r} in param_groups, and the averages are those of "
+                f"{self.defaults[key]!r}, with which they go on: put it back"
+            )
+        self.defaults[key] = group[key]
+
+    @property
+    def _host_copies(self) -> HostCopies:
+        """Copies of the parameters: a cache, which copies and pickles of the optimizer leave behind."""
+        if "_host_cache" not in self.__dict__:
+            self._host_cache = HostCopies()
+        return self._host_cache
 
     def _move(self) -> None:
         """Have the optimizer step, at a scaled rate if there is a law."""
@@ -331,8 +405,12 @@ class Extended(CertifiedOptimizer):
         """Say whether this step counts: there are gradients, and a GradScaler has not called it off."""
         if self.param_groups[0]["scaling"] is None or all(p.grad is None for p in _params(self)):
             return False
+        return not self._is_called_off()
+
+    def _is_called_off(self) -> bool:
+        """Say whether a GradScaler has called this step off."""
         found_inf = getattr(self, "found_inf", None)
-        return found_inf is None or not found_inf.item()
+        return found_inf is not None and bool(found_inf.item())
 
     def _count(self) -> int:
         """Return how many steps have counted, without asking a device at every one of them."""

@@ -27,6 +27,7 @@ C is of the variance lemma, Σ E V_n <= (C/α²) Σ E‖Δ_n‖², where the pap
 * `plans`: a `Plan` is hyperparameters and their bound; `planning` chooses them.
 * `adaptive`: a plan that knows neither G nor σ, and its bound for all of them.
 * `complexity`: from a target ε to the number of steps, enough and necessary.
+* `stability`: the learning rate that momentum bears when its steps are random.
 """
 
 from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
@@ -36,6 +37,7 @@ from o2nc.theory.lemmas import CONSTANTS as CONSTANTS
 from o2nc.theory.lemmas import output_weights, spread_constant, variance_weights
 from o2nc.theory.planning import bound, plan
 from o2nc.theory.plans import Plan
+from o2nc.theory.stability import stable_lr
 
 __all__ = [
     "AdaptivePlan",
@@ -48,6 +50,7 @@ __all__ = [
     "output_weights",
     "plan",
     "spread_constant",
+    "stable_lr",
     "steps_for",
     "variance_weights",
 ]

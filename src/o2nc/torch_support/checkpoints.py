@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import fields as members_of
 from dataclasses import is_dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ _KNOWN = {
     for cls in (
         scaling.Exponential,
         scaling.Uniform,
+        scaling.Jitter,
         scaling.Weibull,
         scaling.Gamma,
         averages.Polynomial,
@@ -49,11 +51,15 @@ _KNOWN = {
 # ``fresh`` in a parameter's state says what of it no step has touched yet: its averages, its rule's state, or both
 FRESH_AVERAGES, FRESH_RULE, BOTH = 1, 2, 3
 _NAME = "__name__"  # no field can be called so
+_OFFLOAD = "average_offload"
+_HOW = ("average", "average_certificate", "average_progress", _OFFLOAD)  # entries that say how averages are kept
 _WEIGHTED = {cls.__name__ for cls in _KNOWN.values() if any(f.name == "weighted" for f in members_of(cls))}
 
 
 def encode(value: Any) -> Any:
-    """Return a law or learner as a plain dictionary, anything else as it is."""
+    """Return a law or learner as a plain dictionary, a number as Python's own, anything else as it is."""
+    if isinstance(value, Real) and not isinstance(value, bool):  # numpy's are not read with weights_only=True
+        return int(value) if isinstance(value, Integral) else float(value)
     if is_dataclass(value) and not isinstance(value, type):
         members = {f.name: encode(getattr(value, f.name)) for f in members_of(value) if f.init}
         return {_NAME: type(value).__name__, **members}
@@ -219,8 +225,10 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
                 state |= {"log_decay": groups[0].get("log_decay", 0.0), "joined": -math.inf}
     kept = _kept(owners, states, fields, optimizer.is_guest) if optimizer._keeps_state else []
     by_torch({**state_dict, "state": states, "param_groups": groups})
+    if _OFFLOAD in optimizer.shared:  # the averages are of this
+        optimizer.defaults[_OFFLOAD] = optimizer.param_groups[0][_OFFLOAD]
     for p, key, value in kept:
-        place = "cpu" if key in fields and fields[key].on_host else p.device
+        place = "cpu" if key in fields and optimizer.fields[key].on_host else p.device  # as the checkpoint has it
         optimizer.state[p][key] = value.detach().to(place, copy=True)
 
 
@@ -248,13 +256,17 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
             stacklevel=5,
         )
         for group in groups:
-            group["average"] = own["average"]
+            group |= {key: own[key] for key in _HOW if key in own}
+    elif _OFFLOAD in own and saved and "average" in saved[0]:  # perhaps from before averages could be elsewhere
+        for group, theirs in zip(groups, saved, strict=True):
+            group[_OFFLOAD] = theirs.get(_OFFLOAD)
     changed = [key for key in shared if key not in counters and found[key] != own[key]]
     if changed:
         replaced = ", ".join(f"{key}={found[key]!r} (made with {own[key]!r})" for key in changed)
+        or_else = "" if _OFFLOAD in changed else ", or set yours in param_groups after loading"
         warnings.warn(
             f"the checkpoint changes this {name}, which goes on with {replaced}: construct it with the checkpoint's "
-            "values if that is meant, or set yours in param_groups after loading",
+            f"values if that is meant{or_else}",
             stacklevel=5,
         )
     for group, mine in zip(groups, optimizer.param_groups, strict=False):
@@ -295,7 +307,7 @@ def _check(group: dict[str, Any], shared: tuple[str, ...], names: dict[str, str]
             averages.check_average(value)
         elif key == "output":
             averages.check_output(value, group["average"])
-        elif key == "period":
+        elif key == "period" or (key == "offload" and value is not None):
             checks.integer(key, value, 1)
 
 

@@ -95,8 +95,8 @@ class Shards:
                 for dim, placement in enumerate(p.placements):
                     if not placement.is_replicate():  # is_shard() is False of the shards of shards of TP
                         kinds.setdefault((p.device_mesh, dim), []).append(i)
-        if kinds:
-            values = values.clone()
+        if kinds:  # where the processes can add them up
+            values = values.to(parts[0].device, copy=True)
         for (mesh, dim), at in kinds.items():
             some = values[at]
             distributed.all_reduce(some, group=mesh.get_group(dim))

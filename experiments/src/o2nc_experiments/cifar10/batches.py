@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 from o2nc.random import words
 from o2nc_experiments.cifar10.data import Data
 from o2nc_experiments.cifar10.options import Settings
-from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.classification.resnet import layout
+from o2nc_experiments.processes import World
 
 EVALUATED = 1000  # images at once
 PADDING = 4

@@ -2,6 +2,7 @@
 
     settings.json           what all its trials have in common; with other settings the folder is refused
     trials/NAME.pt          the last checkpoint of a trial, its final state once it is finished
+    cifar10.json            the results; a complete trial is known by them alone, should its checkpoint be gone
     lock                    held by the process at work, and let go by the system when that dies
 
 Every file is written whole or not at all, so a process may be killed at any moment.
@@ -23,9 +24,10 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from o2nc_experiments import record
-from o2nc_experiments.cifar10.options import Arm, parse
-from o2nc_experiments.classification import Epoch
+from o2nc_experiments.cifar10.arms import Arm, parse
+from o2nc_experiments.classification import Epoch, from_columns
 
+NAME = "cifar10.json"
 FORMAT = 1
 PLACE = ("hardware", "device", "threads", "processes", "o2nc", "torch", "cuda", "triton", "python")
 
@@ -129,18 +131,49 @@ class Store:
         path = self.folder / "settings.json"
         common = json.loads(json.dumps(common))
         if not path.is_dir() and not (path.exists() and self._paths()):
+            if self.recorded():
+                self._refuse_others(self._record()["settings"], common)
             record.write(path, common)
             return
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
-            differ = [key for key in common if known.get(key) != common[key]]
-        except (ValueError, AttributeError):
+            if not isinstance(known, dict):
+                raise ValueError
+        except ValueError:
             raise OSError(f"{path} is damaged; choose another --out") from None
         except OSError as error:
             raise OSError(f"{path} cannot be read: {error.strerror}; choose another --out") from None
-        if differ:
+        self._refuse_others(known, common)
+
+    def _refuse_others(self, known: Mapping[str, Any], common: Mapping[str, Any]) -> None:
+        if differ := [key for key in common if known.get(key) != common[key]]:
             there, here = (", ".join(f"{key} {values.get(key)}" for key in differ) for values in (known, common))
             raise OSError(f"{self.folder} has trials with {there}, not {here}; choose another --out")
+
+    def recorded(self) -> list[TrialLog]:
+        """Return the complete trials of the record of results, none if there is no such record."""
+        if not (self.folder / NAME).exists():
+            return []
+        try:
+            found = self._record()
+            rows: dict[tuple[str, int], list[Epoch]] = {}
+            for row in from_columns(found):
+                rows.setdefault((row.arm, row.seed), []).append(row)
+            complete = [trial for trial in found["trials"] if trial["complete"]]
+            logs = [TrialLog(parse(trial["arm"]), int(trial["seed"]), requested=False) for trial in complete]
+            for log, trial in zip(logs, complete, strict=True):
+                log.rows, log.saved = rows[log.arm.name, log.seed], trial["epochs"]
+                log.spans, log.places = trial.get("spans", []), trial.get("places", [])
+        except (AttributeError, LookupError, TypeError, ValueError):  # it will be written anew
+            return []
+        return [log for log in logs if len(log.rows) == log.saved == log.arm.epochs(found["settings"]["epochs"])]
+
+    def _record(self) -> dict[str, Any]:
+        path = self.folder / NAME
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise OSError(f"{path} cannot be read: {error.strerror}") from error
 
     def load(self, trial: str) -> dict[str, Any] | None:
         """Return the last checkpoint of a trial, None if there is none."""

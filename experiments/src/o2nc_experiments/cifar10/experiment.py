@@ -8,18 +8,20 @@ from typing import Any, NamedTuple
 
 import torch
 
+from o2nc_experiments.cifar10.arms import Arm
 from o2nc_experiments.cifar10.batches import Images
 from o2nc_experiments.cifar10.checkpoints import CheckpointWriter, Store, TrialLog
-from o2nc_experiments.cifar10.options import Arm, Settings
-from o2nc_experiments.cifar10.processes import World
+from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification import Epoch, to_columns
+from o2nc_experiments.processes import World
 
 
 class EpochEnd(NamedTuple):
     """The end of an epoch."""
 
     row: Epoch  # the epoch's
+    epochs: int  # of its trial
     rate: float  # images per second, all trials at work together
     epochs_left: int  # of the whole experiment
     left: float  # seconds that they take at this rate
@@ -38,10 +40,14 @@ class Experiment:
     save_every: float = 120.0  # seconds between checkpoints; they are made at the end of an epoch
     # what is trained on and with, to be noted with every trial
     place: Mapping[str, Any] = field(default_factory=dict)
+    horizons: Sequence[int] = ()  # numbers of epochs after which x̄ is evaluated, besides ten times
 
     @contextmanager
     def opened(self, world: World) -> Iterator[list[TrialLog]]:
-        """Hold the folder, and give its trials with what is kept of them: those asked for, then all others."""
+        """Hold the folder, and give its trials with what is kept of them: those asked for, then all others.
+
+        A trial is kept by its checkpoint, or once it is complete by the record alone.
+        """
         with ExitStack() as held:
 
             def load_logs() -> list[TrialLog]:
@@ -54,7 +60,7 @@ class Experiment:
                     with self._refused(name):
                         logs.append(TrialLog.named(name))
                     self._load(logs[-1], state)
-                return logs
+                return self._with_recorded(logs)
 
             yield world.on_first(load_logs)
 
@@ -73,7 +79,7 @@ class Experiment:
         process makes checkpoints.
         """
         saved = time()
-        waiting = [log for log in logs if log.requested and len(log.rows) < self.settings.epochs]
+        waiting = [log for log in logs if log.requested and self._left(log)]
         active: list[tuple[TrialLog, Trial]] = []
         with CheckpointWriter(self.store, self.common, self.at_once) as writer:
             try:
@@ -91,7 +97,7 @@ class Experiment:
                             on_checkpoint()
                         active = [pair for pair in active if not pair[1].finished]
                         for log in logs:
-                            if log.saved == self.settings.epochs:
+                            if self._is_complete(log):
                                 log.state = None
             except (KeyboardInterrupt, SystemExit):
                 on_interrupt()
@@ -105,15 +111,22 @@ class Experiment:
 
     def results(self, logs: Sequence[TrialLog], circumstances: dict[str, Any]) -> dict[str, Any]:
         """Return all that is kept as one record, for JSON."""
-        complete = [log.saved == self.settings.epochs for log in logs]
+        complete = [self._is_complete(log) for log in logs]
         return {
             "circumstances": circumstances,
             "settings": self.common,
             "complete": all(complete) and bool(logs),
             "seconds": union([span for log in logs for span in log.spans]),
             "trials": [
-                {"arm": e.arm.name, "seed": e.seed, "epochs": e.saved, "complete": done, "places": e.places}
-                for e, done in zip(logs, complete, strict=True)
+                {
+                    "arm": log.arm.name,
+                    "seed": log.seed,
+                    "epochs": log.saved,
+                    "complete": done,
+                    "places": log.places,
+                    "spans": log.spans,
+                }
+                for log, done in zip(logs, complete, strict=True)
             ],
             **to_columns([row for log in logs for row in log.rows[: log.saved]]),
         }
@@ -122,6 +135,23 @@ class Experiment:
     def common(self) -> dict[str, Any]:
         """What all trials of a folder must share."""
         return {**asdict(self.settings), "data": self.digest}
+
+    def _left(self, log: TrialLog) -> int:
+        """Return how many epochs of a trial are still to come."""
+        return log.arm.epochs(self.settings.epochs) - len(log.rows)
+
+    def _is_complete(self, log: TrialLog) -> bool:
+        """Say whether all epochs of a trial are kept."""
+        return log.saved == log.arm.epochs(self.settings.epochs)
+
+    def _with_recorded(self, logs: list[TrialLog]) -> list[TrialLog]:
+        """Return the trials with what the record has of those that are complete, and have no checkpoint."""
+        found = {log.name: log for log in logs}
+        for log in self.store.recorded():
+            asked = found.setdefault(log.name, log)
+            if not asked.rows:
+                asked.rows, asked.spans, asked.places, asked.saved = log.rows, log.spans, log.places, log.saved
+        return list(found.values())
 
     def _load(self, log: TrialLog, state: dict[str, Any] | None) -> None:
         if state is None:
@@ -145,7 +175,7 @@ class Experiment:
 
     def _begin(self, log: TrialLog, images: Images, world: World) -> Trial:
         """Make a trial, and have it go on where it was."""
-        trial = Trial(log.arm, log.seed, self.settings, images, world)
+        trial = Trial(log.arm, log.seed, self.settings, images, world, self.horizons)
         state = world.on_first(lambda: self.store.load(log.name))
         if state is not None:
             with self._refused(log.name):
@@ -169,13 +199,12 @@ class Experiment:
             trial.launch_evaluation()
         rows = [trial.end_epoch() for trial in trials]
         rate = sum(steps) * self.settings.batch / (time() - begin)
-        epochs = sum(self.settings.epochs - trial.epoch for trial in trials)
-        epochs += sum(self.settings.epochs - len(log.rows) for log in waiting)
+        epochs = sum(trial.settings.epochs - trial.epoch for trial in trials) + sum(map(self._left, waiting))
         left = epochs * len(trials[0].images.train) / rate
         for (log, trial), row in zip(active, rows, strict=True):
             log.advance(row, trial.snapshot(), time())
-        for row in rows:
-            on_epoch(EpochEnd(row, rate, epochs, left))
+        for row, trial in zip(rows, trials, strict=True):
+            on_epoch(EpochEnd(row, trial.settings.epochs, rate, epochs, left))
 
 
 def union(spans: Sequence[Sequence[float]]) -> float:

@@ -4,8 +4,9 @@ Images, order, crops, metrics and learning rate are tensors on the device. A ste
 on a GPU it is one CUDA graph, and the host only waits at the end of an epoch, for the numbers of its row.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from time import time
 from typing import Any
@@ -16,11 +17,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
 
 from o2nc import recalibrated
+from o2nc_experiments.cifar10.arms import Arm
 from o2nc_experiments.cifar10.batches import EVALUATED, Batches, Images, augment, crops, next_batch, normalise
-from o2nc_experiments.cifar10.options import Arm, Settings
-from o2nc_experiments.cifar10.processes import World
+from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.classification import Epoch
 from o2nc_experiments.classification.resnet import autocast, make_resnet
+from o2nc_experiments.processes import World
 
 WARM_UP = 3  # calls of a function before it is captured
 RECALIBRATED = 5  # batches as large as the evaluated ones, for BatchNorm at x̄
@@ -86,14 +88,24 @@ class Trial:
     """A model in training.
 
     The seed is that of the initial weights, the images' order and crops, and s: two arms of one seed begin alike.
-    ``fast`` is to compile and capture on a GPU; several processes launch their kernels one by one.
+    x̄ is evaluated ten times, and after as many epochs as ``horizons`` has. ``fast`` is to compile and capture on a
+    GPU; several processes launch their kernels one by one.
     """
 
     def __init__(
-        self, arm: Arm, seed: int, settings: Settings, images: Images, world: World = World(), *, fast: bool = True
+        self,
+        arm: Arm,
+        seed: int,
+        settings: Settings,
+        images: Images,
+        world: World = World(),
+        horizons: Sequence[int] = (),
+        *,
+        fast: bool = True,
     ) -> None:
         device = images.train.device
-        self.arm, self.seed, self.settings = arm, seed, settings
+        self.arm, self.seed, self.horizons = arm, seed, horizons
+        self.settings = replace(settings, epochs=arm.epochs(settings.epochs))
         self.images, self.world, self.device = images, world, device
         fast = fast and world.size == 1 and device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -148,7 +160,7 @@ class Trial:
             self.batches.fill_(self.seed, epoch, self.settings)
             self.trained.zero_()
             for group, base in zip(self.optimizer.param_groups, self.base, strict=True):
-                lr = base * self.settings.factor(epoch)
+                lr = base * self._factor(epoch)
                 if not self.in_graph:
                     group["lr"] = lr
                 elif isinstance(group["lr"], Tensor) and group["lr"].device == self.device:
@@ -197,7 +209,7 @@ class Trial:
     def end_epoch(self) -> Epoch:
         """Wait for the epoch, evaluate x̄ if that is due, and return the epoch's row."""
         images = self.steps_of(self.epoch) * self.settings.batch
-        lr = self.base[0] * self.settings.factor(self.epoch)
+        lr = self.base[0] * self._factor(self.epoch)
         self.epoch += 1
         with self.on_stream():
             trained = self._means(self.trained, images)
@@ -207,6 +219,10 @@ class Trial:
             self.stream.synchronize()  # the weights are back in their places for whoever reads them
         seconds = time() - self.begun
         return Epoch(self.arm.name, self.seed, self.epoch, lr, *trained, *tested, *averages, seconds)  # type: ignore[arg-type, call-arg]
+
+    def _factor(self, epoch: int) -> float:
+        """Return what the learning rate is multiplied by in an epoch, counted from 0."""
+        return self.arm.schedule.factor(epoch, self.settings.epochs, 0)
 
     def steps_of(self, epoch: int) -> int:
         """Return how many steps an epoch has."""
@@ -225,7 +241,7 @@ class Trial:
             return (None,) * 5
         certificate = optimizer.certificate()
         known = (certificate.gradient, certificate.spread, optimizer.progress)
-        if not self.settings.averages_are_due(self.epoch):
+        if not (self.settings.averages_are_due(self.epoch) or self.epoch in self.horizons):
             return (*known, None, None)
         with optimizer.averaged(), self.autocast(), recalibrated(self.whole, self._typical_batches()):
             self.evaluate()

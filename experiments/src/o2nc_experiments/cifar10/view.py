@@ -1,66 +1,21 @@
-"""The paper's Table 1 with ours, as a table, a document and an article of the page."""
+"""The pictures, and the article of the page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
-import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
-from o2nc_experiments import classification
-from o2nc_experiments.cifar10.checkpoints import differences
-from o2nc_experiments.cifar10.options import unlike_paper
-from o2nc_experiments.classification import Best, Epoch, Mean, best, by_arm, curves, from_columns, written
-from o2nc_experiments.page import Article, Section
-from o2nc_experiments.tables import NONE, Table, duration, plural
-
-PAPER = {
-    "sgdm": Best(Mean(9.82e-4, 0.21e-4), Mean(1.0, 0.0), Mean(0.216, 0.001), Mean(0.946, 0.001)),
-    "sgdm+exponential": Best(Mean(9.55e-4, 0.37e-4), Mean(1.0, 0.0), Mean(0.220, 0.004), Mean(0.944, 0.002)),
-}
-NOTE = (
-    "train, test: the best of each trial's epochs; last: its last epoch's; x̄: its last measurement, with BatchNorm's "
-    "statistics made anew; mean ± standard deviation (n − 1) over the trials; nan: a trial diverged; "
-    "paper: its Table 1, 3 trials"
-)
-
-
-def note(settings: Mapping[str, Any]) -> str:
-    """Return what stands below the table of a record with these settings."""
-    others = ", ".join(f"{key} {value}" for key, value in unlike_paper(settings).items())
-    return f"{NOTE}, not in this setting ({others})" if others else NOTE
-
-
-def table(epochs: Sequence[Epoch], c: float = 1.0, notes: str = NOTE) -> Table:
-    """Return Table 1 beside the printed figures, with what the paper does not have."""
-    return classification.table(epochs, c=c, printed=PAPER, notes=notes)
-
-
-def markdown(record: dict[str, Any], *, c: float = 1.0) -> str:
-    """Return the table of a run, complete or not, as a document that says how it came about."""
-    rows, about, trials = from_columns(record), record["circumstances"], record["trials"]
-    done = f"{sum(bool(trial['complete']) for trial in trials)} of {len(trials)}"
-    places = [f"{about.get('hardware', 'hardware unknown')}, device {about.get('device', 'unknown')}"]
-    places += [f"{about['processors']} processors"] if about.get("processors") else []
-    places += [f"{name} {about[name]}" for name in ("o2nc", "torch", "cuda", "triton", "python") if about.get(name)]
-    settings = [f"{name} {value}" for name, value in record["settings"].items() if value is not None]
-    pace = f"{np.median([row.seconds for row in rows]):.3g} s" if rows else NONE
-    total = NONE if record["seconds"] is None else duration(record["seconds"])
-    warning = ["", f"**Not complete: {done} trials are over.** These are the figures so far."]
-    differ = differences(trials)
-    lines = [
-        "# CIFAR-10 with ResNet-18",
-        *([] if record["complete"] else warning),
-        *(["", f"**Not all trained alike:** {differ}."] if differ else []),
-        "",
-        f"- command: `{about['command']}`",
-        f"- on: {', '.join(places)}",
-        f"- settings: {', '.join(settings) or NONE}",
-        f"- trials: {done} complete, {len(rows):,} epochs; per epoch {pace} (median), in total {total}",
-        "",
-        table(rows, c).markdown(),
-    ]
-    below = note(record["settings"])
-    return "\n".join([*lines, "", f"{below[0].upper()}{below[1:]}.", ""])
-
+from o2nc_experiments import figures
+from o2nc_experiments.cifar10 import horizons
+from o2nc_experiments.cifar10.horizons import Goal, Line
+from o2nc_experiments.cifar10.results import note, table
+from o2nc_experiments.classification import Epoch, best, by_arm, curves, from_columns, mean_of, written
+from o2nc_experiments.page import Article, Picture, Section
+from o2nc_experiments.tables import duration, plural
 
 FIGURE_CAPTIONS = (
     "On the batches as they were seen, logarithmic. Where the lines lie on each other, scaling costs nothing.",
@@ -75,9 +30,64 @@ CERTIFICATE_CAPTIONS = (
 )
 
 
+COLOURS = (figures.BLUE, figures.GREEN, figures.SKY, figures.PINK)
+DECAYED = (figures.VERMILION, figures.ORANGE, figures.BLACK, figures.PINK)
+MARKERS = ("o", "s", "^", "D")
+
+
+def styles(lines: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
+    """Return how a line is drawn: one run as a line, its last iterate dashed and grey, decayed runs as marks."""
+    solid, marks, colours = cycle(COLOURS), cycle(MARKERS), cycle(DECAYED)
+    drawn = []
+    for line in (line for line in lines if line.is_one_run or line.counts):
+        style: dict[str, Any] = {"linestyle": (0, (3, 2)), "color": figures.GREY, "linewidth": 1.2}
+        if not line.is_one_run:
+            style = {"linestyle": "none", "marker": next(marks), "color": next(colours), "markersize": 5.5}
+        elif line.counts:
+            style = {"color": next(solid), "linewidth": 1.8}
+        drawn.append((line, style))
+    return drawn
+
+
+def horizons_legend(lines: Sequence[Line]) -> list[Line2D]:
+    """Return a stroke or a mark for every line."""
+    return [Line2D([], [], label=line.name, **style) for line, style in styles(lines)]
+
+
+def draw_horizons(axes: Axes, goal: Goal, lines: Sequence[Line]) -> None:
+    """Draw test accuracy against epochs, from the first horizon on: where all seeds of a line have it."""
+    for line, style in styles(lines):
+        seeds = {seed for own in line.values.values() for seed in own}
+        epochs = [e for e, own in sorted(line.values.items()) if e >= goal.horizons[0] and own.keys() == seeds]
+        means = [mean_of(line.of(epoch)) for epoch in epochs]
+        bars = [mean.deviation or 0.0 for mean in means] if line.counts else None
+        axes.errorbar(epochs, [mean.value for mean in means], yerr=bars, capsize=2, elinewidth=0.8, **style)
+    axes.set_xscale("log")
+    axes.set_xticks(goal.horizons)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("test accuracy")
+    figures.style_axes(axes)
+
+
+def horizons_figure(record: dict[str, Any], title: str) -> Figure | None:
+    """Return one run against a run for every horizon; None where that was not asked for."""
+    goal = Goal.from_record(record)
+    lines = horizons.make_lines(goal, from_columns(record)) if goal else []
+    if goal is None or not lines:
+        return None
+    drawn = Figure(figsize=(7.5, 5), dpi=150, layout="constrained")
+    draw_horizons(drawn.subplots(), goal, lines)
+    drawn.suptitle(title, fontsize=11)
+    drawn.legend(handles=horizons_legend(lines), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return drawn
+
+
 def article(record: dict[str, Any]) -> Article:
     """Return the article of `cifar10.json`."""
-    rows = from_columns(record)
+    rows = horizons.reported(record)
     arms, c, seconds = by_arm(rows), record["circumstances"].get("c", 1.0), record.get("seconds")
     found = ", ".join(f"{arm} {written(b.test_accuracy, 1e2)} %" for arm, b in best(rows).items())
     epochs = max((row.epoch for row in rows), default=0)
@@ -87,8 +97,31 @@ def article(record: dict[str, Any]) -> Article:
         f"The paper's experiment: {len(arms)} optimizers, {plural(trials, 'trial')} each, {epochs} "
         f"epochs{time}. Best test accuracy: {found}."
     )
-    shown = sections(rows, c, note(record.get("settings", {}))) if rows else ()
+    shown = [*_comparison(record), *sections(rows, c, note(record.get("settings", {})))] if rows else ()
     return Article("ResNet-18 on CIFAR-10", summary, shown)
+
+
+def _comparison(record: dict[str, Any]) -> list[Section]:
+    goal = Goal.from_record(record)
+    if goal is None:
+        return []
+    lines = horizons.make_lines(goal, from_columns(record))
+    drawn = Picture(
+        "Test accuracy",
+        "Against the epochs, on a logarithmic axis; bars are standard deviations over the seeds.",
+        lambda axes: draw_horizons(axes, goal, lines),
+        (6.4, 4.2),
+    )
+    return [
+        Section(
+            "One run against a run for every horizon",
+            "Lines are moments of one run at a learning rate that knows no horizon; marks are runs that were decayed "
+            "to end where they stand.",
+            pictures=[drawn] if lines else [],
+            legend=horizons_legend(lines),
+            tables=horizons.tables(record),
+        )
+    ]
 
 
 def sections(rows: list[Epoch], c: float, notes: str) -> list[Section]:

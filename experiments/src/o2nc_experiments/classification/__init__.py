@@ -95,7 +95,7 @@ def best(epochs: Sequence[Epoch]) -> dict[str, Best]:
         means = []
         for name in Best._fields:
             pick = np.fmin if name.endswith("loss") else np.fmax  # they pass over nan
-            means.append(_mean([float(pick.reduce([_number(getattr(row, name)) for row in t])) for t in trials]))
+            means.append(mean_of([float(pick.reduce([_number(getattr(row, name)) for row in t])) for t in trials]))
         found[arm] = Best(*means)
     return found
 
@@ -107,9 +107,9 @@ def last(epochs: Sequence[Epoch], c: float = 1.0) -> dict[str, Last]:
         averages = [[r.average_accuracy for r in trial if r.average_accuracy is not None] for trial in trials]
         averaged = any(row.gradient is not None for trial in trials for row in trial)
         found[arm] = Last(
-            _mean([_number(trial[-1].test_accuracy) for trial in trials]),
-            _mean([values[-1] for values in averages if values]) if any(averages) else None,
-            _mean([_number(certificate(trial[-1], c)) for trial in trials]) if averaged else None,
+            mean_of([_number(trial[-1].test_accuracy) for trial in trials]),
+            mean_of([values[-1] for values in averages if values]) if any(averages) else None,
+            mean_of([_number(certificate(trial[-1], c)) for trial in trials]) if averaged else None,
         )
     return found
 
@@ -123,7 +123,8 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _mean(values: Sequence[float]) -> Mean:
+def mean_of(values: Sequence[float]) -> Mean:
+    """Return mean and standard deviation."""
     with np.errstate(invalid="ignore", over="ignore"):  # inf − inf, and what comes near
         return Mean(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 

@@ -6,7 +6,7 @@
     adamw:constant+t^12                         one run for all horizons, evaluated at x̄ by t^12 and at the last x
     adamw:constant+t^4+t^12+0.999               the same run, with three averages
     adamw(lr=2e-3,beta2=0.99):wsd20             decayed to 0 over the last 20 %
-    adamw:constant~uniform(0.75,1.25)+t^12      updates scaled by s ~ U(¾, 5/4)
+    adamw:constant~jitter(0.25)+t^12            updates scaled by s ~ U(¾, 5/4)
     muon:rsqrt1000+t^12                         lr falls as t^-½ from step 1000 on, with no horizon
     schedule-free(beta1=0.95,r=3):constant      has an average of its own
 
@@ -14,17 +14,15 @@ The first window is the optimizer's own (``average=``) and comes with the certif
 that the experiment keeps (`Means`). A window is t^POWER or a discount in (0, 1).
 """
 
-import ast
 import math
 import re
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from torch import optim
 
-from o2nc import Exponential, Gamma, Law, Polynomial, Uniform, Weibull
+from o2nc import Law, Polynomial
+from o2nc_experiments import laws
 
-LAWS: dict[str, type] = {"exponential": Exponential, "uniform": Uniform, "weibull": Weibull, "gamma": Gamma}
 LAST, OWN = "last", "average"  # how the last iterate and schedule-free's x are called in results
 OPTIMIZERS: dict[str, dict[str, float]] = {
     "adamw": {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1},
@@ -180,9 +178,8 @@ def _parse(text: str) -> Arm:
         raise ValueError(f"write {GRAMMAR}")
     name, numbers, kind, number, law, arguments, tail = found.groups()
     defaults = _defaults(name)
-    _, options = _call(numbers)
-    unknown = options.keys() - defaults.keys()
-    if unknown or _call(numbers)[0]:
+    positional, options = laws.numbers(numbers)
+    if positional or options.keys() - defaults.keys():
         raise ValueError(f"{name} takes {', '.join(f'{key}=…' for key in defaults)}, not {numbers}")
     options = defaults | options
     lr = options.pop("lr")
@@ -193,7 +190,8 @@ def _parse(text: str) -> Arm:
         window(one)
     if name == "schedule-free" and (windows or law):
         raise ValueError("schedule-free has an average of its own (beta1, r): it takes neither windows nor a law")
-    return Arm(text, name, options, lr, _schedule(kind, number), _law(law, arguments), windows)
+    scaling = laws.parse(law + (arguments or "")) if law else None
+    return Arm(text, name, options, lr, _schedule(kind, number), scaling, windows)
 
 
 def _defaults(name: str) -> dict[str, float]:
@@ -222,31 +220,3 @@ def _schedule(kind: str, number: str) -> Schedule:
     if kind == "rsqrt" and value is not None and value < 1:
         raise ValueError(f"rsqrt takes a step >= 1, as rsqrt1000, got {kind}{number}")
     return Schedule(kind, value)
-
-
-def _law(name: str | None, arguments: str | None) -> Law | None:
-    if name is None:
-        return None
-    if name not in LAWS:
-        raise ValueError(f"the law is one of {', '.join(LAWS)}, got {name}")
-    positional, named = _call(arguments)
-    kind = LAWS[name]
-    known = [field.name for field in fields(kind)]
-    if len(positional) > len(known) or named.keys() - set(known):
-        raise ValueError(f"{name} takes {', '.join(known)}, got {arguments}")
-    return kind(*positional, **named)
-
-
-def _call(text: str | None) -> tuple[list[float], dict[str, float]]:
-    """Return the numbers in parentheses, and those with names."""
-    try:
-        call = ast.parse(f"f{text or '()'}", mode="eval").body
-        assert isinstance(call, ast.Call)
-        positional: list[Any] = [ast.literal_eval(value) for value in call.args]
-        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        numbers = [*positional, *named.values()]
-        if len(named) < len(call.keywords) or not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
-            raise ValueError
-    except (SyntaxError, ValueError, OverflowError, AssertionError):
-        raise ValueError(f"{text}: options are finite numbers, (key=value, …), each once") from None
-    return positional, named

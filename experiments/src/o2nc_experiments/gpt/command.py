@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from o2nc_experiments import figures, page
-from o2nc_experiments.cifar10.processes import find_world
 from o2nc_experiments.console import make_console, print_files, print_plain, progress_bar, refusals, uninterrupted
 from o2nc_experiments.gpt import results, view
 from o2nc_experiments.gpt.experiment import Watch
@@ -17,6 +16,7 @@ from o2nc_experiments.gpt.planning import Goal, Run
 from o2nc_experiments.gpt.store import NAME, Found
 from o2nc_experiments.gpt.study import conduct
 from o2nc_experiments.gpt.training import Progress
+from o2nc_experiments.processes import find_world
 
 
 def show(given: Options) -> None:

@@ -112,8 +112,8 @@ class Options:
     def goal(self, kind: str) -> Goal:
         """Return what is to be compared; ValueError if it cannot be understood."""
         names = tuple(dict.fromkeys("".join(name.split()) for name in self.arm)) or ARMS[kind]
-        horizons = sorted(set(_whole("--horizons", self.horizons, 1) or HORIZONS[kind]))
-        seeds = _whole("--seeds", self.seeds, 0) or SEEDS[kind]
+        horizons = sorted(set(read_whole("--horizons", self.horizons, 1) or HORIZONS[kind]))
+        seeds = read_whole("--seeds", self.seeds, 0) or SEEDS[kind]
         warmup = self.settings(kind).warmup
         if horizons[0] <= warmup:
             raise ValueError(f"--horizons must be longer than the warm-up of {warmup} steps, got {horizons[0]}")
@@ -123,7 +123,7 @@ class Options:
             raise ValueError("--tune and --widen need a grid, --sweep lr=…, to choose from")
         if self.widen and self.tune is None:
             raise ValueError("--widen needs a seed to choose on, --tune")
-        sweep, relative = _sweep(self.sweep)
+        sweep, relative = read_sweep(self.sweep)
         return Goal(
             [parse(name) for name in names], horizons, seeds, sweep, relative, self.tune, self.widen, self.each
         )
@@ -143,7 +143,7 @@ class Options:
         return " ".join(parts)
 
 
-def _whole(name: str, text: str | None, least: int) -> tuple[int, ...]:
+def read_whole(name: str, text: str | None, least: int) -> tuple[int, ...]:
     """Return whole numbers that stand with commas between them."""
     if text is None:
         return ()
@@ -156,7 +156,7 @@ def _whole(name: str, text: str | None, least: int) -> tuple[int, ...]:
     return found
 
 
-def _sweep(text: str | None) -> tuple[tuple[float, ...], bool]:
+def read_sweep(text: str | None) -> tuple[tuple[float, ...], bool]:
     """Return the numbers after lr=, and whether they are multiples."""
     if text is None:
         return (), False

@@ -14,10 +14,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import fmean
-from typing import NamedTuple
+from statistics import fmean, median
+from typing import NamedTuple, TypeVar
 
 from o2nc_experiments.gpt.arms import LAST, Arm, Schedule
+
+K = TypeVar("K")
 
 
 class Row(NamedTuple):
@@ -156,9 +158,9 @@ class Results:
         """Say whether all of a leg's weights were evaluated."""
         return self.losses.get(leg.key, {}).keys() >= set(leg.arm.weights)
 
-    def loss(self, arm: Arm, lr: float, seeds: Sequence[int], horizons: Sequence[int], weights: str) -> float:
-        """Return the mean loss over seeds and horizons; inf if a run diverged."""
-        return fmean(self.losses[arm.name, lr, seed, h][weights] for seed in seeds for h in horizons)
+    def loss(self, arm: Arm, lr: float, seeds: Sequence[int], horizon: int, weights: str) -> float:
+        """Return the mean loss over seeds; inf if a run diverged."""
+        return fmean(self.losses[arm.name, lr, seed, horizon][weights] for seed in seeds)
 
 
 def wanted(goal: Goal, rows: Iterable[Row]) -> list[Leg]:
@@ -212,13 +214,32 @@ def explored(goal: Goal, arm: Arm, part: Sequence[int], results: Results) -> lis
 def best_of(
     arm: Arm, grid: Sequence[float], seeds: Sequence[int], part: Sequence[int], results: Results
 ) -> tuple[float, str]:
-    """Return the lr and the weights with the least mean loss over the seeds and horizons.
+    """Return the lr and the weights that are least behind; the last iterate only where there is no average."""
+    pairs = [(lr, weights) for lr in grid for weights in averages(arm)]
+    return least_behind({(lr, w): [results.loss(arm, lr, seeds, h, w) for h in part] for lr, w in pairs})
 
-    The last iterate is a candidate only where there is no average.
+
+def averages(arm: Arm) -> list[str]:
+    """Return what an arm is judged by: its averages, or the last iterate where there are none."""
+    return [weights for weights in arm.weights if weights != LAST] or [LAST]
+
+
+def least_behind(losses: Mapping[K, Sequence[float]]) -> K:
+    """Return the key of the losses that are least behind the best at a horizon, in the median over the horizons.
+
+    The mean would be decided by the one horizon at which the loss happens to fall steeply.
+
+    Example:
+        >>> least_behind({"a": [3.00, 3.0, 2.00], "b": [3.05, 2.0, 2.05]})
+        'a'
     """
-    candidates = [w for w in arm.weights if w != LAST] or [LAST]
-    pairs = [(lr, weights) for lr in grid for weights in candidates]
-    return min(pairs, key=lambda pair: results.loss(arm, pair[0], seeds, part, pair[1]))
+    best = [min(column) for column in zip(*losses.values(), strict=True)]
+
+    def behind(key: K) -> tuple[float, float]:
+        lags = [loss - least if loss < math.inf else loss for loss, least in zip(losses[key], best, strict=True)]
+        return median(lags), fmean(lags)
+
+    return min(losses, key=behind)
 
 
 def choose(goal: Goal, arm: Arm, part: Sequence[int], results: Results) -> tuple[float, str]:
@@ -234,6 +255,13 @@ def runs(legs: Iterable[Leg]) -> list[Run]:
         trunk = leg.arm.schedule.trunk or (leg.arm.schedule, leg.horizon)
         groups.setdefault((leg.arm.base, leg.lr, leg.seed, trunk), []).append(leg)
     return [Run(tuple(sorted(group, key=lambda leg: (leg.fork, leg.horizon)))) for group in groups.values()]
+
+
+def favourite(goal: Goal, arm: Arm, lrs: Mapping[int, float], results: Results) -> str:
+    """Return the average of an arm that is chosen for all horizons together, where the learning rates are."""
+    seeds = goal.seeds if goal.tune is None else [goal.tune]
+    found = {w: [results.loss(arm, lr, seeds, h, w) for h, lr in lrs.items()] for w in averages(arm)}
+    return least_behind(found)
 
 
 def lines(goal: Goal, rows: Iterable[Row]) -> Iterator[tuple[Arm, str, Mapping[int, float]]]:

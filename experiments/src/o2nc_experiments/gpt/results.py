@@ -1,13 +1,14 @@
 """What came out, as lines of tables: losses by horizon, and paired differences to the best decayed run."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from o2nc_experiments.gpt.arms import LAST, Arm, parse
-from o2nc_experiments.gpt.planning import Goal, Results, Row, explored, lines, parts
+from o2nc_experiments.gpt.planning import Goal, Results, Row, explored, favourite, lines, parts
 from o2nc_experiments.gpt.store import Speed
 from o2nc_experiments.tables import NONE, Cell, Column, Table, plural, signed
 
@@ -26,17 +27,21 @@ class Line:
         weights: what was evaluated.
         lrs: by horizon.
         losses: by horizon and seed; inf where a run diverged.
+        is_chosen: whether these are the weights by which the arm is judged.
+        title: how the arm is called.
     """
 
     arm: Arm
     weights: str
     lrs: Mapping[int, float]
     losses: Mapping[int, Mapping[int, float]]
+    is_chosen: bool
+    title: str
 
     @property
     def name(self) -> str:
         """Arm and weights, as far as it takes to tell them apart."""
-        arm = self.arm.name.partition("+")[0]
+        arm = self.title
         if self.weights in self.arm.windows:
             return f"{arm}, x̄ by {self.weights}"
         return f"{arm}, {LAST}" if self.arm.windows else arm
@@ -60,6 +65,7 @@ def goal_of(record: Mapping[str, Any]) -> Goal:
 def make_lines(goal: Goal, rows: Sequence[Row]) -> list[Line]:
     """Return the lines of the table, as far as there are results of the seeds that are reported."""
     results = Results(rows)
+    titles = _titles(goal)
     found = []
     for arm, weights, lrs in lines(goal, rows):
         losses: dict[int, dict[int, float]] = {}
@@ -69,8 +75,16 @@ def make_lines(goal: Goal, rows: Sequence[Row]) -> list[Line]:
                 if loss is not None:
                     losses.setdefault(horizon, {})[seed] = loss
         if losses:
-            found.append(Line(arm, weights, lrs, losses))
+            is_chosen = weights == favourite(goal, arm, lrs, results)
+            found.append(Line(arm, weights, lrs, losses, is_chosen, titles[arm.name]))
     return found
+
+
+def _titles(goal: Goal) -> dict[str, str]:
+    """Return names of the arms without their windows; where learning rates were tried, without the arm's own, too."""
+    plain = {arm.name: arm.name.partition("+")[0] for arm in goal.arms}
+    bare = {name: re.sub(r"\(lr=[^,)]*\)|(?<=\()lr=[^,)]*,|,lr=[^,)]*", "", title) for name, title in plain.items()}
+    return bare if goal.sweep and len({*bare.values()}) == len({*plain.values()}) else plain
 
 
 def best_decayed(found: Sequence[Line], horizon: int) -> Line | None:
@@ -183,7 +197,7 @@ def grids(goal: Goal, rows: Sequence[Row]) -> Table | None:
 
 def verdict(goal: Goal, found: Sequence[Line]) -> str:
     """Return in a sentence how the one run compares, as far as there is something to compare."""
-    one = next((line for line in found if line.is_one_run and line.weights != LAST), None)
+    one = next((line for line in found if line.is_one_run and line.is_chosen), None)
     if one is None:
         return ""
     said = [
@@ -193,7 +207,9 @@ def verdict(goal: Goal, found: Sequence[Line]) -> str:
     ]
     if not said:
         return ""
-    return f"{one.name} at lr {rates(one.lrs)}, one run, minus the best decayed run in nats: {', '.join(said)}."
+    same = ", one run" if len(set(one.lrs.values())) == 1 else ""
+    tuned = "" if len(goal.sweep) > 1 else " No learning rate was tuned: --sweep and --tune do that."
+    return f"{one.name} at lr {rates(one.lrs)}{same}, minus the best decayed run in nats: {', '.join(said)}.{tuned}"
 
 
 COSTS = {

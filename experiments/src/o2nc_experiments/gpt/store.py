@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from o2nc_experiments import record
-from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.gpt.planning import Goal, Row, Run
+from o2nc_experiments.processes import World
 
 NAME, UNFINISHED = "gpt.json", "unfinished.pt"
 

@@ -1,6 +1,5 @@
 """The study from options to record, whoever shows it: the terminal, or ``python -m o2nc_experiments.gpt``."""
 
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,8 +8,7 @@ from typing import Any
 
 import torch
 
-from o2nc_experiments import record
-from o2nc_experiments.cifar10.processes import find_world, process_group
+from o2nc_experiments import console, record
 from o2nc_experiments.gpt import costs, data
 from o2nc_experiments.gpt.arms import Arm
 from o2nc_experiments.gpt.experiment import Watch, carry_out
@@ -20,6 +18,7 @@ from o2nc_experiments.gpt.options import Options
 from o2nc_experiments.gpt.planning import Goal, Row, Run, runs, wanted
 from o2nc_experiments.gpt.store import Found, Speed, Store
 from o2nc_experiments.gpt.training import Trainer
+from o2nc_experiments.processes import find_device, find_world, process_group
 from o2nc_experiments.tables import plural
 
 NARROW = (
@@ -43,9 +42,8 @@ def conduct(given: Options, say: Say, watching: Watching) -> tuple[Found, Goal, 
         ValueError: an option cannot be used; the text says why.
         OSError: data or folder cannot be used; likewise.
     """
-    world, device = find_world(), record.find_device(given.device)
-    if world.size > 1 and device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    world = find_world()
+    device = find_device(given.device, world)
     settings, goal = given.settings(device.type), given.goal(device.type)
     if settings.rows % world.size:
         raise ValueError(
@@ -110,9 +108,7 @@ def one_thread(device: torch.device, width: int) -> AbstractContextManager[Any]:
     """Return the context in which a small model is trained on a CPU."""
     if device.type != "cpu" or width > NARROW:
         return nullcontext()
-    from o2nc_experiments.console import one_thread
-
-    return one_thread()
+    return console.one_thread()
 
 
 def opening(

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._pytree import tree_map_only
 
-from o2nc_experiments.cifar10.processes import World
 from o2nc_experiments.gpt.arms import LAST, OWN, Arm
 from o2nc_experiments.gpt.data import Corpus, beginnings, read, to_device
 from o2nc_experiments.gpt.model import GPT
 from o2nc_experiments.gpt.optimizers import Certificate, Means, averaged, certificate, make
 from o2nc_experiments.gpt.options import Settings
+from o2nc_experiments.processes import World
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bfloat16 operations per second, by the makers
 
@@ -233,4 +233,4 @@ class Training:
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         self.means.load_state_dict(state["means"])
-        self.losses = list(state["losses"])
+        self.losses = [loss.to(self.trainer.device) for loss in state["losses"]]

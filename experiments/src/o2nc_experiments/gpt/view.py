@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from o2nc_experiments import figures
 from o2nc_experiments.gpt import results
@@ -21,6 +21,7 @@ from o2nc_experiments.tables import plural
 
 COLOURS = (figures.BLUE, figures.SKY, figures.GREEN, figures.PINK, figures.BLACK)
 DECAYED = (figures.VERMILION, figures.ORANGE, figures.PINK, figures.GREEN, figures.BLACK)
+NEAR, TICKS = 0.02, (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 MARKERS = ("o", "s", "^", "D", "v")
 
 
@@ -39,14 +40,20 @@ def styles(found: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
     return drawn
 
 
+def drawn_lines(found: Sequence[Line]) -> list[Line]:
+    """Return what a picture shows: of several averages of an arm the one that was chosen, and its last iterate."""
+    shown = {line.name: line for line in found if line.is_chosen or line.weights == LAST}
+    return list(shown.values())  # arms that differ in their averages alone have the same last iterates
+
+
 def legend(found: Sequence[Line]) -> list[Line2D]:
-    """Return a stroke or a mark for every line."""
-    return [Line2D([], [], label=line.name, **style) for line, style in styles(found)]
+    """Return a stroke or a mark for every line that is drawn."""
+    return [Line2D([], [], label=line.name, **style) for line, style in styles(drawn_lines(found))]
 
 
 def draw_losses(axes: Axes, found: Sequence[Line]) -> None:
     """Draw loss against horizon."""
-    _draw(axes, found, lambda line, h: list(line.losses.get(h, {}).values()))
+    _draw(axes, drawn_lines(found), lambda line, h: list(line.losses.get(h, {}).values()))
     axes.set_ylabel("loss on held-out text (nats)")
 
 
@@ -58,9 +65,14 @@ def draw_differences(axes: Axes, found: Sequence[Line]) -> None:
         return results.differences(line, best, h) if best else []
 
     # a last iterate far above everything would press all the rest together
-    shown = [line for line in found if not line.is_one_run or line.weights != LAST or len(line.arm.weights) == 1]
+    drawn = drawn_lines(found)
+    shown = [line for line in drawn if not line.is_one_run or line.weights != LAST or len(line.arm.weights) == 1]
     axes.axhline(0, color=figures.GREY, linewidth=0.8)
-    _draw(axes, shown, to_best, found)
+    _draw(axes, shown, to_best, drawn)
+    axes.set_yscale("symlog", linthresh=NEAR)  # hundredths matter, and tenths are to be seen
+    axes.yaxis.set_major_locator(FixedLocator([side * value for value in TICKS for side in (-1, 1)]))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel("minus the best decayed run (nats)")
 
 
@@ -113,7 +125,7 @@ def title(record: Mapping[str, Any]) -> str:
     s = record["settings"]
     return (
         f"GPT of {s['parameters'] / 1e6:.3g} M parameters ({s['layers']} layers, width {s['width']}, context "
-        f"{s['context']}), {s['batch']:,} tokens per step of {s['data']}"
+        f"{s['context']}), {s['batch']:,} tokens a step; data: {s['data']}"
     )
 
 

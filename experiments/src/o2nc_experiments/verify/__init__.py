@@ -8,7 +8,7 @@ learners, the optimizers, the certificate, the plans and the problems: a wrong f
 * `lemmas`: random scaling, and the spread of the iterates
 * `regret`: Theorem OGD
 * `energy`: the energy theorem for any lr and β, and the output law; `adaptive`: the theorem without G and σ
-* `renewal`: other laws without weights
+* `renewal`: other laws without weights; `stability`: the learning rate that they bear
 * `convergence`: how fast; `hard_chain`: how fast at best
 * `errata_runs`, `errata_formulas`: what is printed and wrong, shown by a run or at a point
 
@@ -30,6 +30,7 @@ from o2nc_experiments.verify import (
     reductions,
     regret,
     renewal,
+    stability,
 )
 from o2nc_experiments.verify.check import Check, Result
 
@@ -57,6 +58,7 @@ _STATEMENTS = (
     energy.energy_identity,
     energy.theorem_energy,
     renewal.energy_any_law,
+    stability.stability,
     adaptive.theorem_adaptive,
     convergence.rate_nonsmooth,
     convergence.rate_smooth,

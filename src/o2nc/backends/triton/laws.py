@@ -124,7 +124,7 @@ def device_law(law: Law | None) -> DeviceLaw | None:
     mean = scaling.mean(law)
     if type(law) is scaling.Exponential:
         return DeviceLaw(_exponential, _exponential_weight, mean, law.rate)
-    if type(law) is scaling.Uniform:
+    if type(law) is scaling.Uniform or type(law) is scaling.Jitter:
         return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, law.weighted, law.estimates)
     if type(law) is scaling.Weibull:
         return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, law.weighted, law.estimates)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from o2nc_experiments import record
+
 T = TypeVar("T")
 
 
@@ -77,6 +79,14 @@ def find_world() -> World:
         named = ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in ("RANK", "WORLD_SIZE"))
         raise OSError(f"the environment has {named}, which torchrun never sets: unset them, or use torchrun")
     return World(rank, size)
+
+
+def find_device(name: str | None, world: World) -> torch.device:
+    """Return the device of this name, or the best there is; of several GPUs the one that is this process's."""
+    device = record.find_device(name)
+    if world.size > 1 and device.type == "cuda":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
 
 
 @contextmanager

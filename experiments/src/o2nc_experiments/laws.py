@@ -1,0 +1,66 @@
+"""Laws of s by name, as commands and arms take them: exponential, jitter(0.25), uniform(0, 2), gamma(shape=16)."""
+
+import ast
+import math
+import re
+from inspect import signature
+from typing import Any
+
+from o2nc import Exponential, Gamma, Jitter, Law, Uniform, Weibull
+
+LAWS: dict[str, type] = {
+    "exponential": Exponential,
+    "uniform": Uniform,
+    "jitter": Jitter,
+    "weibull": Weibull,
+    "gamma": Gamma,
+}
+
+
+def parse(text: str) -> Law:
+    """Return the law of this name.
+
+    Raises:
+        ValueError: it cannot be understood; the text says what can.
+
+    Example:
+        >>> parse("gamma(16)"), parse("jitter(width=0.25)")
+        (Gamma(shape=16, scale=0.0625, weighted=False), Jitter(width=0.25, weighted=False))
+    """
+    found = re.fullmatch(r"([a-z]+)(\([^()]*\))?", "".join(text.split()))
+    if found is None or found[1] not in LAWS:
+        raise ValueError(f"the law is one of {', '.join(LAWS)}, with numbers as in gamma(16), got {text[:40]!r}")
+    positional, named = numbers(found[2])
+    kind, known = LAWS[found[1]], members(found[1])
+    if len(positional) > len(known) or named.keys() - set(known):
+        raise ValueError(f"{found[1]} takes {', '.join(known)}, got {found[2]}")
+    try:
+        return kind(*positional, **named)
+    except TypeError as error:
+        raise ValueError(f"law {text!r}: {error}") from None
+
+
+def members(name: str) -> list[str]:
+    """Return what a law takes."""
+    return list(signature(LAWS[name]).parameters)
+
+
+def numbers(text: str | None, kinds: tuple[type, ...] = (int, float)) -> tuple[list[float], dict[str, float]]:
+    """Return the numbers in parentheses, of these types, and those with names.
+
+    Example:
+        >>> numbers("(1, 2.5, lr=1e-3)")
+        ([1, 2.5], {'lr': 0.001})
+    """
+    try:
+        call = ast.parse(f"f{text or '()'}", mode="eval").body
+        assert isinstance(call, ast.Call)
+        positional: list[Any] = [ast.literal_eval(value) for value in call.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        given = [*positional, *named.values()]
+        known = all(keyword.arg for keyword in call.keywords) and len(named) == len(call.keywords)
+        if not known or not all(type(n) in kinds and math.isfinite(n) for n in given):
+            raise ValueError
+    except (SyntaxError, ValueError, OverflowError, AssertionError):
+        raise ValueError(f"{text}: options are finite numbers, (key=value, …), each once") from None
+    return positional, named

@@ -1,0 +1,74 @@
+"""How large a learning rate momentum bears when its steps are random.
+
+On F(x) = λx²/2, torch's SGD with momentum b and learning rate ℓ, its step multiplied by a random s of mean 1, is
+
+    m_t = b·m_{t−1} + λx_t,   x_{t+1} = x_t − ℓs_{t+1}m_t,
+
+linear in s. So E x², E xm and E m² follow a linear recursion of their own that knows of the law only Var s, and they
+stay bounded exactly for ℓλ below h, where
+
+    1/h = 1/(2(1 + b)) + Var s/(2(1 − b)).
+
+Without randomness that is the familiar 2(1 + b). The second part is what randomness costs: not much as long as Var s
+is well below (1 − b)/(1 + b); Exp(1) leaves a twentieth at b = 0.9. With Nesterov's lead and v = E s², h is the
+positive root of
+
+    vb(1 + 2b)h² + (v(1 + b) − 2b(1 + 2b))h = 2(1 − b²),
+
+which does not vanish as b → 1 while v < 3. docs/stability.md has the proofs, a picture, and what it means.
+"""
+
+import math
+
+from o2nc import checks, scaling
+from o2nc.scaling import Exponential, Law
+from o2nc.theory import energy
+
+
+def stable_lr(
+    momentum: float,
+    law: Law | None = Exponential(),
+    *,
+    curvature: float = 1.0,
+    nesterov: bool = False,
+    dampening: float = 0.0,
+) -> float:
+    """Return the learning rate of `ScaledSGDM` below which E x² stays bounded where F curves by ``curvature``.
+
+    In several dimensions that is the largest eigenvalue of ∇²F, since all coordinates share s. A momentum that is a
+    mean of gradients, as Adam's, has dampening = momentum; then ``curvature`` is that of the preconditioned F.
+
+    Args:
+        momentum: b in [0, 1).
+        law: of s; None for s = 1.
+        curvature: λ > 0.
+        nesterov: whether the step is torch's ``nesterov=True``, which has no dampening.
+        dampening: of the gradients, < 1.
+
+    Example:
+        What momentum 0.9 bears, in units of 1/λ:
+
+        >>> from o2nc import Jitter
+        >>> [round(stable_lr(0.9, law), 2) for law in (None, Jitter(0.25), Jitter(1), Exponential())]
+        [3.8, 2.72, 0.52, 0.19]
+        >>> [round(stable_lr(0.9, law, nesterov=True), 2) for law in (None, Jitter(0.25), Jitter(1), Exponential())]
+        [1.36, 1.32, 0.88, 0.42]
+    """
+    checks.number("momentum", momentum, "a number in [0, 1)", lambda v: 0 <= v < 1)
+    checks.positive("curvature", curvature)
+    checks.flag("nesterov", nesterov)
+    checks.number("dampening", dampening, "a number < 1", lambda v: v < 1)
+    if nesterov and dampening:
+        raise ValueError(f"dampening must be 0 with nesterov=True, got {dampening!r}")
+    scaling.check_law(law)
+    if scaling.is_weighted(law) or not (law is None or hasattr(law, "second_moment")):
+        raise ValueError(f"law must be one without weights that tells its second_moment, or None, got {law!r}")
+    b, v = float(momentum), 1.0 if law is None else energy.second_moment(law)
+    room = 2 * (1 - b) * (1 + b)
+    if not nesterov:
+        bears = room / ((1 - b) + (1 + b) * (v - 1))
+    else:
+        square, slope = v * b * (1 + 2 * b), v * (1 + b) - 2 * b * (1 + 2 * b)
+        root = math.sqrt(slope**2 + 4 * square * room)
+        bears = 2 * room / (slope + root) if slope > 0 else (root - slope) / (2 * square)
+    return bears / (scaling.mean(law) * curvature * (1 - dampening))
