@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -164,12 +163,11 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory, files):
     """What the two processes found."""
+    from processes import torchrun  # not there for the script
+
     folder = tmp_path_factory.mktemp("both")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-    done = subprocess.run(
-        [*command, folder, files], env=ENVIRONMENT, capture_output=True, encoding="utf-8", timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
+    _, complaints = torchrun(__file__, folder, files, environment=ENVIRONMENT)
+    assert complaints == ""
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
