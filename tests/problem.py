@@ -5,7 +5,7 @@ from unittest.mock import patch
 import torch
 
 import o2nc
-from o2nc.optimizers.extend import inner_step
+from o2nc.optimizers.extended import inner_step
 
 SHAPES = [(3, 2), (4,), (), (1, 5)]
 

@@ -1,0 +1,331 @@
+"""The class that `o2nc.extend` puts before an optimizer's own, and its entries in the parameter groups.
+
+    x̄, ḡ, V  ←  x_t, g_t                    before the step, with whatever window
+    x_{t+1} = x_t + s_{t+1}·Δ_{t+1}          Δ is what the optimizer adds; s = 1 without a law
+
+Most of torch's optimizers move by lr times something that lr does not enter, so it is enough to multiply lr by s for
+the duration of a step: no memory, and the same bits as if lr·s had been set by hand. Any other optimizer's
+parameters are remembered before the step, and the displacement is scaled after it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, optim
+from torch.optim import Optimizer
+
+from o2nc import averages, checks
+from o2nc.averages import Average, Discount, check_average
+from o2nc.backends.host import HostCopies
+from o2nc.backends.triton import engine
+from o2nc.optimizers.base import CertifiedOptimizer
+from o2nc.optimizers.observed import Observed
+from o2nc.scaling import Law, check_law, is_weighted
+from o2nc.state import Field, Fields, Kind
+from o2nc.step import COUNTERS, Step
+from o2nc.torch_support.compiling import refuse_capture
+
+# Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
+_LINEAR_IN_LR: frozenset[type[Optimizer]] = frozenset(
+    getattr(optim, name)
+    for name in (
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "Muon",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "SGD",
+        "SparseAdam",
+    )
+    if hasattr(optim, name)
+)
+
+
+def check_extension(
+    average: Average, scaling: Law | None, seed: int, certificate: bool, progress: bool, offload: int | None = None
+) -> dict[str, Any]:
+    """Refuse arguments that say nothing; return the entries of the parameter groups, by their names there."""
+    average = check_average(average)
+    check_law(scaling)
+    if is_weighted(scaling):
+        raise ValueError(
+            f"scaling must be without weights, got {scaling!r}: weights belong to the losses, which are another "
+            "optimizer's here; ExponentiatedO2NC and ScaledSGDM take them"
+        )
+    checks.integer("seed", seed, 0)
+    checks.flag("certificate", certificate)
+    checks.flag("progress", progress)
+    if offload is not None:
+        checks.integer("offload", offload, 1)
+        if average is None:
+            raise ValueError(f"offload={offload!r} says where averages are kept, and there are none: pass average=…")
+        if isinstance(average, float) and offload > (length := round(1 / (1 - average))):
+            raise ValueError(
+                f"offload must be an integer from 1 to {length}, the length of average={average!r} in steps, "
+                f"got {offload!r}: x̄ would be a single iterate, and not the last"
+            )
+    progress = progress and offload is None  # Δ is not known of iterates that are passed over
+    values = (scaling, int(seed), average, certificate, progress, offload, 0, *averages.begin_counters().values())
+    return dict(zip(Extended.shared, values, strict=True))
+
+
+class Named:
+    """A parameter group of another optimizer's, in which our entries have names that it will not use itself.
+
+    Args:
+        group: the group.
+        params: what stands in the place of its parameters, if anything does.
+    """
+
+    def __init__(self, group: dict[str, Any], params: list[Tensor] | None = None) -> None:
+        self.group, self.params = group, params
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "params" and self.params is not None:
+            return self.params
+        return self.group[NAMES.get(key, key)]
+
+    def __contains__(self, key: str) -> bool:
+        return NAMES.get(key, key) in self.group
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an entry, or the default."""
+        return self.group.get(NAMES.get(key, key), default)
+
+    def update(self, entries: Any, **others: Any) -> None:
+        """Replace entries."""
+        for key, value in {**dict(entries), **others}.items():
+            self.group[NAMES.get(key, key)] = value
+
+
+NAMES: dict[str, str] = {
+    "seed": "scaling_seed",
+    "certificate": "average_certificate",
+    "progress": "average_progress",
+    "offload": "average_offload",
+    "step": "scaling_step",
+}
+NAMES.update((counter, f"average_{counter}") for counter in averages.COUNTERS)
+
+
+class Extended(CertifiedOptimizer):
+    """What `extend` puts before an optimizer's class: it takes the iterates in, then has the optimizer step."""
+
+    names: ClassVar[dict[str, str]] = NAMES
+    shared: ClassVar[tuple[str, ...]] = tuple(
+        NAMES.get(key, key) for key in ("scaling", "seed", "average", "certificate", "progress", "offload", *COUNTERS)
+    )
+    advice = "average=None: pass average=o2nc.Polynomial(12), say, when you extend it"
+    is_guest = True  # in the state, most of which is the optimizer's own
+    in_parts = False  # whether the optimizer, too, steps what a process has of sharded parameters, and not the whole
+
+    @property
+    def needed(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The numbers of the optimizer, by which its checkpoints are known."""
+        numbers = (key for key, value in self.defaults.items() if isinstance(value, int | float | tuple))
+        return tuple(key for key in numbers if key not in self.shared and not isinstance(self.defaults[key], bool))
+
+    own_fields: ClassVar[Fields] = averages.FIELDS | {"previous": Field(Kind.SHAPED)}
+
+    @property
+    def fields(self) -> Fields:
+        """The state that is kept per parameter, beside the optimizer's own."""
+        if self.param_groups[0][NAMES["offload"]] is None:
+            return self.own_fields
+        ours = {key: field._replace(on_host=True) for key, field in averages.FIELDS.items()}
+        return {**self.own_fields, **ours}
+
+    @property
+    def _groups(self) -> list[Any]:
+        return [Named(group) for group in self.param_groups]
+
+    def _describe(self, fused: bool | None = False) -> Step:
+        new = (p for p in _params(self) if p.grad is not None and "average" not in self.state.get(p, ()))
+        if self.param_groups[0]["average"] is None or any(True for _ in new):
+            fused = False
+        return self._step(Observed(self.param_groups[0][NAMES["progress"]]), fused)
+
+    def _step(self, rule: "Observed", fused: bool | None) -> Step:
+        groups = self._groups
+        law, seed, average, certificate, _, offload = (groups[0].group[key] for key in self.shared[:6])
+        window = Discount(average) if isinstance(average, float) else average
+        self._observed = rule
+        return Step(
+            type(self).__name__,
+            rule,
+            law,
+            seed,
+            window if window is None or offload is None else window.thinned(offload),
+            groups,
+            self.state,
+            self._shards is not None,
+            getattr(self, "found_inf", None),
+            getattr(self, "grad_scale", None),
+            fused,
+            certificate=certificate,
+        )
+
+    def _wants_fused(self) -> bool | None:
+        """Take the iterates in by a kernel where that applies: how the optimizer steps is its own business."""
+        return None if any(p.device.type in engine.DEVICES for p in _params(self)) else False
+
+    def _take_whole(self) -> None:
+        """Take the iterate in, each process its part of it; then step, and tell those who watch."""
+        self._notice_exchange()
+        with self._local():
+            moved = self._observe()
+            if self.in_parts and not moved:
+                self._move()
+                moved = True
+        if not moved:
+            self._move()
+        if self._watchers:
+            self._notify()
+
+    def _take(self) -> bool:
+        if not self._observe():
+            self._move()
+        return True
+
+    def _observe(self) -> bool:
+        """Take the iterate in; return whether a kernel has moved it already."""
+        group = self.param_groups[0]
+        self._is_unscaled = False
+        if group["scaling"] is None and group["average"] is None and not (self.has_other_fused and group["fused"]):
+            return False
+        self._refuse_new_offload()
+        if group[NAMES["offload"]] is not None:
+            self._observe_on_host(group[NAMES["offload"]])
+            return False
+        return super()._take() and type(self._observed) is not Observed
+
+    def _observe_on_host(self, every: int) -> None:
+        """Take the iterate in if it is its turn, from copies in the host's memory; count it in any case."""
+        params = list(_params(self))
+        with_gradients = [p for p in params if p.grad is not None]
+        for p in with_gradients:
+            checks.gradient(p.grad)  # type: ignore[arg-type]
+        refuse_capture(type(self).__name__, None, self.param_groups[0]["average"])
+        if not with_gradients or self._is_called_off():
+            return
+        first = self._groups[0]
+        t = first["step"] + 1
+        is_turn = (t - 1) % every == 0 or not first["averaged"]
+        # a parameter that is new begins with its first gradient, be it between two turns
+        taken = params if is_turn else [p for p in with_gradients if "average" not in self.state.get(p, ())]
+        if taken:
+            rule = Observed(progress=False)
+            copies = dict(zip(taken, (self._host_copies if is_turn else HostCopies()).refresh(taken), strict=True))
+            step = self._step(rule, fused=False)._replace(
+                groups=[Named(g, [copies[p] for p in g["params"] if p in copies]) for g in self.param_groups],  # type: ignore[misc]
+                state={copies[p]: state for p, state in self.state.items() if p in copies},
+                is_thinned=True,
+            )
+            self._eager.take(step) if is_turn else self._eager.begin(step)
+            owners = {copy: p for p, copy in copies.items()}
+            rule.begun = [(owners[copy], new) for copy, new in rule.begun]
+        for group in self._groups:
+            group.update({"step": t})
+
+    def _refuse_new_offload(self) -> None:
+        """Refuse averages to go on of another share of the iterates than they began with, or elsewhere."""
+        key, group = NAMES["offload"], self.param_groups[0]
+        if group[key] != self.defaults[key] and group[NAMES["averaged"]]:
+            raise RuntimeError(
+                f"{key} was changed to {group[key]!r} in param_groups, and the averages are those of "
+                f"{self.defaults[key]!r}, with which they go on: put it back"
+            )
+        self.defaults[key] = group[key]
+
+    @property
+    def _host_copies(self) -> HostCopies:
+        """Copies of the parameters: a cache, which copies and pickles of the optimizer leave behind."""
+        if "_host_cache" not in self.__dict__:
+            self._host_cache = HostCopies()
+        return self._host_cache
+
+    def _move(self) -> None:
+        """Have the optimizer step, at a scaled rate if there is a law."""
+        try:
+            with self._scaled():
+                inner_step(plain_class(type(self)))(self)
+        except BaseException:
+            if self.param_groups[0]["average"] is None and self._advances():  # what only counts is taken back
+                for group in self.param_groups:
+                    group["scaling_step"] -= 1
+            raise
+        self._is_unscaled = True  # torch's fused steps divide gradients by a GradScaler's scale, in place
+        rule = self.__dict__.pop("_observed", None)
+        for p, new in rule.begun if rule is not None else ():
+            new.setdefault("output", averages.on_host(new["average"]).copy_(new["average"]))
+            self.state[p if self._shards is None or self.in_parts else self._shards.owners[p]].update(new)
+
+    @property
+    def _gradient_scale(self) -> float:
+        return 1.0 if self.__dict__.get("_is_unscaled") else super()._gradient_scale
+
+    def _advances(self) -> bool:
+        """Say whether this step counts: there are gradients, and a GradScaler has not called it off."""
+        if self.param_groups[0]["scaling"] is None or all(p.grad is None for p in _params(self)):
+            return False
+        return not self._is_called_off()
+
+    def _is_called_off(self) -> bool:
+        """Say whether a GradScaler has called this step off."""
+        found_inf = getattr(self, "found_inf", None)
+        return found_inf is not None and bool(found_inf.item())
+
+    def _count(self) -> int:
+        """Return how many steps have counted, without asking a device at every one of them."""
+        step = self.param_groups[0]["scaling_step"]
+        if not isinstance(step, Tensor):
+            self.__dict__.pop("_clock", None)
+            return step
+        tensor, known = self.__dict__.get("_clock", (None, 0))
+        self._clock = (step, known + 1 if tensor is step else int(step))
+        return self._clock[1]
+
+    @contextmanager
+    def _scaled(self) -> Iterator[None]:
+        """Multiply what a step within adds by s."""
+        law, seed = self.param_groups[0]["scaling"], self.param_groups[0]["scaling_seed"]
+        if not self._advances():
+            yield
+            return
+        s = law.sample(seed, self._count() + 1)
+        if plain_class(type(self)) in _LINEAR_IN_LR:
+            lrs = [group["lr"] for group in self.param_groups]
+            try:
+                for group, lr in zip(self.param_groups, lrs, strict=True):
+                    group["lr"] = lr * s
+                yield
+            finally:
+                for group, lr in zip(self.param_groups, lrs, strict=True):
+                    group["lr"] = lr
+            return
+        before = [(p, p.detach().clone()) for p in _params(self) if p.requires_grad or p.grad is not None]
+        yield
+        with torch.no_grad():
+            for p, x in before:
+                p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))  # infinities that stood still go on doing so
+
+
+def _params(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def plain_class(extended: type[Optimizer]) -> type[Optimizer]:
+    """Return the class that an extended one was made from."""
+    return next(base for cls in extended.__mro__ if Extended in cls.__bases__ for base in cls.__bases__[1:])
+
+
+def inner_step(cls: type[Optimizer]) -> Any:
+    """Return the step of a class without torch's hooks, which have run when this one is called."""
+    step: Any = cls.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
