@@ -85,8 +85,9 @@ def test_a_wrapper_that_is_of_our_class_answers_for_all_processes(runs):
     assert difference(runs["equal"][1]["wrapped"], runs["equal"][0]["compiled"]) == 0
 
 
-@pytest.mark.some(1)
-@pytest.mark.parametrize(("task", "processes"), [("columns", 2), pytest.param("planes", 4, marks=needs_fsdp2)])
+@pytest.mark.parametrize(
+    ("task", "processes"), [("columns", 2), pytest.param("planes", 4, marks=[needs_fsdp2, pytest.mark.slow])]
+)
 def test_shards_by_tensor(tmp_path, task, processes):
     """Tensor parallelism alone, and below FSDP2 on a mesh of 2 × 2; a checkpoint says at once what was saved."""
     (found,) = launch(tmp_path, processes, task)

@@ -25,16 +25,16 @@ def drawn(seed, steps, beta, make, device="cpu", fused=False):
     """Return the step whose average is the output: x_t = t, so that x̄_n tells n."""
     p = torch.nn.Parameter(torch.ones(1, dtype=torch.float64, device=device))
     opt = make([p], seed, beta, fused)
-    means = []
+    means, total, weight = [], 0.0, 0.0
     for t in range(1, steps + 1):
         with torch.no_grad():
             p.fill_(float(t))
         p.grad = torch.zeros_like(p)
         opt.step()
-        with opt.averaged():
-            means.append(p.item())
-    (out,) = opt.output()
-    return min(range(steps), key=lambda k: abs(means[k] - out.item())) + 1
+        total, weight = beta * total + t, beta * weight + 1
+        means.append(total / weight)
+    (found,) = [n for n, mean in enumerate(means, 1) if opt.output()[0].item() == pytest.approx(mean, rel=1e-12)]
+    return found
 
 
 MAKERS = {
@@ -49,7 +49,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_the_output_follows_the_law(kind):
-    beta, steps, runs = 0.7, 8, 1500
+    beta, steps, runs = 0.7, 8, 600
     counts = [0] * steps
     for seed in range(runs):
         counts[drawn(seed, steps, beta, MAKERS[kind]) - 1] += 1
@@ -61,7 +61,7 @@ def test_the_output_follows_the_law(kind):
 
 
 def test_the_kernels_draw_the_same(device):
-    for seed in range(12):
+    for seed in range(12 if rig.CUDA else 6):
         expected = drawn(seed, 9, 0.7, MAKERS["sgdm"])
         assert drawn(seed, 9, 0.7, MAKERS["sgdm"], device, fused=True) == expected
 

@@ -367,6 +367,7 @@ def test_ddp(tmp_path):
     assert float(found["0"]) == pytest.approx(alone(50)[0], rel=1e-5)
 
 
+@pytest.mark.slow
 @needs_torchrun
 @needs_fsdp2
 def test_fsdp(tmp_path):
