@@ -93,6 +93,7 @@ def test_ctrl_c_while_a_package_is_imported(slow, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background has it ignored
     )
     assert process.stdout.readline() == "importing\n"
     process.send_signal(signal.SIGINT)
