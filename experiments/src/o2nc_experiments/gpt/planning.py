@@ -227,21 +227,23 @@ def averages(arm: Arm) -> list[str]:
 def least_behind(losses: Mapping[K, Sequence[float]]) -> K:
     """Return the key of the losses that are least behind the best at a horizon, in the median over the horizons.
 
-    The mean would be decided by the one horizon at which the loss happens to fall steeply. What diverged at fewer
-    horizons comes first: the median would not see it.
+    The mean would be decided by the one horizon at which the loss happens to fall steeply. Only what
+    diverged at the fewest horizons is compared: the median would not see it.
 
     Example:
         >>> least_behind({"a": [3.00, 3.0, 2.00], "b": [3.05, 2.0, 2.05], "c": [2.0, 2.0, math.inf]})
         'a'
     """
-    best = [min(column) for column in zip(*losses.values(), strict=True)]
+    diverged = {key: sum(loss == math.inf for loss in own) for key, own in losses.items()}
+    left = {key: own for key, own in losses.items() if diverged[key] == min(diverged.values())}
+    best = [min(column) for column in zip(*left.values(), strict=True)]
 
-    def behind(key: K) -> tuple[int, float, float]:
-        pairs = zip(losses[key], best, strict=True)
+    def behind(key: K) -> tuple[float, float]:
+        pairs = zip(left[key], best, strict=True)
         lags = [loss - least for loss, least in pairs if loss < math.inf] or [math.inf]
-        return sum(loss == math.inf for loss in losses[key]), median(lags), fmean(lags)
+        return median(lags), fmean(lags)
 
-    return min(losses, key=behind)
+    return min(left, key=behind)
 
 
 def choose(goal: Goal, arm: Arm, part: Sequence[int], results: Results) -> tuple[float, str]:
