@@ -215,6 +215,8 @@ def test_every_kind_of_record_has_an_article():
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # several folders make a page where one is
+
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["o2nc", "report", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_:
