@@ -177,7 +177,6 @@ class Extended(CertifiedOptimizer):
 
     def _take_whole(self) -> None:
         """Take the iterate in, each process its part of it; then step, and tell those who watch."""
-        self._notice_exchange()
         with self._local():
             moved = self._observe()
             if self.in_parts and not moved:
@@ -197,13 +196,22 @@ class Extended(CertifiedOptimizer):
         """Take the iterate in; return whether a kernel has moved it already."""
         group = self.param_groups[0]
         self._is_unscaled = False
-        if group["scaling"] is None and group["average"] is None and not (self.has_other_fused and group["fused"]):
-            return False
+        if group["average"] is None and not (self.has_other_fused and group["fused"]):
+            if not isinstance(group[NAMES["step"]], Tensor) and not group[NAMES["averaged"]]:  # nothing to put away
+                self._advance()
+                return False
         self._refuse_new_offload()
         if group[NAMES["offload"]] is not None:
             self._observe_on_host(group[NAMES["offload"]])
             return False
         return super()._take() and type(self._observed) is not Observed
+
+    def _advance(self) -> None:
+        """Count a step that has nothing to take in: s_n is a function of the seed and n alone."""
+        refuse_capture(type(self).__name__, self.param_groups[0]["scaling"])
+        if self._advances():
+            for group in self.param_groups:
+                group[NAMES["step"]] += 1
 
     def _observe_on_host(self, every: int) -> None:
         """Take the iterate in if it is its turn, from copies in the host's memory; count it in any case."""
