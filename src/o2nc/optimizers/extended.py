@@ -196,10 +196,10 @@ class Extended(CertifiedOptimizer):
         """Take the iterate in; return whether a kernel has moved it already."""
         group = self.param_groups[0]
         self._is_unscaled = False
-        if group["average"] is None and not (self.has_other_fused and group["fused"]):
-            if not isinstance(group[NAMES["step"]], Tensor) and not group[NAMES["averaged"]]:  # nothing to put away
-                self._advance()
-                return False
+        is_tidy = not isinstance(group[NAMES["step"]], Tensor) and not group[NAMES["averaged"]]
+        if is_tidy and group["average"] is None and not (self.has_other_fused and group["fused"]):
+            self._advance()
+            return False
         self._refuse_new_offload()
         if group[NAMES["offload"]] is not None:
             self._observe_on_host(group[NAMES["offload"]])
