@@ -82,6 +82,8 @@ def test_random_scaling(make):
 )
 @pytest.mark.parametrize("centre", ["free", "fixed"])
 def test_certify(centre, weights, dimension):
+    if centre == "fixed":
+        pytest.importorskip("clarabel")
     problem = problems.DoubleWell(dimension)
     generator = torch.Generator().manual_seed(0)
     iterates = list(0.01 * torch.randn(6, dimension, dtype=torch.float64, generator=generator))

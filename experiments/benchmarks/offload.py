@@ -2,9 +2,9 @@
 
     python experiments/benchmarks/offload.py [--layers 12 --width 768 --heads 12 --context 1024 --batch 32768]
 
-The default is of GPT-2's size, 124 M parameters, in bfloat16 and compiled; on a CPU give smaller numbers. The
-optimizers take turns of some steps each, and ratios are to torch's fused AdamW in the same round. Every turn has one
-step at which the iterate is taken in for each k steps.
+The default is of GPT-2's size, 162 M parameters with a head of its own, in bfloat16 and compiled; on a CPU give
+smaller numbers. The optimizers take turns of some steps each, and ratios are to torch's fused AdamW in the same
+round. Every turn has one step at which the iterate is taken in for each k steps.
 """
 
 import argparse
