@@ -83,10 +83,14 @@ def steps(opt, params, count, first=1):
 def step_both(first, second, count):
     """Step two optimizers along; their parameters stay the same to the bit."""
     for t in range(1, count + 1):
-        for opt, params in (first, second):
-            set_gradients(params, t)
-            opt.step()
-        assert all(map(torch.equal, first[1], second[1]))
+        step_once(first, second, t)
+
+
+def step_once(first, second, t):
+    for opt, params in (first, second):
+        set_gradients(params, t)
+        opt.step()
+    assert all(map(torch.equal, first[1], second[1]))
 
 
 @EVERY
@@ -226,6 +230,20 @@ def test_nothing_asked_for_changes_nothing():
     a, b = parameters(), parameters()
     opt = o2nc.extend(optim.AdamW(a))
     step_both((opt, a), (optim.AdamW(b), b), 3)
+    with pytest.raises(RuntimeError, match=r"pass average=o2nc.Polynomial\(12\)"):
+        opt.certificate()
+
+
+@pytest.mark.parametrize("scaling", [None, o2nc.Exponential()], ids=["plain", "scaled"])
+def test_averages_that_are_switched_off_are_put_away(scaling):
+    a, b = parameters(), parameters()
+    opt = o2nc.extend(optim.AdamW(a, lr=0.02), average=0.9, scaling=scaling, seed=4)
+    alone = o2nc.random_scaling(optim.AdamW(b, lr=0.02), scaling, seed=4)
+    for t in range(1, 7):
+        if t == 4:
+            opt.param_groups[0]["average"] = None
+        step_once((opt, a), (alone, b), t)
+    assert all(state.keys() == {"step", "exp_avg", "exp_avg_sq"} for state in opt.state.values())
     with pytest.raises(RuntimeError, match=r"pass average=o2nc.Polynomial\(12\)"):
         opt.certificate()
 

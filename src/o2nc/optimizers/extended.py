@@ -204,7 +204,11 @@ class Extended(CertifiedOptimizer):
         if group[NAMES["offload"]] is not None:
             self._observe_on_host(group[NAMES["offload"]])
             return False
-        return super()._take() and type(self._observed) is not Observed
+        moved = super()._take() and type(self._observed) is not Observed
+        if group["average"] is None:  # switched off: should it be switched on again, it was not the last iterate
+            for state in self.state.values():
+                state.pop("previous", None)
+        return moved
 
     def _advance(self) -> None:
         """Count a step that has nothing to take in: s_n is a function of the seed and n alone."""
