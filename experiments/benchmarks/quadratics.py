@@ -19,7 +19,7 @@ SETTINGS = (
     (1.5, 1.0),
     (1.5, 4.0),
     (1.1, 2.0),
-)  # α and the distance of the start, in standard deviations of the noise
+)  # α, and how far off every x_i begins
 LEARNING_RATES = [2 ** (k / 4) for k in range(-28, 4)]
 POWERS = (2, 4, 8, 12, 16)
 DECAYS: Mapping[str, Callable[[Tensor], Tensor]] = {  # of the share of the run that is left
