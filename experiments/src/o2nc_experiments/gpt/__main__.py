@@ -3,17 +3,18 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from o2nc_experiments.console import ending
 from o2nc_experiments.gpt import arms, results
 from o2nc_experiments.gpt.experiment import Watch
 from o2nc_experiments.gpt.options import Options
 from o2nc_experiments.gpt.study import conduct
-from o2nc_experiments.plain import ending, read_options
+from o2nc_experiments.options import read
 from o2nc_experiments.processes import find_world
 
 
 def main() -> None:
     """Make the runs, print the tables."""
-    options = read_options(Options, "python -m o2nc_experiments.gpt", str(arms.__doc__))
+    options = read(Options, "python -m o2nc_experiments.gpt", str(arms.__doc__))
     first = find_world().rank == 0
     with ending():
         found, goal, record = conduct(options, lambda text: first and print(text, flush=True), _unwatched)
