@@ -20,6 +20,7 @@ from o2nc_experiments.cifar10 import arms, command, study
 from o2nc_experiments.cifar10.options import Options, Settings
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification import curves, from_columns
+from o2nc_experiments.laws import LAWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -58,8 +59,8 @@ def test_help_names_every_option_and_gives_examples(ask, monkeypatch):
     assert "goes on where it was" in out
     (said,) = (field.metadata["help"] for field in fields(Options) if field.name == "arm")
     assert f"NAME: {', '.join(arms.DEFAULTS)}. " in said
-    assert f"LAW: {', '.join(arms.LAWS)}, or none. " in said
-    for name in (*arms.DEFAULTS, *arms.LAWS):
+    assert f"LAW: {', '.join(LAWS)}, or none. " in said
+    for name in (*arms.DEFAULTS, *LAWS):
         assert name in out
 
 

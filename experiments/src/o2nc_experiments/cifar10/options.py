@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from o2nc_experiments.cifar10.arms import DEFAULTS, LAWS, SCHEDULES, TABLE, arm_names, check_number, parse
+from o2nc_experiments.arms import distinct
+from o2nc_experiments.cifar10.arms import DEFAULTS, SCHEDULES, TABLE, check_number, parse
 from o2nc_experiments.cifar10.horizons import Goal
+from o2nc_experiments.laws import LAWS
 from o2nc_experiments.options import (
     DEVICE,
     FIRST_SEED,
@@ -91,7 +93,7 @@ class Options:
     @property
     def arms(self) -> tuple[str, ...]:
         """The arms, each once; Table 1's if there are none."""
-        return arm_names(self.arm)
+        return distinct(self.arm) or TABLE
 
     @property
     def trials(self) -> range:

@@ -5,6 +5,7 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from o2nc_experiments.arms import distinct
 from o2nc_experiments.gpt.arms import parse
 from o2nc_experiments.gpt.planning import Goal
 from o2nc_experiments.options import DEVICE, QUIET, SAVE_EVERY, option, read_sweep, read_whole, written
@@ -104,7 +105,7 @@ class Options:
 
     def goal(self, kind: str) -> Goal:
         """Return what is to be compared; ValueError if it cannot be understood."""
-        names = tuple(dict.fromkeys("".join(name.split()) for name in self.arm)) or ARMS[kind]
+        names = distinct(self.arm) or ARMS[kind]
         horizons = sorted(set(read_whole("--horizons", self.horizons, 1) or HORIZONS[kind]))
         seeds = read_whole("--seeds", self.seeds, 0) or SEEDS[kind]
         warmup = self.settings(kind).warmup
