@@ -86,8 +86,11 @@ def written(program: str, options: Any, *, always: Sequence[str] = (), never: Se
         value = getattr(options, one.name)
         if one.name in never or (value == one.default and one.name not in always):
             continue
+        if isinstance(value, bool):
+            parts.append(_name(one) if value else f"--no-{one.name}")
+            continue
         values = value if isinstance(value, tuple | list) else [value]
-        parts += [_name(one) if v is True else f"{_name(one)} {shlex.quote(str(v))}" for v in values]
+        parts += [f"{_name(one)} {shlex.quote(str(v))}" for v in values]
     return " ".join(parts)
 
 

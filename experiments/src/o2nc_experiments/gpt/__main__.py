@@ -20,11 +20,9 @@ def main() -> None:
         found, goal, record = conduct(options, lambda text: first and print(text, flush=True), _unwatched)
     if not first:
         return
+    for table in results.tables(goal, found):
+        print(f"\n{table.markdown()}")
     lines = results.make_lines(goal, found.rows)
-    tables = [results.grids(goal, found.rows), results.losses(goal, lines), results.paired(goal, lines)]
-    for table in [*tables, results.costs(found.costs) if found.costs else None]:
-        if table is not None:
-            print(f"\n{table.markdown()}")
     print(f"\n{results.verdict(goal, lines)}\n{results.speed(record)}")
 
 

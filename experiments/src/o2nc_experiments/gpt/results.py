@@ -12,7 +12,7 @@ from o2nc_experiments import comparison
 from o2nc_experiments.comparison import by_horizon, differences, head, rates
 from o2nc_experiments.gpt.arms import LAST, Arm, parse
 from o2nc_experiments.gpt.planning import Goal, Results, Row, explored, favourite, lines, parts
-from o2nc_experiments.gpt.store import Speed
+from o2nc_experiments.gpt.store import Found, Speed
 from o2nc_experiments.tables import NONE, Cell, Column, Table, plural, signed
 
 NOTE = (
@@ -177,6 +177,13 @@ def costs(found: Mapping[str, float]) -> Table:
     for key, name in COSTS.items():
         table.add(name, f"{found[key]:.2f}", f"{100 * found[key] / step:.1f}")
     return table
+
+
+def tables(goal: Goal, found: Found) -> list[Table]:
+    """Return all tables there are."""
+    shown = make_lines(goal, found.rows)
+    known = [grids(goal, found.rows), losses(goal, shown), paired(goal, shown)]
+    return [table for table in [*known, costs(found.costs) if found.costs else None] if table is not None]
 
 
 def speed(record: Mapping[str, Any]) -> str:
