@@ -9,10 +9,11 @@ from torch.optim import AdamW
 
 from cifar10_made import CPU, images, train_by_hand
 from o2nc import Exponential, ExponentiatedO2NC, Gamma, Jitter, ScaledSGDM, Uniform, Weibull, learners
-from o2nc_experiments.cifar10.arms import DEFAULTS, LAWS, LEARNERS, TABLE, parse
+from o2nc_experiments.cifar10.arms import DEFAULTS, LEARNERS, TABLE, parse
 from o2nc_experiments.cifar10.batches import Batches
 from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.training import Trial
+from o2nc_experiments.laws import LAWS
 from problem import flat, parameters, set_gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -2,17 +2,22 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import o2nc
 from o2nc_experiments import cli
+from o2nc_experiments.options import option as declare
+from o2nc_experiments.options import read, taking, written
 
 COMMANDS = ["demo", "plan", "verify", "rates", "nonsmooth", "bench", "cifar10", "gpt", "report"]
 LONG = [name for name in COMMANDS if name not in ("plan", "report")]
@@ -77,6 +82,36 @@ def test_output_that_goes_to_a_file_is_plain(tmp_path):
     assert done.stderr == ""
     assert {path.name for path in tmp_path.iterdir()} == {"verify.json", "verify.md", "report.html"}
     assert run("verify", "erratum-c", "--workers", "1", "--quiet").stdout == ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    arm: tuple[str, ...] = declare((), "May be repeated.")
+    seeds: int = declare(3, "How many.", min=1)
+    rate: float | None = declare(None, "100 % of it.")
+    data: str | None = declare(None, "Where.", "--data", "--from")
+    each: bool = declare(False, "A flag.")
+    costs: bool = declare(True, "Can be denied.")
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "line"),
+    [
+        ("", Asked(), ""),
+        ("--arm 'a (b)' --arm c --seeds 4", Asked(arm=("a (b)", "c"), seeds=4), "--arm 'a (b)' --arm c --seeds 4"),
+        ("--no-costs --rate 0.1234567", Asked(rate=0.1234567, costs=False), "--rate 0.1234567 --no-costs"),
+        ("--from 'x y' --each", Asked(data="x y", each=True), "--data 'x y' --each"),
+    ],
+)
+def test_options_are_the_same_by_typer_by_argparse_and_as_they_are_written_down(given, asked, line, monkeypatch):
+    seen, words = [], shlex.split(given)
+    app = typer.Typer()
+    app.command()(taking(Asked)(seen.append))
+    assert CliRunner().invoke(app, words).exit_code == 0
+    monkeypatch.setattr(sys, "argv", ["program", *words])
+    assert [*seen, read(Asked, "program", "What it does.")] == [asked, asked]
+    assert written("program", asked) == f"program {line}".strip()
+    assert CliRunner().invoke(app, ["--seeds", "0"]).exit_code == 2
 
 
 @pytest.mark.some(1)

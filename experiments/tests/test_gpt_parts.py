@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from o2nc import Jitter, Uniform
+from o2nc_experiments.arms import Schedule
 from o2nc_experiments.gpt import data
-from o2nc_experiments.gpt.arms import Schedule, parse
+from o2nc_experiments.gpt.arms import parse
 from o2nc_experiments.gpt.data import DataError, beginnings, read
 from o2nc_experiments.gpt.model import GPT
 from o2nc_experiments.gpt.optimizers import Means, averaged, certificate, make

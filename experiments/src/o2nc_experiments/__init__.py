@@ -2,10 +2,12 @@
 
 * `demo`, `verify`, `rates`, `cifar10`, `gpt`, `bench`; `planning` is ``o2nc plan``. Knobs stand at the top of files.
 * `classification`: what CIFAR-10 and the demo's digits share.
+* What CIFAR-10 and GPT share: `arms`, their grammar (`laws` reads laws of s); `folder`, where they can be gone on
+  with; `comparison`, one run against a run for every horizon, as tables, which `figures` draws.
 * `batch` runs hundreds of small runs as one, `pool` runs jobs side by side.
 * `record`: results with their circumstances; `tables`: one table for terminal, Markdown and HTML; `figures`: what
-  pictures share; `page`: the HTML page of records; `console`: the terminal; `cli`: the options of all commands;
-  `plain`: those of commands that run where only torch is installed.
+  pictures share; `page`: the HTML page of records; `console`: the terminal; `cli`: all commands;
+  `options`: those that are declared once for typer and for argparse.
 
 They use the library's public names; nothing in the library imports them.
 """

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 EXTRAS = ("typer", "rich", "matplotlib", "sklearn")
 SEEDS = 3
 ROUNDS = 41  # odd, so that the median is one of them
-OPTIMIZERS = ("sgdm", "adamw", "ogd", "ball-ogd", "ftrl", "adagrad", "ball-adagrad", "scale-free", "coin-betting")
-LAWS = ("exponential", "uniform", "jitter", "weibull", "gamma")
-LARGEST_SEED = 2**32  # torch takes no larger ones than 2^64, people no longer ones
 WORKERS = min(os.cpu_count() or 1, 8)
 
 
@@ -60,15 +57,16 @@ def build_app() -> "typer.Typer":
     """Return the application, made here because its parts need typer."""
     import typer
 
+    from o2nc_experiments.cifar10.options import Options as Cifar10
     from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder, refusals
+    from o2nc_experiments.gpt.options import Options as Gpt
+    from o2nc_experiments.options import DEVICE, FIRST_SEED, LARGEST_SEED, QUIET, taking
 
-    FirstSeed: TypeAlias = Annotated[
-        int, typer.Option(help="First of the consecutive seeds.", min=0, max=LARGEST_SEED)
-    ]
+    FirstSeed: TypeAlias = Annotated[int, typer.Option(help=FIRST_SEED, min=0, max=LARGEST_SEED)]
     Seed: TypeAlias = Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)]
     Workers: TypeAlias = Annotated[int, typer.Option(help="Processes.", min=1)]
-    Device: TypeAlias = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; the GPU if there is one.")]
-    Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+    Device: TypeAlias = Annotated[str | None, typer.Option(help=DEVICE)]
+    Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help=QUIET)]
 
     def folder(text: str) -> Any:
         return typer.Option(help=text, parser=folder_name, metavar="<dir>")
@@ -243,60 +241,8 @@ def build_app() -> "typer.Typer":
                 raise typer.Exit(1)
 
     @app.command()
-    def cifar10(
-        data: Annotated[
-            Path | None, typer.Option(help="Folder of the official files, binary or python version.", file_okay=False)
-        ] = None,
-        download: Annotated[
-            bool,
-            typer.Option("--download", help="Fetch them (170 MB) if they are missing, to OUT/data without --data."),
-        ] = False,
-        out: Annotated[Path, folder("Folder of the run.")] = Path("o2nc-cifar10"),
-        arm: Annotated[
-            list[str] | None,
-            typer.Option(
-                help=f"NAME: {', '.join(OPTIMIZERS)}. SCHEDULE: cosine, constant or linear. LAW: {', '.join(LAWS)}, "
-                "or none. WINDOW of x̄: t^POWER or a discount. May be repeated.",
-                metavar="NAME:SCHEDULE~LAW+WINDOW",
-            ),
-        ] = None,
-        seed: FirstSeed = 0,
-        seeds: Annotated[int, typer.Option(help="Trials of every arm.", min=1, max=1000)] = SEEDS,
-        epochs: Annotated[
-            int | None, typer.Option(help="How often every image is trained on; 200, or the last horizon.", min=1)
-        ] = None,
-        horizons: Annotated[
-            str | None,
-            typer.Option(
-                help="Numbers of epochs, with commas between: x̄ of one run against decayed runs that end there."
-            ),
-        ] = None,
-        sweep: Annotated[
-            str | None,
-            typer.Option(
-                help="Learning rates for arms that name none; xVALUE is a multiple of the usual one.",
-                metavar="lr=VALUE,VALUE",
-            ),
-        ] = None,
-        tune: Annotated[
-            int | None, typer.Option(help="The seed to choose them on, which is not reported.", min=0)
-        ] = None,
-        tune_epochs: Annotated[
-            int | None, typer.Option(help="After how many epochs; all of them if nothing is said.", min=1)
-        ] = None,
-        batch: Annotated[int, typer.Option(help="Images per step, over all processes.", min=2)] = 128,
-        average: Annotated[float, typer.Option(help="Discount of x̄ and ḡ, in (0, 1).")] = 0.999,
-        width: Annotated[int, typer.Option(help="Channels of ResNet-18's first stage.", min=1, max=512)] = 64,
-        limit: Annotated[
-            int | None,
-            typer.Option(help="Only so many training images, and a fifth as many to test on.", min=1, max=50_000),
-        ] = None,
-        device: Device = None,
-        at_once: Annotated[int | None, typer.Option(help="Trials that share the GPU.", min=1)] = None,
-        save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 120.0,
-        c: Annotated[float, typer.Option("--c", help="Price of spread in the certificates shown.", max=1e9)] = 1.0,
-        quiet: Quiet = False,
-    ) -> None:
+    @taking(Cifar10)
+    def cifar10(options: Cifar10) -> None:
         """Make Table 1 and Figure 1: ResNet-18 on CIFAR-10, scaled and not.
 
         Started again with the same arguments, it goes on where it was.
@@ -306,76 +252,13 @@ def build_app() -> "typer.Typer":
         o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
         """
         from o2nc_experiments.cifar10 import command
-        from o2nc_experiments.cifar10.options import Options
 
-        options = Options(
-            data,
-            download,
-            out,
-            tuple(arm or ()),
-            seed,
-            seeds,
-            epochs,
-            horizons,
-            sweep,
-            tune,
-            tune_epochs,
-            batch,
-            average,
-            width,
-            limit,
-            device,
-            at_once,
-            save_every,
-            c,
-            quiet,
-        )
         with interruptible("; the same command goes on"):
             command.show(options)
 
     @app.command()
-    def gpt(
-        data: Annotated[
-            Path | None,
-            typer.Option(help="A text, a folder of texts, or token files; else the standard library's sources."),
-        ] = None,
-        out: Annotated[Path, folder("Folder of the results.")] = Path("o2nc-gpt"),
-        arm: Annotated[
-            list[str] | None,
-            typer.Option(
-                help="adamw, sgdm, muon, scale-free, schedule-free or another of torch.optim : constant, linear, "
-                "cosine, wsdPERCENT or rsqrt ~ law of s + windows of x̄ (t^POWER or a discount). May be repeated.",
-                metavar="OPTIMIZER(key=value):SCHEDULE~LAW+WINDOW",
-            ),
-        ] = None,
-        horizons: Annotated[str | None, typer.Option(help="Numbers of steps, with commas between.")] = None,
-        seed: Annotated[str | None, typer.Option("--seeds", "--seed", help="Seeds, with commas between.")] = None,
-        sweep: Annotated[
-            str | None,
-            typer.Option(help="Learning rates; xVALUE is a multiple of every arm's own.", metavar="lr=VALUE,VALUE"),
-        ] = None,
-        tune: Annotated[
-            int | None,
-            typer.Option(help="Choose learning rates on this seed, and run --seeds with those only.", min=0),
-        ] = None,
-        widen: Annotated[
-            int, typer.Option(help="By how many values a grid may grow where the best is at its edge.", min=0, max=20)
-        ] = 0,
-        each: Annotated[
-            bool, typer.Option("--each", help="A learning rate for every horizon, also where nothing decays.")
-        ] = False,
-        layers: Annotated[int | None, typer.Option(help="Blocks of the model.", min=1)] = None,
-        width: Annotated[int | None, typer.Option(help="Its width.", min=2)] = None,
-        heads: Annotated[int | None, typer.Option(help="Heads per block.", min=1)] = None,
-        context: Annotated[int | None, typer.Option(help="Tokens that it reads at once.", min=1)] = None,
-        batch: Annotated[int | None, typer.Option(help="Tokens per step.", min=1)] = None,
-        warmup: Annotated[int | None, typer.Option(help="Steps in which lr rises.", min=0)] = None,
-        evaluated: Annotated[int | None, typer.Option(help="Held-out tokens to evaluate on, at most.", min=1)] = None,
-        device: Device = None,
-        save_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)] = 120.0,
-        costs: Annotated[bool, typer.Option(help="Time the parts of a step.")] = True,
-        quiet: Quiet = False,
-    ) -> None:
+    @taking(Gpt)
+    def gpt(options: Gpt) -> None:
         """Train a language model without a schedule: one run, read off at x̄ at every horizon, against decayed runs.
 
         Small on a CPU (two minutes), 33 M parameters on a GPU. Started again with the same arguments, it goes on.
@@ -383,30 +266,7 @@ def build_app() -> "typer.Typer":
         Example:  o2nc gpt --arm adamw:constant+t^12 --arm adamw:wsd20 --horizons 100,200,400 --sweep lr=1e-3,2e-3
         """
         from o2nc_experiments.gpt import command
-        from o2nc_experiments.gpt.options import Options
 
-        options = Options(
-            data,
-            out,
-            tuple(arm or ()),
-            horizons,
-            seed,
-            sweep,
-            tune,
-            widen,
-            each,
-            layers,
-            width,
-            heads,
-            context,
-            batch,
-            warmup,
-            evaluated,
-            device,
-            save_every,
-            costs,
-            quiet,
-        )
         with interruptible("; the same command goes on"):
             command.show(options)
 

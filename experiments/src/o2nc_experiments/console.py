@@ -1,6 +1,6 @@
 """The terminal and the process: one console, progress bars, folders, interrupts, threads.
 
-typer and rich are imported where they are used: `plain` does without them.
+typer and rich are imported where they are used: ``python -m`` does without them.
 """
 
 import os
@@ -90,6 +90,19 @@ def interruptible(advice: str = "") -> Iterator[None]:
         if stop.code == TERMINATED:
             say("terminated", *stop.args[1:])
         raise
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Say in one line what ends a command without typer: Ctrl-C, SIGTERM, options and files that cannot be used."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 import ast
 import math
 import re
+from collections.abc import Mapping
 from inspect import signature
+from types import MappingProxyType
 from typing import Any
 
 from o2nc import Exponential, Gamma, Jitter, Law, Uniform, Weibull
@@ -17,8 +19,8 @@ LAWS: dict[str, type] = {
 }
 
 
-def parse(text: str) -> Law:
-    """Return the law of this name.
+def parse(text: str, usual: Mapping[str, Mapping[str, float]] = MappingProxyType({})) -> Law:
+    """Return the law of this name; of one that is ``usual`` the numbers may be left out.
 
     Raises:
         ValueError: it cannot be understood; the text says what can.
@@ -30,21 +32,21 @@ def parse(text: str) -> Law:
     found = re.fullmatch(r"([a-z]+)(\([^()]*\))?", "".join(text.split()))
     if found is None or found[1] not in LAWS:
         raise ValueError(f"the law is one of {', '.join(LAWS)}, with numbers as in gamma(16), got {text[:40]!r}")
-    positional, named = numbers(found[2])
-    kind = LAWS[found[1]]
+    name, (positional, named) = found[1], numbers(found[2], (int, float, bool))
+    takes = list(signature(LAWS[name]).parameters)
+    if unknown := named.keys() - set(takes):
+        raise ValueError(f"{name} has no {', '.join(unknown)}, but {', '.join(takes)}")
+    known = {key: value for key, value in usual.get(name, {}).items() if key not in takes[: len(positional)]}
     try:
-        signature(kind).bind(*positional, **named)
+        signature(LAWS[name]).bind(*positional, **known | named)
     except TypeError:
-        raise ValueError(f"{found[1]} takes {', '.join(members(found[1]))}, got {found[2] or 'none'}") from None
+        twice = len(positional) > len(takes) or named.keys() & set(takes[: len(positional)])
+        more = "each once" if twice else f"got {found[2] or 'none'}"
+        raise ValueError(f"{name} takes {', '.join(takes)}, {more}") from None
     try:
-        return kind(*positional, **named)
+        return LAWS[name](*positional, **known | named)
     except TypeError as error:
         raise ValueError(f"law {text!r}: {error}") from None
-
-
-def members(name: str) -> list[str]:
-    """Return what a law takes."""
-    return list(signature(LAWS[name]).parameters)
 
 
 def numbers(text: str | None, kinds: tuple[type, ...] = (int, float)) -> tuple[list[float], dict[str, float]]:

@@ -10,13 +10,14 @@ from o2nc_experiments.cifar10.checkpoints import NAME, TrialLog
 from o2nc_experiments.cifar10.data import Progress
 from o2nc_experiments.cifar10.options import Options
 from o2nc_experiments.cifar10.study import Shown, Watch, conduct, print_lines
-from o2nc_experiments.plain import ending, read_options
+from o2nc_experiments.console import ending
+from o2nc_experiments.options import read
 from o2nc_experiments.processes import find_world
 
 
 def main() -> None:
     """Train, print the tables."""
-    given = read_options(Options, "python -m o2nc_experiments.cifar10", str(arms.__doc__))
+    given = read(Options, "python -m o2nc_experiments.cifar10", str(arms.__doc__))
     first = find_world().rank == 0
 
     def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""An arm by name: optimizer × schedule × law × window, with the grammar of `o2nc_experiments.gpt.arms`.
+"""An arm by name: optimizer × schedule × law × window, with the grammar of `o2nc_experiments.arms`.
 
     NAME[(key=value, …)][:SCHEDULE[EPOCHS]][~LAW[(…)]][+WINDOW]
 
@@ -14,8 +14,7 @@ the first steps on about the same scale and have not been tuned.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -27,10 +26,10 @@ from torch.optim import AdamW, Optimizer
 from o2nc import ExponentiatedO2NC, Gamma, Law, ScaledSGDM, learners, random_scaling
 from o2nc.averages import Polynomial
 from o2nc_experiments import laws
-from o2nc_experiments.gpt.arms import Schedule, window
+from o2nc_experiments.arms import Schedule, read, split, window
 
-_USUAL = {"jitter": {"width": 0.25}, "weibull": {"shape": 1.5}, "gamma": {"shape": 1.5}}
-LAWS: dict[str, tuple[type, dict[str, float]]] = {n: (law, _USUAL.get(n, {})) for n, law in laws.LAWS.items()}
+# numbers of a law that is named without
+USUAL: dict[str, dict[str, float]] = {"jitter": {"width": 0.25}, "weibull": {"shape": 1.5}, "gamma": {"shape": 1.5}}
 _PLAYED = {"beta": 0.9, "weight_decay": 5e-4}  # what every learner's arm takes beside the learner's own
 LEARNERS: dict[str, tuple[type, dict[str, Any]]] = {
     "ogd": (learners.OGD, {"lr": 0.011}),  # sgdm's lr / 0.9: the same steps, up to torch's first
@@ -47,8 +46,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 } | {name: {f.name: f.default for f in fields(learner)} | own | _PLAYED for name, (learner, own) in LEARNERS.items()}
 TABLE = ("sgdm", "sgdm+exponential")
 SCHEDULES = ("cosine", "constant", "linear")
-OPTIONS = "options are (key=value, …), each once, with finite numbers"
-LONGEST, MOST = 200, 10**6
+GRAMMAR = (
+    "NAME(key=value), in small letters; after the optimizer comes :SCHEDULE, +LAW(…) and +WINDOW, or some of them; "
+    "a window is t^POWER or a discount"
+)
+MOST = 10**6  # epochs
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,7 @@ def parse(text: str) -> Arm:
         >>> arm.law, arm.schedule.kind, arm.window
         (Uniform(low=0.75, high=1.25, weighted=False), 'constant', 't^12')
     """
-    if len(text) > LONGEST:
-        raise ValueError(f"arm {text[:20]!r}… is longer than {LONGEST} characters")
-    try:  # laws and optimizers know best what they take
-        return _parse("".join(text.split()))
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"arm {text!r}: {error}") from None
+    return read(text, _parse)
 
 
 @cache
@@ -144,38 +141,33 @@ def _variant(name: str) -> Arm:
 
 
 def _parse(compact: str) -> Arm:
-    name, positional, options, rest = _split(compact)
+    name, numbers, kind, end, law, windows, tail = split(compact, GRAMMAR, "~+")
     if name not in DEFAULTS:
         raise ValueError(f"the optimizer is one of {', '.join(DEFAULTS)}")
+    positional, options = laws.numbers(numbers, (int, float, bool))
     if positional:
-        raise ValueError(OPTIONS)
-    schedule = re.match(r":([a-z]+)(\d*)", rest)
-    if schedule is not None and schedule[1] not in SCHEDULES:
-        raise ValueError(f"the schedule is one of {', '.join(SCHEDULES)}, got {schedule[1]}")
-    kind, end = (schedule[1], int(schedule[2] or 0)) if schedule else ("cosine", 0)
-    if schedule is not None and schedule[2] and not 1 <= end <= MOST:
-        raise ValueError(f"a schedule ends after 1 to {MOST} epochs, got {schedule[2]}")
-    tail = rest[schedule.end() :] if schedule else rest
-    scaled = re.match(r"[~+](?=[a-z])(?!t\^)", tail)
-    wanted, first, given, after = _split(tail[1:]) if scaled else ("", [], {}, tail)
-    if after.startswith("(") and ")" not in after:
-        raise ValueError("a closing parenthesis is missing")
-    if (after and after[0] != "+") or (wanted and wanted not in LAWS) or re.match(r"\+(?!t\^|[\d.])", after):
-        raise ValueError(
-            f"after the optimizer comes :SCHEDULE, +LAW and +WINDOW, or some of them; LAW is one of {', '.join(LAWS)}"
-        )
-    own = laws.members(wanted) if wanted else []
-    if len(first) > len(own) or given.keys() & set(own[: len(first)]):
-        raise ValueError(f"{wanted} takes {', '.join(own)}, each once")
-    given |= dict(zip(own, first, strict=False))
-    for part, said, known in ((name, options, list(DEFAULTS[name])), (wanted, given, own)):
-        if unknown := said.keys() - set(known):
-            raise ValueError(f"{part} has no {', '.join(unknown)}, but {', '.join(known)}")
-    law = LAWS[wanted][0](**LAWS[wanted][1] | given) if wanted else None
-    if after and name != "sgdm":
+        raise ValueError("options are (key=value, …), each once, with finite numbers")
+    if unknown := options.keys() - DEFAULTS[name].keys():
+        raise ValueError(f"{name} has no {', '.join(unknown)}, but {', '.join(DEFAULTS[name])}")
+    if kind and kind not in SCHEDULES:
+        raise ValueError(f"the schedule is one of {', '.join(SCHEDULES)}, got {kind}")
+    if end and not end.isdecimal():
+        raise ValueError(f"write {GRAMMAR}")
+    if end and not 1 <= int(end) <= MOST:
+        raise ValueError(f"a schedule ends after 1 to {MOST} epochs, got {end}")
+    if windows and name != "sgdm":
         raise ValueError("only sgdm takes a window; a learner averages by its beta, and adamw keeps no averages")
-    numbers = DEFAULTS[name] | options
-    arm = Arm(compact, name, numbers, law, Schedule(kind), end or None, after[1:] or None, options, tail)
+    arm = Arm(
+        compact,
+        name,
+        DEFAULTS[name] | options,
+        laws.parse(law, USUAL) if law else None,
+        Schedule(kind or "cosine"),
+        int(end) if end else None,
+        "+".join(windows) or None,
+        options,
+        tail,
+    )
     _check(arm)
     return arm
 
@@ -189,23 +181,6 @@ def _check(arm: Arm) -> None:
     x = torch.nn.Parameter(torch.zeros(1))
     x.grad = torch.ones(1)
     arm.make([x], 0.9, 0, x.device).step()
-
-
-def arm_names(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names without spaces, each once; Table 1's if there are none."""
-    return tuple(dict.fromkeys("".join(name.split()) for name in names)) if names else TABLE
-
-
-def _split(text: str) -> tuple[str, list[Any], dict[str, Any], str]:
-    """Return the name at the beginning, its numbers in parentheses, without names and with, and what comes after."""
-    found = re.match(r"([a-z-]+)(\([^()]*\))?", text)
-    if found is None:
-        raise ValueError("write NAME, NAME+LAW or NAME(key=value)+LAW(key=value), in small letters")
-    try:
-        positional, options = laws.numbers(found[2], (int, float, bool))
-    except ValueError:
-        raise ValueError(OPTIONS) from None
-    return found[1], positional, options, text[found.end() :]
 
 
 def check_number(

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 from torch.utils._pytree import tree_map_only
 
-from o2nc_experiments import record
+from o2nc_experiments import folder, record
 from o2nc_experiments.cifar10.arms import Arm, parse
 from o2nc_experiments.classification import Epoch, from_columns
 
@@ -103,28 +102,14 @@ def differences(trials: Sequence[Mapping[str, Any]]) -> str:
 class Store:
     """A folder of trials, made if missing; OSError says why it, or a file in it, cannot be used."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, path: Path) -> None:
+        self.folder = path
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out."""
-        lock = filelock.FileLock(self.folder / "lock", timeout=0)
-        place = self.folder
-        try:
-            for place in (self.folder, self.folder / "trials"):
-                place.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except filelock.Timeout:
-            raise OSError(f"{self.folder}: another process is at work in this folder; choose another --out") from None
-        except FileExistsError:
-            raise OSError(f"{place} is there, but is no folder; choose another --out") from None
-        except OSError as error:
-            raise OSError(f"{place} cannot be written: {error.strerror or error}; choose another --out") from None
-        try:
+        with folder.locked(self.folder, "trials"):
             yield
-        finally:
-            lock.release()
 
     def settle(self, common: dict[str, Any]) -> None:
         """Write down what all trials have in common, or refuse it if there are some that have something else."""
@@ -132,7 +117,7 @@ class Store:
         common = json.loads(json.dumps(common))
         if not path.is_dir() and not (path.exists() and self._paths()):
             if self.recorded():
-                self._refuse_others(self._record()["settings"], common)
+                folder.refuse_others(self.folder, "trials", self._record()["settings"], common)
             record.write(path, common)
             return
         try:
@@ -143,12 +128,7 @@ class Store:
             raise OSError(f"{path} is damaged; choose another --out") from None
         except OSError as error:
             raise OSError(f"{path} cannot be read: {error.strerror}; choose another --out") from None
-        self._refuse_others(known, common)
-
-    def _refuse_others(self, known: Mapping[str, Any], common: Mapping[str, Any]) -> None:
-        if differ := [key for key in common if known.get(key) != common[key]]:
-            there, here = (", ".join(f"{key} {values.get(key)}" for key in differ) for values in (known, common))
-            raise OSError(f"{self.folder} has trials with {there}, not {here}; choose another --out")
+        folder.refuse_others(self.folder, "trials", known, common)
 
     def recorded(self) -> list[TrialLog]:
         """Return the complete trials of the record of results, none if there is no such record."""
@@ -217,9 +197,7 @@ class Store:
         """Replace the checkpoint of a trial; the former one stays if that fails."""
         path = self._path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
-        contents = io.BytesIO()
-        torch.save({"format": FORMAT, "trial": trial, **state}, contents)
-        record.write_bytes(path, contents.getbuffer())
+        folder.write_state(path, {"format": FORMAT, "trial": trial, **state})
 
     def _paths(self) -> list[Path]:
         return list((self.folder / "trials").glob("*.pt"))

@@ -11,10 +11,12 @@ for every horizon up to ``tune_epochs``, longer ones take that of the longest; a
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from o2nc_experiments import comparison
 from o2nc_experiments.cifar10.arms import Arm, parse
 from o2nc_experiments.classification import Epoch, from_columns, mean_of, written
+from o2nc_experiments.comparison import Line, rates
 from o2nc_experiments.tables import NONE, Column, Table, signed
 
 AVERAGE, LAST = "x̄", "last"
@@ -109,20 +111,6 @@ def accuracy(row: Epoch, what: str) -> float | None:
     return row.average_accuracy if what == AVERAGE else row.test_accuracy
 
 
-class Line(NamedTuple):
-    """One line of the table."""
-
-    name: str
-    lr: str  # or learning rates
-    counts: bool  # whether it is what counts of its arm: the other iterate is for comparison
-    is_one_run: bool  # whether all horizons are moments of the same run
-    values: Mapping[int, Mapping[int, float]]  # accuracies by epoch and seed; of a decayed run only at its end
-
-    def of(self, epoch: int) -> list[float]:
-        """Return the accuracies of all seeds."""
-        return list(self.values.get(epoch, {}).values())
-
-
 def make_lines(goal: Goal, rows: Sequence[Epoch]) -> list[Line]:
     """Return the lines of the table, as far as there are results."""
     plan, found = goal.plan(rows), []
@@ -130,7 +118,7 @@ def make_lines(goal: Goal, rows: Sequence[Epoch]) -> list[Line]:
         trials, one_run = plan.get(arm.name, {}), not arm.schedule.decays
         ends = {own.name: h for h, own in trials.items()}
         mine = [row for row in rows if row.seed in goal.seeds and row.arm in ends]
-        lrs = sorted({own.options["lr"] for own in trials.values() if "lr" in own.options})
+        lrs = [own.options["lr"] for own in trials.values() if "lr" in own.options]
         for i, what in enumerate(weights(arm)):
             values: dict[int, dict[int, float]] = {}
             for row in mine:
@@ -138,26 +126,21 @@ def make_lines(goal: Goal, rows: Sequence[Epoch]) -> list[Line]:
                 if value is not None and (one_run or row.epoch == ends[row.arm]):
                     values.setdefault(row.epoch, {})[row.seed] = value
             if values:
-                rates = " to ".join(f"{lr:g}" for lr in dict.fromkeys((lrs[0], lrs[-1]))) if lrs else NONE
-                found.append(Line(f"{arm.name}, {what}", rates, i == 0, one_run, values))
+                found.append(Line(f"{arm.name}, {what}", rates(lrs), one_run, i > 0, values))
     return found
 
 
 def accuracies(goal: Goal, lines: Sequence[Line]) -> Table:
     """Return test accuracies by horizon, those of one run first."""
-    table = Table(
-        [*_names("after so many epochs", "lr"), *map(str, goal.horizons)],
-        notes="test accuracy in %; mean ± standard deviation (n − 1) over the seeds; "
-        "x̄: with BatchNorm's statistics made anew",
+    notes = (
+        "test accuracy in %; mean ± standard deviation (n − 1) over the seeds; "
+        "x̄: with BatchNorm's statistics made anew"
     )
-    for title, one_run in (("one run, read off at every horizon", True), ("a run for every horizon", False)):
-        group = [line for line in lines if line.is_one_run is one_run]
-        if group:
-            table.add_heading(title)
-        for line in group:
-            cells = [written(mean_of(own), 1e2) if (own := line.of(h)) else NONE for h in goal.horizons]
-            table.add(line.name, line.lr, *cells, style=_style(line))
-    return table
+
+    def cell(line: Line, h: int) -> str:
+        return written(mean_of(own), 1e2) if (own := line.of(h)) else NONE
+
+    return comparison.by_horizon("epochs", goal.horizons, lines, cell, notes)
 
 
 def paired(goal: Goal, lines: Sequence[Line]) -> Table | None:
@@ -165,23 +148,16 @@ def paired(goal: Goal, lines: Sequence[Line]) -> Table | None:
     decayed = next((line for line in lines if not line.is_one_run), None)
     if decayed is None:
         return None
-    head = [*_names(f"minus {decayed.name}"), *map(str, goal.horizons)]
     notes = "points of test accuracy, seed by seed; mean ± standard deviation; positive: better than that"
-    table = Table(head, notes=notes)
-    for line in lines:
-        cells = [difference(line, decayed, h) for h in goal.horizons]
-        if line is not decayed and any(cell != NONE for cell in cells):
-            table.add(line.name, *cells, style=_style(line))
-    return table
+    others = dict.fromkeys(goal.horizons, decayed)
+    return comparison.paired(f"minus {decayed.name}", lines, others, points, notes)
 
 
-def difference(line: Line, other: Line, horizon: int) -> str:
-    """Return how many points of accuracy one line is ahead of another, seed by seed."""
-    mine, theirs = (one.values.get(horizon, {}) for one in (line, other))
-    both = [100 * (mine[seed] - theirs[seed]) for seed in mine if seed in theirs]
-    if not both:
+def points(ahead: Sequence[float]) -> str:
+    """Return differences of accuracy in points."""
+    if not ahead:
         return NONE
-    mean = mean_of(both)
+    mean = mean_of([100 * value for value in ahead])
     return signed(mean.value) + ("" if mean.deviation is None else f" ± {mean.deviation:.2f}")
 
 
@@ -191,7 +167,7 @@ def grids(goal: Goal, rows: Sequence[Epoch]) -> Table | None:
     if not rates:
         return None
     notes = f"test accuracy in % on seed {goal.tune}; ✓: chosen; !: at the edge of what was tried"
-    table = Table([*_names("arm"), "epochs", *(f"lr {lr:g}" for lr in rates)], notes=notes)
+    table = Table([Column("arm", "left"), "epochs", *(f"lr {lr:g}" for lr in rates)], notes=notes)
     for arm in goal.arms:
         for epochs in goal.tuned(arm) if goal.grid(arm) else ():
             known = goal.tried(arm, epochs, rows)
@@ -216,12 +192,3 @@ def tables(record: Mapping[str, Any]) -> list[Table]:
     lines = make_lines(goal, rows)
     found = [grids(goal, rows), accuracies(goal, lines) if lines else None, paired(goal, lines)]
     return [table for table in found if table is not None]
-
-
-def _names(*names: str) -> list[Column | str]:
-    return [Column(name, "left") for name in names]
-
-
-def _style(line: Line) -> str:
-    """Return the style of a line."""
-    return "" if line.counts else "dim"

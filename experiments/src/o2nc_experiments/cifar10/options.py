@@ -1,14 +1,27 @@
 """What can be asked for on the command line: settings of all trials, and all options together."""
 
-import shlex
+# ruff: noqa: RUF009 (`option` is a field of `dataclasses`)
+
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from o2nc_experiments.cifar10.arms import TABLE, arm_names, check_number, parse
+from o2nc_experiments.arms import distinct
+from o2nc_experiments.cifar10.arms import DEFAULTS, SCHEDULES, TABLE, check_number, parse
 from o2nc_experiments.cifar10.horizons import Goal
-from o2nc_experiments.gpt.options import read_sweep, read_whole
+from o2nc_experiments.laws import LAWS
+from o2nc_experiments.options import (
+    DEVICE,
+    FIRST_SEED,
+    LARGEST_SEED,
+    QUIET,
+    SAVE_EVERY,
+    option,
+    read_sweep,
+    read_whole,
+    written,
+)
 
 
 @dataclass(frozen=True)
@@ -41,33 +54,46 @@ def unlike_paper(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of the command line, as they were given."""
+    """The arguments of the command line, as they were given; none of the arms is Table 1's."""
 
-    data: Path | None = None  # folder of the data set, None for the folder ``data`` in ``out``
-    download: bool = False  # whether to fetch it there if it is missing
-    out: Path = Path("o2nc-cifar10")  # folder of the run
-    arm: Sequence[str] = ()  # names of the optimizers, none for Table 1's
-    seed: int = 0  # first of the consecutive seeds
-    seeds: int = 3  # trials of every arm
-    epochs: int | None = None  # of every trial; None for the last horizon, or 200
-    horizons: str | None = None  # numbers of epochs, with commas between
-    sweep: str | None = None  # lr=VALUE,VALUE,…, the learning rates of arms that name none
-    tune: int | None = None  # the seed on which they are chosen
-    tune_epochs: int | None = None  # after how many epochs; None for the last horizon
-    batch: int = Settings.batch  # see `Settings`, and so are the next three
-    average: float = Settings.average
-    width: int = Settings.width
-    limit: int | None = Settings.limit
-    device: str | None = None  # its name, None for the GPU if there is one
-    at_once: int | None = None  # trials that share a GPU, None for as many as are good
-    save_every: float = 120.0  # seconds between checkpoints
-    c: float = 1.0  # the price of spread in the certificates that are shown
-    quiet: bool = False  # whether to print errors only
+    data: Path | None = option(None, "Folder of the official files, binary or python version.", file_okay=False)
+    download: bool = option(False, "Fetch them (170 MB) if they are missing, to OUT/data without --data.")
+    out: Path = option(Path("o2nc-cifar10"), "Folder of the run.", folder=True)
+    arm: Sequence[str] = option(
+        (),
+        f"NAME: {', '.join(DEFAULTS)}. SCHEDULE: {', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}. "
+        f"LAW: {', '.join(LAWS)}, or none. WINDOW of x̄: t^POWER or a discount. May be repeated.",
+        metavar="NAME:SCHEDULE~LAW+WINDOW",
+    )
+    seed: int = option(0, FIRST_SEED, min=0, max=LARGEST_SEED)
+    seeds: int = option(3, "Trials of every arm.", min=1, max=1000)
+    epochs: int | None = option(None, "How often every image is trained on; 200, or the last horizon.", min=1)
+    horizons: str | None = option(
+        None, "Numbers of epochs, with commas between: x̄ of one run against decayed runs that end there."
+    )
+    sweep: str | None = option(
+        None,
+        "Learning rates for arms that name none; xVALUE is a multiple of the usual one.",
+        metavar="lr=VALUE,VALUE",
+    )
+    tune: int | None = option(None, "The seed to choose them on, which is not reported.", min=0)
+    tune_epochs: int | None = option(None, "After how many epochs; all of them if nothing is said.", min=1)
+    batch: int = option(Settings.batch, "Images per step, over all processes.", min=2)
+    average: float = option(Settings.average, "Discount of x̄ and ḡ, in (0, 1).")
+    width: int = option(Settings.width, "Channels of ResNet-18's first stage.", min=1, max=512)
+    limit: int | None = option(
+        Settings.limit, "Only so many training images, and a fifth as many to test on.", min=1, max=50_000
+    )
+    device: str | None = option(None, DEVICE)
+    at_once: int | None = option(None, "Trials that share the GPU.", min=1)
+    save_every: float = option(120.0, SAVE_EVERY, min=0)
+    c: float = option(1.0, "Price of spread in the certificates shown.", max=1e9)
+    quiet: bool = option(False, QUIET)
 
     @property
     def arms(self) -> tuple[str, ...]:
         """The arms, each once; Table 1's if there are none."""
-        return arm_names(self.arm)
+        return distinct(self.arm) or TABLE
 
     @property
     def trials(self) -> range:
@@ -116,17 +142,10 @@ class Options:
     @property
     def command(self) -> str:
         """The command line that makes the same table."""
-        s, usual = self.settings, Options()
-        parts = ["o2nc cifar10 --data DIR"]
-        parts += [f"--arm '{arm}'" for arm in self.arms if self.arms != TABLE]
-        parts += [f"--seed {self.seed}"] if self.seed else []
-        parts += [
-            f"--seeds {self.seeds}",
-            f"--horizons {shlex.quote(self.horizons)}" if self.horizons else f"--epochs {s.epochs}",
-        ]
-        for name in ("sweep", "tune", "tune_epochs", "batch", "average", "width", "limit"):
-            if (value := getattr(self, name)) != getattr(usual, name):
-                parts.append(f"--{name.replace('_', '-')} {shlex.quote(str(value))}")
-        parts += [f"--c {self.c:g}"] if self.c != 1 else []
-        parts += [f"--device {shlex.quote(self.device)}"] if self.device else []
-        return " ".join(parts)
+        plain = replace(
+            self,
+            arm=() if self.arms == TABLE else self.arms,
+            epochs=None if self.horizons else self.settings.epochs,
+        )
+        never = ("data", "download", "out", "at_once", "save_every", "quiet")
+        return written("o2nc cifar10 --data DIR", plain, always=["seeds"], never=never)

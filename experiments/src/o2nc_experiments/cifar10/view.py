@@ -1,19 +1,19 @@
 """The pictures, and the article of the page."""
 
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import PercentFormatter
 
 from o2nc_experiments import figures
 from o2nc_experiments.cifar10 import horizons
-from o2nc_experiments.cifar10.horizons import Goal, Line
+from o2nc_experiments.cifar10.horizons import Goal
 from o2nc_experiments.cifar10.results import note, table
-from o2nc_experiments.classification import Epoch, best, by_arm, curves, from_columns, mean_of, written
+from o2nc_experiments.classification import Epoch, best, by_arm, curves, from_columns, written
+from o2nc_experiments.comparison import Line
 from o2nc_experiments.page import Article, Picture, Section
 from o2nc_experiments.tables import duration, plural
 
@@ -30,46 +30,25 @@ CERTIFICATE_CAPTIONS = (
 )
 
 
-COLOURS = (figures.BLUE, figures.GREEN, figures.SKY, figures.PINK)
-DECAYED = (figures.VERMILION, figures.ORANGE, figures.BLACK, figures.PINK)
-MARKERS = ("o", "s", "^", "D")
-
-
-def styles(lines: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
-    """Return how a line is drawn: one run as a line, its last iterate dashed and grey, decayed runs as marks."""
-    solid, marks, colours = cycle(COLOURS), cycle(MARKERS), cycle(DECAYED)
-    drawn = []
-    for line in (line for line in lines if line.is_one_run or line.counts):
-        style: dict[str, Any] = {"linestyle": (0, (3, 2)), "color": figures.GREY, "linewidth": 1.2}
-        if not line.is_one_run:
-            style = {"linestyle": "none", "marker": next(marks), "color": next(colours), "markersize": 5.5}
-        elif line.counts:
-            style = {"color": next(solid), "linewidth": 1.8}
-        drawn.append((line, style))
-    return drawn
+def shown(lines: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
+    """Return the lines that are drawn, and how; of decayed runs what counts alone."""
+    return figures.line_styles([line for line in lines if line.is_one_run or not line.is_aside])
 
 
 def horizons_legend(lines: Sequence[Line]) -> list[Line2D]:
     """Return a stroke or a mark for every line."""
-    return [Line2D([], [], label=line.name, **style) for line, style in styles(lines)]
+    return [Line2D([], [], label=line.name, **style) for line, style in shown(lines)]
 
 
 def draw_horizons(axes: Axes, goal: Goal, lines: Sequence[Line]) -> None:
     """Draw test accuracy against epochs, from the first horizon on: where all seeds of a line have it."""
-    for line, style in styles(lines):
+    for line, style in shown(lines):
         seeds = {seed for own in line.values.values() for seed in own}
         epochs = [e for e, own in sorted(line.values.items()) if e >= goal.horizons[0] and own.keys() == seeds]
-        means = [mean_of(line.of(epoch)) for epoch in epochs]
-        bars = [mean.deviation or 0.0 for mean in means] if line.counts else None
-        axes.errorbar(epochs, [mean.value for mean in means], yerr=bars, capsize=2, elinewidth=0.8, **style)
-    axes.set_xscale("log")
-    axes.set_xticks(goal.horizons)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
+        figures.draw_points(axes, {e: line.of(e) for e in epochs}, style, bars=not line.is_aside)
+    figures.style_horizons(axes, goal.horizons, "epochs")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("epochs")
     axes.set_ylabel("test accuracy")
-    figures.style_axes(axes)
 
 
 def horizons_figure(record: dict[str, Any], title: str) -> Figure | None:

@@ -3,27 +3,26 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from o2nc_experiments.console import ending
 from o2nc_experiments.gpt import arms, results
 from o2nc_experiments.gpt.experiment import Watch
 from o2nc_experiments.gpt.options import Options
 from o2nc_experiments.gpt.study import conduct
-from o2nc_experiments.plain import ending, read_options
+from o2nc_experiments.options import read
 from o2nc_experiments.processes import find_world
 
 
 def main() -> None:
     """Make the runs, print the tables."""
-    options = read_options(Options, "python -m o2nc_experiments.gpt", str(arms.__doc__))
+    options = read(Options, "python -m o2nc_experiments.gpt", str(arms.__doc__))
     first = find_world().rank == 0
     with ending():
         found, goal, record = conduct(options, lambda text: first and print(text, flush=True), _unwatched)
     if not first:
         return
+    for table in results.tables(goal, found):
+        print(f"\n{table.markdown()}")
     lines = results.make_lines(goal, found.rows)
-    tables = [results.grids(goal, found.rows), results.losses(goal, lines), results.paired(goal, lines)]
-    for table in [*tables, results.costs(found.costs) if found.costs else None]:
-        if table is not None:
-            print(f"\n{table.markdown()}")
     print(f"\n{results.verdict(goal, lines)}\n{results.speed(record)}")
 
 

@@ -14,14 +14,15 @@ The first window is the optimizer's own (``average=``) and comes with the certif
 that the experiment keeps (`Means`). A window is t^POWER or a discount in (0, 1).
 """
 
+import inspect
 import math
-import re
 from dataclasses import dataclass
 
 from torch import optim
 
-from o2nc import Law, Polynomial
+from o2nc import Law
 from o2nc_experiments import laws
+from o2nc_experiments.arms import Schedule, read, split, window
 
 LAST, OWN = "last", "average"  # how the last iterate and schedule-free's x are called in results
 OPTIMIZERS: dict[str, dict[str, float]] = {
@@ -42,61 +43,6 @@ OTHERS: dict[str, type[optim.Optimizer]] = {
 }
 SCHEDULES = "constant, linear, cosine, wsdPERCENT, rsqrt or rsqrtSTEP"
 GRAMMAR = "OPTIMIZER(key=value):SCHEDULE~LAW(…)+WINDOW, as in adamw:linear or 'adamw(lr=2e-3):constant+t^12'"
-LONGEST = 200
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What the learning rate is multiplied by, after a linear warm-up.
-
-    Attributes:
-        kind: constant, linear, cosine, wsd or rsqrt.
-        number: the percentage of wsd, the step of rsqrt (None: the warm-up's end).
-    """
-
-    kind: str
-    number: float | None = None
-
-    @property
-    def decays(self) -> bool:
-        """Whether it ends at a horizon, so that every horizon needs a run of its own."""
-        return self.kind in ("linear", "cosine", "wsd")
-
-    def factor(self, step: int, horizon: int, warmup: int) -> float:
-        """Return the multiple of lr in a step, counted from 0, of a run that ends after ``horizon`` steps.
-
-        Example:
-            >>> [round(Schedule("wsd", 20).factor(t, 10, 2), 2) for t in range(10)]
-            [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5]
-        """
-        rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
-        return rise * self._fall(step, horizon, warmup)
-
-    def _fall(self, step: int, horizon: int, warmup: int) -> float:
-        left = horizon - step
-        match self.kind:
-            case "linear":
-                return min(1.0, left / (horizon - warmup))
-            case "cosine":
-                return 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / (horizon - warmup)))
-            case "wsd":
-                return min(1.0, left / (horizon - self.fork(horizon)))
-            case "rsqrt":
-                since = warmup if self.number is None else self.number
-                return min(1.0, math.sqrt(max(since, 1) / (step + 1)))
-        return 1.0
-
-    def fork(self, horizon: int) -> int:
-        """Return until which step a decay to this horizon is like no decay: the run before it can be shared."""
-        if self.kind == "wsd":
-            assert self.number is not None
-            return horizon - max(1, round(horizon * self.number / 100))
-        return 0 if self.decays else horizon
-
-    @property
-    def trunk(self) -> "Schedule | None":
-        """The schedule up to the fork, without a horizon; None where there is nothing to share."""
-        return None if self.kind in ("linear", "cosine") else Schedule("constant") if self.kind == "wsd" else self
 
 
 @dataclass(frozen=True)
@@ -133,24 +79,6 @@ class Arm:
         return (OWN,) if self.optimizer == "schedule-free" else (*self.windows, LAST)
 
 
-def window(text: str) -> float | Polynomial:
-    """Return the library's window; ValueError if there is none.
-
-    Example:
-        >>> window("t^12"), window("0.999")
-        (Polynomial(power=12.0, start=0), 0.999)
-    """
-    try:
-        if text.startswith("t^"):
-            return Polynomial(float(text[2:]))
-        beta = float(text)
-    except ValueError:
-        beta = math.nan
-    if not 0 < beta < 1:
-        raise ValueError(f"a window is t^POWER, as t^12, or a discount in (0, 1), as 0.999; got {text!r}")
-    return beta
-
-
 def parse(text: str) -> Arm:
     """Return the arm of this name.
 
@@ -162,21 +90,13 @@ def parse(text: str) -> Arm:
         >>> arm.lr, arm.schedule, arm.weights
         (0.002, Schedule(kind='wsd', number=20.0), ('t^12', 'last'))
     """
-    compact = "".join(text.split())
-    try:
-        if len(compact) > LONGEST:
-            raise ValueError(f"it is longer than {LONGEST} characters")
-        return _parse(compact)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"arm {text[:LONGEST]!r}: {error}") from None
+    return read(text, _parse)
 
 
 def _parse(text: str) -> Arm:
-    call = r"([a-z-]+)(\([^()]*\))?"
-    found = re.fullmatch(rf"{call}:([a-z]+)([\d.]*)(?:~{call})?((?:\+[^+()~:]+)*)", text)
-    if found is None:
+    name, numbers, kind, number, law, windows, _ = split(text, GRAMMAR)
+    if not kind:
         raise ValueError(f"write {GRAMMAR}")
-    name, numbers, kind, number, law, arguments, tail = found.groups()
     defaults = _defaults(name)
     positional, options = laws.numbers(numbers)
     if positional or options.keys() - defaults.keys():
@@ -185,13 +105,11 @@ def _parse(text: str) -> Arm:
     lr = options.pop("lr")
     if not 0 < lr < math.inf:
         raise ValueError(f"lr must be a finite number > 0, got {lr!r}")
-    windows = tuple(dict.fromkeys(tail.split("+")[1:]))
     for one in windows:
         window(one)
     if name == "schedule-free" and (windows or law):
         raise ValueError("schedule-free has an average of its own (beta1, r): it takes neither windows nor a law")
-    scaling = laws.parse(law + (arguments or "")) if law else None
-    return Arm(text, name, options, lr, _schedule(kind, number), scaling, windows)
+    return Arm(text, name, options, lr, _schedule(kind, number), laws.parse(law) if law else None, windows)
 
 
 def _defaults(name: str) -> dict[str, float]:
@@ -199,8 +117,6 @@ def _defaults(name: str) -> dict[str, float]:
         return OPTIMIZERS[name]
     if name not in OTHERS:
         raise ValueError(f"the optimizer is one of {', '.join([*OPTIMIZERS, *OTHERS])}")
-    import inspect
-
     found: dict[str, float] = {}
     for key, parameter in inspect.signature(OTHERS[name]).parameters.items():
         if key == "betas":

@@ -44,11 +44,9 @@ def show(given: Options) -> None:
 
 def print_results(console: Console, found: Found, goal: Goal, record: dict[str, Any]) -> None:
     """Show tables and sentences."""
+    for table in results.tables(goal, found):
+        console.print(table)
     lines = results.make_lines(goal, found.rows)
-    tables = [results.grids(goal, found.rows), results.losses(goal, lines), results.paired(goal, lines)]
-    for table in [*tables, results.costs(found.costs) if found.costs else None]:
-        if table is not None:
-            console.print(table)
     print_plain(console, f"{results.verdict(goal, lines)}\n{results.speed(record)}".strip())
 
 

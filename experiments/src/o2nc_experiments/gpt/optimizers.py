@@ -9,7 +9,8 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 import o2nc
-from o2nc_experiments.gpt.arms import OTHERS, Arm, window
+from o2nc_experiments.arms import window
+from o2nc_experiments.gpt.arms import OTHERS, Arm
 from o2nc_experiments.gpt.model import GPT
 from o2nc_experiments.gpt.schedule_free import ScheduleFreeAdamW
 

@@ -1,12 +1,14 @@
 """What can be asked for on the command line, with its checks."""
 
-import shlex
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+# ruff: noqa: RUF009 (`option` is a field of `dataclasses`)
 
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from o2nc_experiments.arms import distinct
 from o2nc_experiments.gpt.arms import parse
 from o2nc_experiments.gpt.planning import Goal
+from o2nc_experiments.options import DEVICE, QUIET, SAVE_EVERY, option, read_sweep, read_whole, written
 
 SIZES = ("layers", "width", "heads", "context", "batch", "warmup", "evaluated")
 
@@ -62,45 +64,37 @@ SEEDS = {"cuda": (0, 1, 2), "cpu": (0, 1)}
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of the command line, as they were given; None is the default for the device.
+    """The arguments of the command line, as they were given; None is the default for the device."""
 
-    Attributes:
-        data: a text, a folder of texts, or token files; None for Python's standard library.
-        out: folder of the results.
-        arm: the arms, of `arms`.
-        horizons: numbers of steps, with commas between.
-        seeds: likewise.
-        sweep: lr=VALUE,VALUE,…, the learning rates; xVALUE is a multiple of every arm's own.
-        tune: the seed on which they are chosen.
-        widen: by how many values a grid may grow where its best value is at its edge.
-        each: whether every horizon has a learning rate of its own, also where nothing decays.
-        layers: see `Settings`, and so are the others up to ``evaluated``.
-        device: its name.
-        save_every: seconds between checkpoints.
-        costs: whether to time the parts of a step.
-        quiet: whether to print errors only.
-    """
-
-    data: Path | None = None
-    out: Path = Path("o2nc-gpt")
-    arm: tuple[str, ...] = ()
-    horizons: str | None = None
-    seeds: str | None = None
-    sweep: str | None = None
-    tune: int | None = None
-    widen: int = 0
-    each: bool = False
-    layers: int | None = None
-    width: int | None = None
-    heads: int | None = None
-    context: int | None = None
-    batch: int | None = None
-    warmup: int | None = None
-    evaluated: int | None = None
-    device: str | None = None
-    save_every: float = 120.0
-    costs: bool = True
-    quiet: bool = False
+    data: Path | None = option(
+        None, "A text, a folder of texts, or token files; else the standard library's sources."
+    )
+    out: Path = option(Path("o2nc-gpt"), "Folder of the results.", folder=True)
+    arm: tuple[str, ...] = option(
+        (),
+        "adamw, sgdm, muon, scale-free, schedule-free or another of torch.optim : constant, linear, "
+        "cosine, wsdPERCENT or rsqrt ~ law of s + windows of x̄ (t^POWER or a discount). May be repeated.",
+        metavar="OPTIMIZER(key=value):SCHEDULE~LAW+WINDOW",
+    )
+    horizons: str | None = option(None, "Numbers of steps, with commas between.")
+    seeds: str | None = option(None, "Seeds, with commas between.", "--seeds", "--seed")
+    sweep: str | None = option(
+        None, "Learning rates; xVALUE is a multiple of every arm's own.", metavar="lr=VALUE,VALUE"
+    )
+    tune: int | None = option(None, "Choose learning rates on this seed, and run --seeds with those only.", min=0)
+    widen: int = option(0, "By how many values a grid may grow where the best is at its edge.", min=0, max=20)
+    each: bool = option(False, "A learning rate for every horizon, also where nothing decays.")
+    layers: int | None = option(None, "Blocks of the model.", min=1)
+    width: int | None = option(None, "Its width.", min=2)
+    heads: int | None = option(None, "Heads per block.", min=1)
+    context: int | None = option(None, "Tokens that it reads at once.", min=1)
+    batch: int | None = option(None, "Tokens per step.", min=1)
+    warmup: int | None = option(None, "Steps in which lr rises.", min=0)
+    evaluated: int | None = option(None, "Held-out tokens to evaluate on, at most.", min=1)
+    device: str | None = option(None, DEVICE)
+    save_every: float = option(120.0, SAVE_EVERY, min=0)
+    costs: bool = option(True, "Time the parts of a step.")
+    quiet: bool = option(False, QUIET)
 
     def settings(self, kind: str) -> Settings:
         """Return the sizes for a device of this kind; ValueError if they do not fit."""
@@ -111,7 +105,7 @@ class Options:
 
     def goal(self, kind: str) -> Goal:
         """Return what is to be compared; ValueError if it cannot be understood."""
-        names = tuple(dict.fromkeys("".join(name.split()) for name in self.arm)) or ARMS[kind]
+        names = distinct(self.arm) or ARMS[kind]
         horizons = sorted(set(read_whole("--horizons", self.horizons, 1) or HORIZONS[kind]))
         seeds = read_whole("--seeds", self.seeds, 0) or SEEDS[kind]
         warmup = self.settings(kind).warmup
@@ -131,45 +125,5 @@ class Options:
     @property
     def command(self) -> str:
         """The command line that makes the same results."""
-        parts = ["o2nc gpt", *(["--data DATA"] if self.data else [])]
-        for field in fields(self):
-            value: Any = getattr(self, field.name)
-            if value != field.default and field.name not in ("data", "out", "quiet", "save_every", "costs"):
-                if value is True:
-                    parts.append(f"--{field.name}")
-                    continue
-                values = value if isinstance(value, tuple) else [value]
-                parts += [f"--{field.name.replace('_', '-')} {shlex.quote(str(one))}" for one in values]
-        return " ".join(parts)
-
-
-def read_whole(name: str, text: str | None, least: int) -> tuple[int, ...]:
-    """Return whole numbers that stand with commas between them."""
-    if text is None:
-        return ()
-    try:
-        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        found = ()
-    if not found or min(found) < least or max(found) > 2**31:
-        raise ValueError(f"{name} takes whole numbers >= {least} with commas between, got {text!r}")
-    return found
-
-
-def read_sweep(text: str | None) -> tuple[tuple[float, ...], bool]:
-    """Return the numbers after lr=, and whether they are multiples."""
-    if text is None:
-        return (), False
-    key, _, values = text.replace(" ", "").partition("=")
-    each = values.split(",")
-    relative = all(value.startswith("x") for value in each)
-    try:
-        found = tuple(float(value.removeprefix("x") if relative else value) for value in each)
-    except ValueError:
-        found = ()
-    if key != "lr" or not found or not all(0 < value < float("inf") for value in found):
-        raise ValueError(
-            "--sweep takes lr=VALUE,VALUE,… or, as multiples of every arm's own lr, lr=xVALUE,xVALUE,…; "
-            f"other numbers are part of an arm; got {text!r}"
-        )
-    return found, relative
+        program = "o2nc gpt --data DATA" if self.data else "o2nc gpt"
+        return written(program, self, never=("data", "out", "quiet", "save_every", "costs"))

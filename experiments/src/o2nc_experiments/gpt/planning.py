@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple, TypeVar
 
-from o2nc_experiments.gpt.arms import LAST, Arm, Schedule
+from o2nc_experiments.arms import Schedule
+from o2nc_experiments.gpt.arms import LAST, Arm
 
 K = TypeVar("K")
 

@@ -4,12 +4,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
+from o2nc_experiments import comparison
+from o2nc_experiments.comparison import by_horizon, differences, head, rates
 from o2nc_experiments.gpt.arms import LAST, Arm, parse
 from o2nc_experiments.gpt.planning import Goal, Results, Row, explored, favourite, lines, parts
-from o2nc_experiments.gpt.store import Speed
+from o2nc_experiments.gpt.store import Found, Speed
 from o2nc_experiments.tables import NONE, Cell, Column, Table, plural, signed
 
 NOTE = (
@@ -19,41 +22,17 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of the table.
+class Line(comparison.Line):
+    """One line of the table; a loss is inf where a run diverged."""
 
-    Attributes:
-        arm: how it was trained.
-        weights: what was evaluated.
-        lrs: by horizon.
-        losses: by horizon and seed; inf where a run diverged.
-        is_chosen: whether these are the weights by which the arm is judged.
-        title: how the arm is called.
-    """
-
-    arm: Arm
-    weights: str
-    lrs: Mapping[int, float]
-    losses: Mapping[int, Mapping[int, float]]
-    is_chosen: bool
-    title: str
-
-    @property
-    def name(self) -> str:
-        """Arm and weights, as far as it takes to tell them apart."""
-        arm = self.title
-        if self.weights in self.arm.windows:
-            return f"{arm}, x̄ by {self.weights}"
-        return f"{arm}, {LAST}" if self.arm.windows else arm
-
-    @property
-    def is_one_run(self) -> bool:
-        """Whether all its horizons are moments of the same run."""
-        return not self.arm.schedule.decays
+    arm: Arm  # how it was trained
+    weights: str  # what was evaluated
+    lrs: Mapping[int, float]  # by horizon
+    is_chosen: bool  # whether these are the weights by which the arm is judged
 
     def mean(self, horizon: int) -> float:
         """Return the mean loss over the seeds, inf if there is none."""
-        return fmean(self.losses[horizon].values()) if self.losses.get(horizon) else math.inf
+        return fmean(self.of(horizon)) if self.of(horizon) else math.inf
 
 
 def goal_of(record: Mapping[str, Any]) -> Goal:
@@ -68,15 +47,18 @@ def make_lines(goal: Goal, rows: Sequence[Row]) -> list[Line]:
     titles = _titles(goal)
     found = []
     for arm, weights, lrs in lines(goal, rows):
-        losses: dict[int, dict[int, float]] = {}
+        values: dict[int, dict[int, float]] = {}
         for horizon, lr in lrs.items():
             for seed in goal.seeds:
                 loss = results.losses.get((arm.name, lr, seed, horizon), {}).get(weights)
                 if loss is not None:
-                    losses.setdefault(horizon, {})[seed] = loss
-        if losses:
+                    values.setdefault(horizon, {})[seed] = loss
+        if values:
+            what = f", x̄ by {weights}" if weights in arm.windows else f", {LAST}" if arm.windows else ""
+            is_aside = weights == LAST and len(arm.weights) > 1
+            common = (titles[arm.name] + what, rates([*lrs.values()]), not arm.schedule.decays, is_aside, values)
             is_chosen = weights == favourite(goal, arm, lrs, results)
-            found.append(Line(arm, weights, lrs, losses, is_chosen, titles[arm.name]))
+            found.append(Line(*common, arm, weights, lrs, is_chosen))
     return found
 
 
@@ -91,12 +73,6 @@ def best_decayed(found: Sequence[Line], horizon: int) -> Line | None:
     """Return the decayed runs with the least mean loss at a horizon."""
     decayed = [line for line in found if not line.is_one_run and math.isfinite(line.mean(horizon))]
     return min(decayed, key=lambda line: line.mean(horizon), default=None)
-
-
-def differences(line: Line, other: Line, horizon: int) -> list[float]:
-    """Return the differences of two lines, seed by seed."""
-    mine, theirs = (one.losses.get(horizon, {}) for one in (line, other))
-    return [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
 
 
 def written(values: Sequence[float], *, sign: bool = False) -> str:
@@ -115,36 +91,14 @@ def written(values: Sequence[float], *, sign: bool = False) -> str:
     return f"{mean} ± {stdev(values):.{decimals}f}" if len(values) > 1 else mean
 
 
-def rates(lrs: Mapping[int, float]) -> str:
-    """Return learning rates, once if they are all the same."""
-    low, high = min(lrs.values()), max(lrs.values())
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def _head(goal: Goal, *names: str) -> list[Column | str]:
-    return [*(Column(name, "left") for name in names), *(f"{h:,}" for h in goal.horizons)]
-
-
 def losses(goal: Goal, found: Sequence[Line]) -> Table:
     """Return the losses of all arms, those of one run first."""
-    table = Table(_head(goal, "after so many steps", "lr"), notes=NOTE)
     best = {h: min((line.mean(h) for line in found), default=math.inf) for h in goal.horizons}
-    for title, one_run in (("one run, read off at every horizon", True), ("a run for every horizon", False)):
-        group = [line for line in found if line.is_one_run is one_run]
-        if group:
-            table.add_heading(title)
-        for line in group:
-            cells = [
-                Cell(written(list(line.losses.get(h, {}).values())), "bold" if line.mean(h) == best[h] else "")
-                for h in goal.horizons
-            ]
-            table.add(line.name, rates(line.lrs), *cells, style="dim" if _is_aside(line) else "")
-    return table
 
+    def cell(line: Line, h: int) -> Cell:
+        return Cell(written(line.of(h)), "bold" if line.mean(h) == best[h] else "")
 
-def _is_aside(line: Line) -> bool:
-    """Say whether there is a better thing to look at than this last iterate: an average of the same run."""
-    return line.weights == LAST and len(line.arm.weights) > 1
+    return by_horizon("steps", goal.horizons, found, cell, NOTE)
 
 
 def paired(goal: Goal, found: Sequence[Line]) -> Table | None:
@@ -156,16 +110,9 @@ def paired(goal: Goal, found: Sequence[Line]) -> Table | None:
     for h, line in best.items():
         names.setdefault(line.name if line else NONE, []).append(h)
     each = (f"{name} at {', '.join(f'{h:,}' for h in own)}" for name, own in names.items())
-    note = f"the best decayed runs: {'; '.join(each)}"
-    table = Table(_head(goal, "difference to the best decayed run"), notes=f"{note}\nnegative: better than that")
-    for line in found:
-        cells = [
-            written(differences(line, other, h), sign=True) if (other := best[h]) and other is not line else NONE
-            for h in goal.horizons
-        ]
-        if any(cell != NONE for cell in cells):
-            table.add(line.name, *cells, style="dim" if _is_aside(line) else "")
-    return table
+    notes = f"the best decayed runs: {'; '.join(each)}\nnegative: better than that"
+    write = partial(written, sign=True)
+    return comparison.paired("difference to the best decayed run", found, best, write, notes)
 
 
 def grids(goal: Goal, rows: Sequence[Row]) -> Table | None:
@@ -173,7 +120,7 @@ def grids(goal: Goal, rows: Sequence[Row]) -> Table | None:
     results = Results(rows)
     seeds = goal.seeds if goal.tune is None else [goal.tune]
     table = Table(
-        _head(goal, "arm", "lr"),
+        head(goal.horizons, "arm", "lr"),
         notes=f"mean over seed {', '.join(map(str, seeds))}, the best average of an arm; "
         "bold: chosen; !: chosen at the edge of what was tried",
     )
@@ -203,13 +150,13 @@ def verdict(goal: Goal, found: Sequence[Line]) -> str:
     said = [
         f"{written(differences(one, other, h), sign=True)} at {h:,}"
         for h in goal.horizons
-        if (other := best_decayed(found, h)) and h in one.losses
+        if (other := best_decayed(found, h)) and h in one.values
     ]
     if not said:
         return ""
     same = ", one run" if len(set(one.lrs.values())) == 1 else ""
     tuned = "" if len(goal.sweep) > 1 else " No learning rate was tuned: --sweep and --tune do that."
-    return f"{one.name} at lr {rates(one.lrs)}{same}, minus the best decayed run in nats: {', '.join(said)}.{tuned}"
+    return f"{one.name} at lr {one.lr}{same}, minus the best decayed run in nats: {', '.join(said)}.{tuned}"
 
 
 COSTS = {
@@ -230,6 +177,13 @@ def costs(found: Mapping[str, float]) -> Table:
     for key, name in COSTS.items():
         table.add(name, f"{found[key]:.2f}", f"{100 * found[key] / step:.1f}")
     return table
+
+
+def tables(goal: Goal, found: Found) -> list[Table]:
+    """Return all tables there are."""
+    shown = make_lines(goal, found.rows)
+    known = [grids(goal, found.rows), losses(goal, shown), paired(goal, shown)]
+    return [table for table in [*known, costs(found.costs) if found.costs else None] if table is not None]
 
 
 def speed(record: Mapping[str, Any]) -> str:

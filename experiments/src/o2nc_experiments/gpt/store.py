@@ -5,21 +5,17 @@ unfinished.pt     the run that was under way when the process stopped, or at its
 lock              held by the process at work, and let go by the system when that dies
 """
 
-import io
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from o2nc_experiments import record
+from o2nc_experiments import folder, record
 from o2nc_experiments.gpt.planning import Goal, Row, Run
 from o2nc_experiments.processes import World
 
@@ -87,34 +83,20 @@ class Store:
     """A folder of results.
 
     Args:
-        folder: made if missing.
+        path: of the folder, made if missing.
         common: what all runs of the folder share.
         world: of several processes only the first reads and writes.
     """
 
-    def __init__(self, folder: Path, common: dict[str, Any], world: World = World()) -> None:
-        self.folder, self.common, self.world = folder, json.loads(json.dumps(common)), world
+    def __init__(self, path: Path, common: dict[str, Any], world: World = World()) -> None:
+        self.folder, self.common, self.world = path, json.loads(json.dumps(common)), world
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other studies out; OSError if one is at work here, or the folder cannot be written."""
-        lock = filelock.FileLock(self.folder / "lock", timeout=0)
-        self.world.on_first(lambda: self._acquire(lock))
-        try:
+        with ExitStack() as held:
+            self.world.on_first(lambda: held.enter_context(folder.locked(self.folder)))
             yield
-        finally:
-            lock.release()
-
-    def _acquire(self, lock: filelock.BaseFileLock) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except filelock.Timeout:
-            raise OSError(f"{self.folder}: another process is at work in this folder; choose another --out") from None
-        except OSError as error:
-            raise OSError(
-                f"{self.folder} cannot be written: {error.strerror or error}; choose another --out"
-            ) from None
 
     def load(self) -> Found:
         """Return the results that are there; OSError if they are damaged or those of other settings."""
@@ -129,10 +111,8 @@ class Store:
             found, settings = Found.from_record(known), known["settings"]
         except (ValueError, LookupError, TypeError):
             raise OSError(f"{path} is damaged; delete it, or choose another --out") from None
-        differ = [key for key in self.common if settings.get(key) != self.common[key]]
-        if differ and found.rows:
-            there, here = (", ".join(f"{key} {s.get(key)}" for key in differ) for s in (settings, self.common))
-            raise OSError(f"{self.folder} has runs with {there}, not {here}; choose another --out")
+        if found.rows:
+            folder.refuse_others(self.folder, "runs", settings, self.common)
         return found
 
     def save(self, found: Found, about: dict[str, Any], goal: Goal, *, complete: bool) -> dict[str, Any]:
@@ -145,12 +125,9 @@ class Store:
 
     def keep(self, run: Run, state: dict[str, Any]) -> None:
         """Write the state of a run that is not finished."""
-        if self.world.rank:
-            return
-        contents = io.BytesIO()
-        plain = tree_map_only(Tensor, Tensor.cpu, state)
-        torch.save({"run": identity(run), "settings": self.common, **plain}, contents)
-        record.write_bytes(self.folder / UNFINISHED, contents.getbuffer())
+        if self.world.rank == 0:
+            kept = {"run": identity(run), "settings": self.common, **state}
+            folder.write_state(self.folder / UNFINISHED, kept)
 
     def kept(self, run: Run) -> dict[str, Any] | None:
         """Return the state of this run, None if there is none; what cannot be read is as good as none."""

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
-from statistics import fmean, stdev
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from o2nc_experiments import figures
+from o2nc_experiments.comparison import differences
 from o2nc_experiments.gpt import results
 from o2nc_experiments.gpt.arms import LAST
 from o2nc_experiments.gpt.results import Line
@@ -19,25 +19,7 @@ from o2nc_experiments.gpt.store import Found, Point
 from o2nc_experiments.page import Article, Picture, Section
 from o2nc_experiments.tables import plural
 
-COLOURS = (figures.BLUE, figures.SKY, figures.GREEN, figures.PINK, figures.BLACK)
-DECAYED = (figures.VERMILION, figures.ORANGE, figures.PINK, figures.GREEN, figures.BLACK)
 NEAR, TICKS = 0.02, (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-MARKERS = ("o", "s", "^", "D", "v")
-
-
-def styles(found: Sequence[Line]) -> list[tuple[Line, dict[str, Any]]]:
-    """Return how a line is drawn: one run as a line, the last iterate dashed and grey, decayed runs as marks."""
-    solid, marks, colours = cycle(COLOURS), cycle(MARKERS), cycle(DECAYED)
-    drawn = []
-    for line in found:
-        if not line.is_one_run:
-            style = {"linestyle": "none", "marker": next(marks), "color": next(colours), "markersize": 5.5}
-        elif line.weights == LAST:
-            style = {"linestyle": (0, (3, 2)), "color": figures.GREY, "linewidth": 1.2}
-        else:
-            style = {"color": next(solid), "linewidth": 1.8}
-        drawn.append((line, style))
-    return drawn
 
 
 def drawn_lines(found: Sequence[Line]) -> list[Line]:
@@ -48,12 +30,12 @@ def drawn_lines(found: Sequence[Line]) -> list[Line]:
 
 def legend(found: Sequence[Line]) -> list[Line2D]:
     """Return a stroke or a mark for every line that is drawn."""
-    return [Line2D([], [], label=line.name, **style) for line, style in styles(drawn_lines(found))]
+    return [Line2D([], [], label=line.name, **style) for line, style in figures.line_styles(drawn_lines(found))]
 
 
 def draw_losses(axes: Axes, found: Sequence[Line]) -> None:
     """Draw loss against horizon."""
-    _draw(axes, drawn_lines(found), lambda line, h: list(line.losses.get(h, {}).values()))
+    _draw(axes, drawn_lines(found), Line.of)
     axes.set_ylabel("loss on held-out text (nats)")
 
 
@@ -62,11 +44,11 @@ def draw_differences(axes: Axes, found: Sequence[Line]) -> None:
 
     def to_best(line: Line, h: int) -> list[float]:
         best = results.best_decayed(found, h)
-        return results.differences(line, best, h) if best else []
+        return differences(line, best, h) if best else []
 
     # a last iterate far above everything would press all the rest together
     drawn = drawn_lines(found)
-    shown = [line for line in drawn if not line.is_one_run or line.weights != LAST or len(line.arm.weights) == 1]
+    shown = [line for line in drawn if not (line.is_one_run and line.is_aside)]
     axes.axhline(0, color=figures.GREY, linewidth=0.8)
     _draw(axes, shown, to_best, drawn)
     axes.set_yscale("symlog", linthresh=NEAR)  # hundredths matter, and tenths are to be seen
@@ -79,20 +61,12 @@ def draw_differences(axes: Axes, found: Sequence[Line]) -> None:
 def _draw(
     axes: Axes, shown: Sequence[Line], values: Callable[[Line, int], list[float]], found: Sequence[Line] = ()
 ) -> None:
-    horizons = sorted({h for line in shown for h in line.losses})
-    for line, style in styles(found or shown):
-        if line not in shown:
-            continue
-        known = {h: own for h in horizons if (own := values(line, h)) and all(map(math.isfinite, own))}
-        errors = [stdev(own) if len(own) > 1 else 0.0 for own in known.values()]
-        means = [fmean(own) for own in known.values()]
-        axes.errorbar(list(known), means, yerr=errors, capsize=2, elinewidth=0.8, **style)
-    axes.set_xscale("log")
-    axes.set_xticks(horizons)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("steps")
-    figures.style_axes(axes)
+    horizons = sorted({h for line in shown for h in line.values})
+    for line, style in figures.line_styles(found or shown):
+        if line in shown:
+            known = {h: own for h in horizons if (own := values(line, h)) and all(map(math.isfinite, own))}
+            figures.draw_points(axes, known, style, bars=True)
+    figures.style_horizons(axes, horizons, "steps")
 
 
 def figure(found: Sequence[Line], title: str) -> Figure:
