@@ -24,7 +24,8 @@ from o2nc import checks
 from o2nc.certificates.certificate import Certificate
 from o2nc.corrector import Corrector
 from o2nc.logfile import FIELDS, LAYER_FIELDS, PRICE_FIELDS, Lock, LogFile, aside, beside
-from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages, progress_of
+from o2nc.optimizers.base import CertifiedOptimizer, certified
+from o2nc.optimizers.readout import has_averages, progress_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,45 +4,30 @@ An optimizer is final. It says what its step is (`o2nc.step.Step`), and here tha
 fused one where it applies. What torch asks of an optimizer beside the step is in `o2nc.torch_support`.
 """
 
-import math
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from operator import is_not
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from o2nc import checks
-from o2nc.averages import Weights, catch_up_
+from o2nc.averages import Discount
 from o2nc.backends.eager import Eager
 from o2nc.backends.triton import engine
 from o2nc.certificates.certificate import Certificate
 from o2nc.learners import is_elementwise
-from o2nc.scaling import ROUNDING, uniform
+from o2nc.optimizers import readout
+from o2nc.optimizers.readout import Published
 from o2nc.state import Fields
 from o2nc.step import Step
 from o2nc.torch_support import checkpoints, compiling
 from o2nc.torch_support.private import disable_dynamo
-from o2nc.torch_support.shards import Shards, assemble, is_sharded, local_parts, why_partial
-from o2nc.vector import as_numbers, real, squares
-
-
-class NoAverages(RuntimeError, AttributeError):
-    """There are no averages to speak of; for a property that means, as ever in Python, that it is not there."""
-
-
-class Published(NamedTuple):
-    """Which state `averaged` and `certificate` speak of."""
-
-    average: str = "average"
-    spread: str = "spread"
-    gradient_squared: str | None = None  # None: that of ḡ
-    nothing_yet: str = "nothing is averaged before the first step()"
+from o2nc.torch_support.shards import Shards, is_sharded, local_parts, why_partial
 
 
 class CertifiedOptimizer(Optimizer):
@@ -85,6 +70,12 @@ class CertifiedOptimizer(Optimizer):
     def _keeps_state(self) -> bool:
         """Whether any of the state is ours: it keeps its dtype, and is split where parameters are."""
         return not self.is_guest or self._groups[0].get("average") is not None
+
+    @property
+    def _window(self) -> Any:
+        """The `Window` of the averages; None where there are none."""
+        average = self._groups[0]["average"]
+        return Discount(average) if isinstance(average, float) else average
 
     @property
     @abstractmethod
@@ -155,8 +146,8 @@ class CertifiedOptimizer(Optimizer):
                 if step.fused:
                     refused = f"fused=True, but the fused step cannot be taken: {reason}"
                     raise RuntimeError(f"{refused} (fused=None does without by itself)")
-            if isinstance(self._groups[0]["step"], Tensor):
-                checkpoints.to_host(self._groups, self.state, self.fields)
+            if isinstance(step.groups[0]["step"], Tensor):
+                checkpoints.to_host(step.groups, self.state, self.fields)
             eager.take(step)
         return False
 
@@ -273,7 +264,7 @@ class CertifiedOptimizer(Optimizer):
             # now, so that what asks for the averages later finds nothing to do and leaves a checkpoint as it is
             known = {p: state for p, state in self.state.items() if "average" in state and "log_decay" in state}
             if known and self._groups[0].get("average", 0.0) is not None:
-                self._catch_up(list(known), list(known.values()))
+                readout.catch_up(self, list(known), list(known.values()))
         return checkpoints.saved(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -309,7 +300,6 @@ class CertifiedOptimizer(Optimizer):
 
     # --- what it says of its averages
 
-    @torch.no_grad()
     def certificate(self, c: float = 1.0) -> Certificate:
         """Return ‖ḡ‖ + c·V, an upper bound on ‖∇F(x̄)‖_c when the gradients are full ones.
 
@@ -319,42 +309,15 @@ class CertifiedOptimizer(Optimizer):
         Returns:
             The certificate of all parameters together; ``.by_parameter`` has every one's own.
         """
-        checks.positive("c", c)
-        c = float(c)
-        self._refuse_unless("certificate()", "certificate")
-        with self._local():
-            names, params, states = self._averages("certificate()", self.published.average)
-            self._catch_up(params, states)
-            parts = self._totals(torch.stack(self._squares_and_spreads(states)), params)
-            numbers = zip(*parts, self._ess(states), strict=True)
-        by_parameter: dict[str | int, Certificate] = {
-            name: Certificate(c, square**0.5, spread, ess)
-            for name, (square, spread, ess) in zip(names, numbers, strict=True)
-        }
-        ess = min(part.ess for part in by_parameter.values())
-        return Certificate(c, math.fsum(parts[0]) ** 0.5, math.fsum(parts[1]), ess, by_parameter)
+        return readout.certificate(self, c)
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> AbstractContextManager[None]:
         """Put x̄ into the parameters inside a ``with`` block and restore them bitwise on leaving it.
 
         Changes made to the parameters inside are lost; ``step()`` inside is refused. Buffers are not averaged:
         with BatchNorm, evaluate inside `o2nc.recalibrated` as well.
         """
-        with self._local():
-            _, params, states = self._averages("averaged()", self.published.average)
-            self._catch_up(params, states)
-        backup = [p.detach().clone() for p in params]
-        self._swaps.append(self)
-        try:
-            for p, state in zip(params, states, strict=True):
-                real(p.detach()).copy_(state[self.published.average])
-            yield
-        finally:
-            self._swaps.pop()
-            with ExitStack() as restore:  # all of them, even if one cannot be
-                for p, former in zip(params, backup, strict=True):
-                    restore.callback(p.detach().copy_, former)
+        return readout.averaged(self)
 
     def output(self) -> list[Tensor]:
         """Return x̄_n for an n that was drawn: the output that the theorems speak of.
@@ -365,22 +328,7 @@ class CertifiedOptimizer(Optimizer):
             A copy for every parameter, in the order of the parameter groups; a parameter that never had a
             gradient is returned as it stands.
         """
-        with self._local():
-            _, params, states = self._averages("output()", "output")
-            late = bool(int(self._groups[0].get("pending", 0)))  # it is the average of now
-            if late:
-                self._catch_up(params, states)
-        self._wait()
-        result = []
-        for p in self._listed:
-            kept = self.state.get(p, {}).get("average" if late else "output")
-            if kept is None:
-                result.append(p.detach().clone())
-                continue
-            kept = kept.to(p.device, copy=True)
-            kept = torch.view_as_complex(kept) if p.is_complex() else kept
-            result.append(assemble(p, kept) if is_sharded(p) else kept)
-        return result
+        return readout.output(self)
 
     @property
     def progress(self) -> float:
@@ -390,101 +338,7 @@ class CertifiedOptimizer(Optimizer):
         not start at 0, have the mean of s in its place; then a term that telescopes is left out. Its noise adds up
         over the steps: with minibatches or long steps one run's value can be far off.
         """
-        self._refuse_unless("progress", "progress")
-        with self._local():
-            _, params, states = self._averages("progress", "progress")
-            gains = [state["progress"] for state in states]
-            together = torch.stack([gain.to(gains[0].device) for gain in gains])
-            return math.fsum(self._totals(together, params))
-
-    def _refuse_unless(self, wish: str, option: str) -> None:
-        """Refuse what the optimizer was made without."""
-        group = self._groups[0]
-        if option == "progress" and group.get("offload") is not None:
-            raise NoAverages(f"{wish}: not with offload={group['offload']}, by which iterates are passed over")
-        if not group.get(option, True) and group.get("average") is not None:
-            raise NoAverages(f"{wish}: this optimizer was made with {option}=False; pass {option}=True")
-
-    def _averages(self, wish: str, key: str) -> tuple[list[str | int], list[Tensor], list[dict[str, Any]]]:
-        """Return names, parameters and states of all that have averages, or say why there are none."""
-        if self._groups[0].get("average", 0.0) is None:
-            raise NoAverages(f"{wish} needs averages, and this optimizer was made with {self.advice}")
-        names: list[str | int] = []
-        params, states = [], []
-        waiting = self._not_begun()
-        i = 0
-        for group in self.param_groups:
-            given = group.get("param_names", range(i, i + len(group["params"])))
-            for name, p in zip(given, group["params"], strict=True):
-                state = self.state.get(p, {})
-                if key in state and id(state) not in waiting:
-                    names.append(i if name in names else name)
-                    params.append(p)
-                    states.append(state)
-                i += 1
-        if not params or self._groups[0]["step"] == 0:
-            raise NoAverages(f"{wish}: {self.published.nothing_yet}")
-        start = getattr(self._groups[0].get("average"), "start", 0)
-        if key != "progress" and start and not self._has_started():
-            raise NoAverages(f"{wish}: the averages begin after {start} steps (start={start} in average=…)")
-        return names, params, states
-
-    def _has_started(self) -> bool:
-        """Say whether the window has begun."""
-        window = self._describe().window
-        return window is None or not window.start or int(self._groups[0]["averaged"]) > window.start
-
-    def _not_begun(self) -> set[int]:
-        """Return the ids of states whose averages wait for a first step: all so far were called off."""
-        states = [state for state in self.state.values() if isinstance(state.get("fresh"), Tensor)]
-        flags = as_numbers([state["fresh"] for state in states])
-        fresh = checkpoints.FRESH_AVERAGES
-        return {id(state) for state, flag in zip(states, flags, strict=True) if int(flag) & fresh}
-
-    def _weights(self, *, published: bool = False) -> Weights:
-        """Return the weights of the iterates so far, or of those that the published averages are of."""
-        window = self._describe().window
-        assert window is not None
-        group = self._groups[0]
-        return Weights(*as_numbers(window.published(group) if published else window.weights(group)))
-
-    def _catch_up(self, params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
-        """Bring averages up to date, of parameters without a gradient at the last steps, too."""
-        group = self._groups[0]
-        dither = uniform(group["seed"], max(int(group["step"]), 1), stream=ROUNDING, draw=1) - 0.5
-        catch_up_(params, states, self._weights().log_decay, dither)
-
-    def _squares_and_spreads(self, states: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-        """Return ‖ḡ‖² and V of every parameter, as two tensors on the device."""
-        keys = self.published
-        if keys.gradient_squared is not None:
-            found = torch.stack([s[keys.gradient_squared].to(states[0][keys.spread].device) for s in states])
-        else:
-            # where there is no ḡ the momentum buffer is Σβ^{n−t}g_t
-            told = ["gradient" not in state for state in states]
-            means = [real(s["momentum_buffer"]) if t else s["gradient"] for s, t in zip(states, told, strict=True)]
-            found = squares(means)
-            if any(told):
-                total = torch.as_tensor(self._groups[0]["weight_sum"], dtype=torch.float64, device=found.device)
-                found = torch.where(torch.tensor(told, device="cpu").to(found.device), found / total.square(), found)
-        return found, torch.stack([state[keys.spread].to(found.device) for state in states])
-
-    def _ess(self, states: list[dict[str, Any]]) -> list[float]:
-        """Return every parameter's effective sample size."""
-        weights = self._weights(published=True)
-        return [weights.ess(joined) for joined in as_numbers([state["joined"] for state in states])]
-
-    def _totals(self, values: Tensor, params: list[Tensor]) -> Any:
-        """Return sums over coordinates as numbers, over all processes that have a shard.
-
-        Args:
-            values: one row of numbers, or several; a column for each parameter.
-            params: the parameters.
-        """
-        if self._shards is not None:
-            rows = [self._shards.total(row, params) for row in values.reshape(-1, len(params))]
-            values = torch.stack(rows).reshape(values.shape)
-        return values.tolist()
+        return readout.progress(self)
 
 
 def certified(optimizer: Any) -> CertifiedOptimizer:
@@ -506,14 +360,3 @@ def certified(optimizer: Any) -> CertifiedOptimizer:
     if not optimizer._groups[0].get("certificate", True):
         raise ValueError("optimizer keeps no certificate, it was made with certificate=False")
     return optimizer
-
-
-def progress_of(optimizer: CertifiedOptimizer) -> float:
-    """Return the progress, or nan where the optimizer was made without."""
-    return optimizer.progress if optimizer._groups[0].get("progress", True) else math.nan
-
-
-def has_averages(optimizer: CertifiedOptimizer) -> bool:
-    """Say whether there is anything to certify: a step was made, and with `OriginalO2NC` a block is complete."""
-    begun = any(optimizer.published.average in state for state in optimizer.state.values())
-    return begun and int(optimizer._groups[0]["step"]) > 0 and optimizer._has_started()

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from o2nc import averages, checks
-from o2nc.averages import Average, Coupling, Discount, check_average, check_output
+from o2nc.averages import Average, Coupling, check_average, check_output
 from o2nc.learners import Learner, is_elementwise
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
@@ -137,7 +137,7 @@ class ExponentiatedO2NC(CertifiedOptimizer):
             Learned(learner, beta, keeps=False),
             law,
             seed,
-            Discount(average) if isinstance(average, float) else average,
+            self._window,
             groups,
             self.state,
             self._shards is not None,

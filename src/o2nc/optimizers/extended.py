@@ -17,7 +17,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from o2nc import averages, checks
-from o2nc.averages import Average, Discount, check_average
+from o2nc.averages import Average, check_average
 from o2nc.backends.host import HostCopies
 from o2nc.backends.triton import engine
 from o2nc.optimizers.base import CertifiedOptimizer
@@ -145,6 +145,11 @@ class Extended(CertifiedOptimizer):
     def _groups(self) -> list[Any]:
         return [Named(group) for group in self.param_groups]
 
+    @property
+    def _window(self) -> Any:
+        window, offload = super()._window, self.param_groups[0][NAMES["offload"]]
+        return window if window is None or offload is None else window.thinned(offload)
+
     def _describe(self, fused: bool | None = False) -> Step:
         new = (p for p in _params(self) if p.grad is not None and "average" not in self.state.get(p, ()))
         if self.param_groups[0]["average"] is None or any(True for _ in new):
@@ -153,15 +158,14 @@ class Extended(CertifiedOptimizer):
 
     def _step(self, rule: "Observed", fused: bool | None) -> Step:
         groups = self._groups
-        law, seed, average, certificate, _, offload = (groups[0].group[key] for key in self.shared[:6])
-        window = Discount(average) if isinstance(average, float) else average
+        law, seed, _, certificate = (groups[0].group[key] for key in self.shared[:4])
         self._observed = rule
         return Step(
             type(self).__name__,
             rule,
             law,
             seed,
-            window if window is None or offload is None else window.thinned(offload),
+            self._window,
             groups,
             self.state,
             self._shards is not None,
