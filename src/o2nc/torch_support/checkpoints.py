@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from o2nc import averages, checks, learners, scaling
+from o2nc import averages, checks, laws, learners, scaling
 from o2nc.state import Fields, Kind
 from o2nc.step import COUNTERS
 from o2nc.torch_support.shards import distributed_runs, is_sharded, local, to_part, to_whole
@@ -34,10 +34,10 @@ _KNOWN = {
     cls.__name__: cls
     for cls in (
         scaling.Exponential,
-        scaling.Uniform,
-        scaling.Jitter,
-        scaling.Weibull,
-        scaling.Gamma,
+        laws.Uniform,
+        laws.Jitter,
+        laws.Weibull,
+        laws.Gamma,
         averages.Polynomial,
         learners.OGD,
         learners.BallOGD,
