@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from o2nc import averages, checks
 from o2nc.averages import Average, check_average
-from o2nc.backends.host import HostCopies
+from o2nc.backends.host import HostCopies, copy_on_host
 from o2nc.backends.triton import engine
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.optimizers.observed import Observed
@@ -275,7 +275,7 @@ class Extended(CertifiedOptimizer):
         self._is_unscaled = True  # torch's fused steps divide gradients by a GradScaler's scale, in place
         rule = self.__dict__.pop("_observed", None)
         for p, new in rule.begun if rule is not None else ():
-            new.setdefault("output", averages.on_host(new["average"]).copy_(new["average"]))
+            new.setdefault("output", copy_on_host(new["average"]))
             self.state[p if self._shards is None or self.in_parts else self._shards.owners[p]].update(new)
 
     @property

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from o2nc import checks
-from o2nc.averages import Weights, catch_up_
+from o2nc import checks, presence
+from o2nc.averages import Weights
 from o2nc.certificates.certificate import Certificate
 from o2nc.scaling import ROUNDING, uniform
 from o2nc.torch_support.checkpoints import FRESH_AVERAGES
@@ -121,7 +121,7 @@ def catch_up(optimizer: "CertifiedOptimizer", params: Sequence[Tensor], states: 
     """Bring averages up to date, of parameters without a gradient at the last steps, too."""
     group = optimizer._groups[0]
     dither = uniform(group["seed"], max(int(group["step"]), 1), stream=ROUNDING, draw=1) - 0.5
-    catch_up_(params, states, _weights(optimizer).log_decay, dither)
+    presence.catch_up_(params, states, _weights(optimizer).log_decay, dither)
 
 
 def totals(optimizer: "CertifiedOptimizer", values: Tensor, params: list[Tensor]) -> Any:

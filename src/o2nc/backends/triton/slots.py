@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from o2nc.averages import on_host, start
+from o2nc import presence
+from o2nc.backends.host import copy_on_host
 from o2nc.backends.triton.rules import SGD_PLAYS, device_rule, play_adamw, play_amsgrad, play_observed
 from o2nc.optimizers.adamw import Adam
 from o2nc.optimizers.exponentiated import Learned
@@ -151,5 +152,5 @@ def _mark(state: State, fresh: int) -> None:
 
 def _begin_averages(state: dict[str, Any], x: Tensor, own: bool) -> None:
     """Begin the averages; being fresh, ḡ is set to its first gradient by the kernel."""
-    state.update(start(x, torch.zeros_like(x) if own else None))
-    state["output"] = on_host(state["average"]).copy_(state["average"])
+    state.update(presence.begin(x, torch.zeros_like(x) if own else None))
+    state["output"] = copy_on_host(state["average"])
