@@ -2,8 +2,8 @@
 
 The weights are those of the joint iterate, the same for all parameters; one without a gradient counts with the
 gradient zero. It is left alone until it has one again, or is asked for: the product of the 1 − γ that it missed is
-exp(−difference of ``log_decay``), and with it in the place of one 1 − γ the formulas of `o2nc.averages` make up for all
-of them.
+exp(−difference of ``log_decay``), and with it in the place of one 1 − γ the formulas of `o2nc.averages` make up for
+all of them.
 """
 
 import math

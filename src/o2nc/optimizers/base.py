@@ -25,7 +25,8 @@ from o2nc.optimizers import readout
 from o2nc.optimizers.readout import Published
 from o2nc.state import Fields
 from o2nc.step import Step
-from o2nc.torch_support import checkpoints, compiling
+from o2nc.torch_support import checkpoints, compiling, groups
+from o2nc.torch_support.device_state import to_host
 from o2nc.torch_support.private import disable_dynamo
 from o2nc.torch_support.shards import Shards, is_sharded, local_parts, why_partial
 
@@ -135,7 +136,7 @@ class CertifiedOptimizer(Optimizer):
         """Have a backend carry out the step: the fused one if it is demanded or applies; return whether it was."""
         for group in self.param_groups if self.foreign else ():
             if not self.foreign.isdisjoint(group):
-                checkpoints.refuse_foreign(self, group)
+                groups.refuse_foreign(self, group)
         eager, fused = self._eager, self._wants_fused()
         with torch.set_grad_enabled(bool(self.defaults.get("differentiable"))):
             step = self._describe(fused)
@@ -147,7 +148,7 @@ class CertifiedOptimizer(Optimizer):
                     refused = f"fused=True, but the fused step cannot be taken: {reason}"
                     raise RuntimeError(f"{refused} (fused=None does without by itself)")
             if isinstance(step.groups[0]["step"], Tensor):
-                checkpoints.to_host(step.groups, self.state, self.fields)
+                to_host(step.groups, self.state, self.fields)
             eager.take(step)
         return False
 
@@ -235,7 +236,7 @@ class CertifiedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch; seed, law and the like are those of the first group."""
-        checkpoints.check_group(self, param_group)
+        groups.check_group(self, param_group)
         super().add_param_group(param_group)
         self._list()
 
@@ -256,7 +257,7 @@ class CertifiedOptimizer(Optimizer):
         """Give entries to the defaults and to groups that a parent class has already made."""
         self.defaults.update(entries)
         for group in self.param_groups:
-            checkpoints.adopt(self, group, self.defaults)
+            groups.adopt(self, group, self.defaults)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does, with laws and learners as plain dictionaries."""

@@ -17,7 +17,7 @@ from o2nc import checks, presence
 from o2nc.averages import Weights
 from o2nc.certificates.certificate import Certificate
 from o2nc.scaling import ROUNDING, uniform
-from o2nc.torch_support.checkpoints import FRESH_AVERAGES
+from o2nc.torch_support.device_state import FRESH_AVERAGES
 from o2nc.torch_support.shards import assemble, is_sharded
 from o2nc.vector import as_numbers, real, squares
 

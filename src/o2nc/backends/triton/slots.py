@@ -14,7 +14,7 @@ from o2nc.optimizers.exponentiated import Learned
 from o2nc.optimizers.observed import Observed
 from o2nc.optimizers.sgdm import Momentum, buffer_is_mean, keep_own_gradient
 from o2nc.step import Step
-from o2nc.torch_support.checkpoints import BOTH, FRESH_AVERAGES, FRESH_RULE
+from o2nc.torch_support.device_state import BOTH, FRESH_AVERAGES, FRESH_RULE
 from o2nc.vector import wide
 
 
