@@ -20,8 +20,8 @@ from o2nc.averages import Discount
 from o2nc.backends.eager import Eager
 from o2nc.backends.triton import engine
 from o2nc.certificates.certificate import Certificate
-from o2nc.learners import is_elementwise
 from o2nc.optimizers import readout
+from o2nc.optimizers.learned import is_elementwise
 from o2nc.optimizers.readout import Published
 from o2nc.state import Fields
 from o2nc.step import Step

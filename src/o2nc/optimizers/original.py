@@ -18,7 +18,7 @@ from o2nc.averages import Blocks
 from o2nc.laws import Uniform
 from o2nc.learners import Learner
 from o2nc.optimizers.base import CertifiedOptimizer
-from o2nc.optimizers.exponentiated import BLOCK_FIELDS, FOREIGN, Learned, check_learner
+from o2nc.optimizers.learned import BLOCK_FIELDS, FOREIGN, Learned, check_learner
 from o2nc.optimizers.readout import Published
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import Step

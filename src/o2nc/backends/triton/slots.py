@@ -10,7 +10,7 @@ from o2nc import presence
 from o2nc.backends.host import copy_on_host
 from o2nc.backends.triton.rules import SGD_PLAYS, device_rule, play_adamw, play_amsgrad, play_observed
 from o2nc.optimizers.adamw import Adam
-from o2nc.optimizers.exponentiated import Learned
+from o2nc.optimizers.learned import Learned
 from o2nc.optimizers.observed import Observed
 from o2nc.optimizers.sgdm import Momentum, buffer_is_mean, keep_own_gradient
 from o2nc.step import Step
