@@ -70,7 +70,10 @@ class Learner(Protocol):
         """
 
 
-# A learner may also say two things of itself. ``elementwise = True``: it plays every coordinate by itself, so it can be
-# asked for some of the parameters alone, which saves memory, and those without a gradient wait. ``recalls = True``: its
-# state tells the Δ that it played, which ``last_updates(states)`` returns, and the first entry of its state has the
-# parameter's shape; `ExponentiatedO2NC` then keeps no Δ, see `ScaleFree`.
+# A learner may also say two things of itself.
+#
+# ``elementwise = True``: it plays every coordinate by itself. It can then be asked for some of the parameters alone,
+# which saves memory, and those without a gradient wait.
+#
+# ``recalls = True``: its state, whose first entry has the parameter's shape, tells the Δ that it played, which
+# ``last_updates(states)`` returns. `ExponentiatedO2NC` then keeps no Δ: see `ScaleFree`.

@@ -5,7 +5,6 @@ fused one where it applies. What torch asks of an optimizer beside the step is i
 """
 
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from operator import is_not
@@ -279,25 +278,13 @@ class CertifiedOptimizer(Optimizer):
         Raises:
             ValueError: it is of another kind of optimizer, or of other parameters.
         """
-        # torch calls hooks before and after what it does; here that includes decoding and keeping dtypes
-        before, after = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
         if self._swaps:
             raise RuntimeError("load_state_dict() inside averaged(): the parameters hold x̄ there")
-        state_dict = state_dict.copy()
-        for hook in before.values():
-            state_dict = hook(self, state_dict) or state_dict
-        self._notice_exchange()
-        try:
-            self._optimizer_load_state_dict_pre_hooks = OrderedDict()
-            self._optimizer_load_state_dict_post_hooks = OrderedDict()
+        with checkpoints.hooks_around(self, state_dict) as state_dict:
+            self._notice_exchange()
             checkpoints.load(self, state_dict, super().load_state_dict)
-        finally:
-            self._optimizer_load_state_dict_pre_hooks = before
-            self._optimizer_load_state_dict_post_hooks = after
-        self._eager.forget()
-        self._engine.forget()
-        for post_hook in after.values():
-            post_hook(self)
+            self._eager.forget()
+            self._engine.forget()
 
     # --- what it says of its averages
 

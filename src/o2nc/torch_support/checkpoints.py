@@ -11,6 +11,9 @@ the seed and the step counter live in the parameter groups, the same in each (`g
 
 import math
 import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +63,27 @@ def _to_saved(optimizer: Any, p: Tensor, state: dict[str, Any]) -> dict[str, Any
 
 
 # --- loading
+
+
+@contextmanager
+def hooks_around(optimizer: Any, state_dict: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Call the hooks of loading before and after a ``with`` block, and not where torch would, within it.
+
+    torch calls them around what it does itself; so they are around decoding and keeping dtypes, too.
+    """
+    before, after = optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks
+    state_dict = state_dict.copy()
+    for hook in before.values():
+        state_dict = hook(optimizer, state_dict) or state_dict
+    try:
+        optimizer._optimizer_load_state_dict_pre_hooks = OrderedDict()
+        optimizer._optimizer_load_state_dict_post_hooks = OrderedDict()
+        yield state_dict
+    finally:
+        optimizer._optimizer_load_state_dict_pre_hooks = before
+        optimizer._optimizer_load_state_dict_post_hooks = after
+    for post_hook in after.values():
+        post_hook(optimizer)
 
 
 def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
