@@ -102,7 +102,7 @@ class AdamW(Extended, optim.AdamW):
             fused=fused,
         )
         self._share(own)
-        self._list()
+        self._note_params()
         self._refuse_partial()
 
     @property

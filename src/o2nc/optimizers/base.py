@@ -1,7 +1,8 @@
-"""The one abstract class: an optimizer that describes its step, and answers for its averages.
+"""The one abstract class: an optimizer that describes its step, has it taken, and survives as torch's do.
 
 An optimizer is final. It says what its step is (`o2nc.step.Step`), and here that is handed to a backend, first the
-fused one where it applies. What torch asks of an optimizer beside the step is in `o2nc.torch_support`.
+fused one where it applies. What torch asks of an optimizer beside the step is in `o2nc.torch_support`, what it says
+of its averages in `o2nc.optimizers.readout`.
 """
 
 from abc import abstractmethod
@@ -35,19 +36,19 @@ class CertifiedOptimizer(Optimizer):
 
     shared: ClassVar[tuple[str, ...]]  # the keys that all parameter groups have in common
     needed: ClassVar[tuple[str, ...]] = ("lr",)  # the keys that a checkpoint's groups must have
-    foreign: ClassVar[frozenset[str]] = frozenset()  # the keys that a group must not hope to have obeyed
+    foreign: ClassVar[frozenset[str]] = frozenset()  # the keys that other optimizers obey and this one refuses
     published: ClassVar[Published] = Published()
     advice = "average=None: pass average=0.999, say, when you construct it"
     has_other_fused = False  # whether torch has a fused step of its own where ours does not run
     is_guest = False  # whether the state is another optimizer's, and only what `fields` declares is ours
-    names: ClassVar[dict[str, str]] = {}  # by which our entries go in the parameter groups, where not by their own
+    names: ClassVar[dict[str, str]] = {}  # of our entries in the parameter groups, where they have others there
 
     # On the instance, with no defaults on the class: Lightning's wrapper is of a class made from ours, and looks up
     # in the optimizer only what that class lacks.
-    _known: list[ref[Tensor]]  # the parameters: a compiler that looks at the groups compiles anew with every number
+    _param_refs: list[ref[Tensor]]  # for a compiler: one that looks at the groups compiles anew with every number
     _shards: Shards | None
-    _is_node: bool  # to a compiler
-    _is_whole: bool  # as far as was looked
+    _is_node: bool  # whether a compiler sees the step as one node of its graph
+    _is_whole: bool  # whether the parameters were found to be whole, and not one process's part of them
     _swaps: list[Any]  # one entry per `averaged` block that is open
     _watchers: dict[int, Callable[[], None]]  # called after every step, in the operator if the step is compiled
 
@@ -117,12 +118,8 @@ class CertifiedOptimizer(Optimizer):
 
     def _take_whole(self) -> None:
         """Take the step for all parameters, each process for its part of them, and tell those who watch."""
-        self._notice_exchange()
-        if self._shards is None:
+        with self._local():
             self._take()
-        else:
-            with local_parts(self):
-                self._take()
         if self._watchers:
             self._notify()
 
@@ -190,14 +187,15 @@ class CertifiedOptimizer(Optimizer):
     # --- parameters, as a compiler and shards want to know them
 
     @property
-    def _listed(self) -> list[Any]:
+    def _all_params(self) -> list[Any]:
         """The parameters; None in the place of one that is gone, since they are not kept alive here."""
-        return [known() for known in self._known]
+        return [found() for found in self._param_refs]
 
-    def _list(self) -> None:
+    def _note_params(self) -> None:
+        """Note which parameters there are, and how a compiler and other processes have them."""
         compiling.register(self)
-        self._known = [ref(p) for group in self.param_groups for p in group["params"]]
-        params = self._listed
+        self._param_refs = [ref(p) for group in self.param_groups for p in group["params"]]
+        params = self._all_params
         self._shards = Shards(params) if self._keeps_state and any(map(is_sharded, params)) else None
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = self._shards is None and not differentiable
@@ -205,9 +203,9 @@ class CertifiedOptimizer(Optimizer):
     def _notice_exchange(self) -> bool:
         """Notice parameters that were exchanged in the groups, as wrappers of models do; return whether they were."""
         params = [p for group in self.param_groups for p in group["params"]]
-        exchanged = len(params) != len(self._known) or any(map(is_not, params, self._listed))
+        exchanged = len(params) != len(self._param_refs) or any(map(is_not, params, self._all_params))
         if exchanged:
-            self._list()
+            self._note_params()
         if exchanged or not self._is_whole:
             self._refuse_partial()  # once more: FSDP1 may have wrapped the model since
             self._is_whole = True
@@ -219,7 +217,7 @@ class CertifiedOptimizer(Optimizer):
         learner = group.get("learner")
         if not self._keeps_state or (group.get("average", 0.0) is None and (not learner or is_elementwise(learner))):
             return
-        reason = why_partial(self._listed)
+        reason = why_partial(self._all_params)
         if reason is not None:
             raise ValueError(
                 f"{type(self).__name__} would average, certify and measure norms for every process alone, since it "
@@ -237,11 +235,11 @@ class CertifiedOptimizer(Optimizer):
         """Add a group of parameters, as in torch; seed, law and the like are those of the first group."""
         groups.check_group(self, param_group)
         super().add_param_group(param_group)
-        self._list()
+        self._note_params()
 
     def _wait(self) -> None:
         """Wait for kernels that write the output to the host's memory."""
-        for device in {p.device for p in self._listed if p is not None and p.is_cuda}:
+        for device in {p.device for p in self._all_params if p is not None and p.is_cuda}:
             torch.cuda.synchronize(device)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -250,7 +248,7 @@ class CertifiedOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._list()
+        self._note_params()
 
     def _share(self, entries: dict[str, Any]) -> None:
         """Give entries to the defaults and to groups that a parent class has already made."""

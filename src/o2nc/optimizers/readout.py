@@ -85,7 +85,7 @@ def output(optimizer: "CertifiedOptimizer") -> list[Tensor]:
             catch_up(optimizer, params, states)
     optimizer._wait()
     result = []
-    for p in optimizer._listed:
+    for p in optimizer._all_params:
         kept = optimizer.state.get(p, {}).get("average" if is_pending else "output")
         if kept is None:
             result.append(p.detach().clone())

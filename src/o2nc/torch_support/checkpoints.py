@@ -40,7 +40,7 @@ def saved(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     counters, states = plain(optimizer._groups[0], state_dict["state"], optimizer.fields)
     counters = {optimizer.names.get(k, k): v for k, v in counters.items()}
     groups = [{k: counters.get(k, encode(v)) for k, v in group.items()} for group in state_dict["param_groups"]]
-    params = dict(enumerate(optimizer._listed))
+    params = dict(enumerate(optimizer._all_params))
     kept = {i: state for i, state in states.items() if state is not None}
     if optimizer._keeps_state:
         kept = {i: _to_saved(optimizer, params[i], state) for i, state in kept.items()}
@@ -94,7 +94,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
     strangers = state_dict["state"].keys() - {*ids}
     if strangers:
         raise ValueError(f"the checkpoint has state of parameters that are in none of its groups: {[*strangers]}")
-    owners = dict(zip(ids, optimizer._listed, strict=False))  # torch says itself when there are more of one
+    owners = dict(zip(ids, optimizer._all_params, strict=False))  # torch says itself when there are more of one
     fields = optimizer.fields
     states = state_dict["state"]
     if optimizer._keeps_state:
