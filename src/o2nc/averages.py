@@ -49,7 +49,7 @@ COUNTERS = ("weight_sum", "weight_square_sum", "log_decay", "averaged", "pending
 WHOLE = ("step", "averaged", "pending")  # those that are integers
 
 ALL_GONE = 1e3  # as a decay: nothing is left of e^{−1000} in float64
-_EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
+EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
 
 Inner: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -300,7 +300,7 @@ def move_(
     elif dither and dtype == torch.float32:
         # e += (dither/γ)·unit·sign(e), x̄ += γe; where e = 0 nothing is added, so that what stands still stays
         out = None if for_grid is None else for_grid.view(torch.int32)
-        power = torch.bitwise_and(x_mean.view(torch.int32), _EXPONENT, out=out).view(dtype)
+        power = torch.bitwise_and(x_mean.view(torch.int32), EXPONENT, out=out).view(dtype)
         e.addcmul_(power, torch.sign(e, out=for_g), value=dither * 2.0**-23 / float(gamma))
         x_mean.add_(e, alpha=float(gamma))
     else:

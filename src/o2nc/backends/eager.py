@@ -116,8 +116,9 @@ def _begin(part: Part, weights: Any, is_start: bool, certificate: bool) -> None:
                 x = real(p)
                 dtype = wide(x.dtype)
                 # from the very first step on, and in a dtype that an average can be kept in
-                told = part.reads_buffer and is_start and dtype == x.dtype and state.get("momentum_buffer") is None
-                gradient = None if told or not certificate else part.coupling(real(g).to(dtype), x)
+                in_buffer = part.reads_buffer and is_start and dtype == x.dtype
+                in_buffer = in_buffer and state.get("momentum_buffer") is None
+                gradient = None if in_buffer or not certificate else part.coupling(real(g).to(dtype), x)
                 state.update(presence.begin(x, gradient, weights))
 
 

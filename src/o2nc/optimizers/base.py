@@ -261,8 +261,9 @@ class CertifiedOptimizer(Optimizer):
         with self._local():
             # now, so that what asks for the averages later finds nothing to do and leaves a checkpoint as it is
             known = {p: state for p, state in self.state.items() if "average" in state and "log_decay" in state}
-            if known and self._groups[0].get("average", 0.0) is not None:
-                readout.catch_up(self, list(known), list(known.values()))
+            first = self._groups[0]
+            if known and first.get("average", 0.0) is not None:
+                readout.catch_up(self, first, list(known), list(known.values()))
         return checkpoints.saved(self, super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

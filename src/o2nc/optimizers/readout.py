@@ -2,7 +2,8 @@
 
 Functions of an optimizer, behind the methods of the same names. They read state that the steps have left; all that
 they write are averages of parameters that were without a gradient, which they bring up to date first. Sums over
-coordinates are added up here, over the processes too where parameters are sharded.
+coordinates are added up here, over the processes too where parameters are sharded. ``group`` is the first parameter
+group, with our entries under our names.
 """
 
 import math
@@ -43,12 +44,14 @@ def certificate(optimizer: "CertifiedOptimizer", c: float) -> Certificate:
     """Return the certificate, as `CertifiedOptimizer.certificate` says."""
     checks.positive("c", c)
     c = float(c)
-    _refuse_unless(optimizer, "certificate()", "certificate")
+    group, published = optimizer._groups[0], optimizer.published
+    _refuse_unless(group, "certificate()", "certificate")
     with optimizer._local():
-        names, params, states = _averages(optimizer, "certificate()", optimizer.published.average)
-        catch_up(optimizer, params, states)
-        squared, spreads = totals(optimizer, torch.stack(_squares_and_spreads(optimizer, states)), params)
-        sizes = _sample_sizes(optimizer, states)
+        names, params, states = _averages(optimizer, group, "certificate()", published.average)
+        catch_up(optimizer, group, params, states)
+        parts = torch.stack(_squares_and_spreads(published, group, states))
+        squared, spreads = totals(optimizer, parts, params)
+        sizes = _sample_sizes(optimizer, group, states)
     by_parameter: dict[str | int, Certificate] = {
         name: Certificate(c, square**0.5, spread, ess)
         for name, square, spread, ess in zip(names, squared, spreads, sizes, strict=True)
@@ -59,10 +62,10 @@ def certificate(optimizer: "CertifiedOptimizer", c: float) -> Certificate:
 @contextmanager
 def averaged(optimizer: "CertifiedOptimizer") -> Iterator[None]:
     """Put x̄ into the parameters, as `CertifiedOptimizer.averaged` says."""
-    key = optimizer.published.average
+    group, key = optimizer._groups[0], optimizer.published.average
     with optimizer._local():
-        _, params, states = _averages(optimizer, "averaged()", key)
-        catch_up(optimizer, params, states)
+        _, params, states = _averages(optimizer, group, "averaged()", key)
+        catch_up(optimizer, group, params, states)
     backup = [p.detach().clone() for p in params]
     optimizer._swaps.append(optimizer)
     try:
@@ -78,11 +81,12 @@ def averaged(optimizer: "CertifiedOptimizer") -> Iterator[None]:
 
 def output(optimizer: "CertifiedOptimizer") -> list[Tensor]:
     """Return x̄_n for an n that was drawn, as `CertifiedOptimizer.output` says."""
+    group = optimizer._groups[0]
     with optimizer._local():
-        _, params, states = _averages(optimizer, "output()", "output")
-        is_pending = bool(int(optimizer._groups[0].get("pending", 0)))  # then it is the average of now
+        _, params, states = _averages(optimizer, group, "output()", "output")
+        is_pending = bool(int(group.get("pending", 0)))  # then it is the average of now
         if is_pending:
-            catch_up(optimizer, params, states)
+            catch_up(optimizer, group, params, states)
     optimizer._wait()
     result = []
     for p in optimizer._all_params:
@@ -98,9 +102,10 @@ def output(optimizer: "CertifiedOptimizer") -> list[Tensor]:
 
 def progress(optimizer: "CertifiedOptimizer") -> float:
     """Return Σ w(s_n)⟨g_n, Δ_n⟩, as `CertifiedOptimizer.progress` says."""
-    _refuse_unless(optimizer, "progress", "progress")
+    group = optimizer._groups[0]
+    _refuse_unless(group, "progress", "progress")
     with optimizer._local():
-        _, params, states = _averages(optimizer, "progress", "progress")
+        _, params, states = _averages(optimizer, group, "progress", "progress")
         gains = [state["progress"] for state in states]
         together = torch.stack([gain.to(gains[0].device) for gain in gains])
         return math.fsum(totals(optimizer, together, params))
@@ -114,14 +119,17 @@ def progress_of(optimizer: "CertifiedOptimizer") -> float:
 def has_averages(optimizer: "CertifiedOptimizer") -> bool:
     """Say whether there is anything to certify: a step was made, and with `OriginalO2NC` a block is complete."""
     begun = any(optimizer.published.average in state for state in optimizer.state.values())
-    return begun and int(optimizer._groups[0]["step"]) > 0 and _has_started(optimizer)
-
-
-def catch_up(optimizer: "CertifiedOptimizer", params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
-    """Bring averages up to date, of parameters without a gradient at the last steps, too."""
     group = optimizer._groups[0]
+    return begun and int(group["step"]) > 0 and _has_started(optimizer, group)
+
+
+def catch_up(
+    optimizer: "CertifiedOptimizer", group: Any, params: Sequence[Tensor], states: Sequence[dict[str, Any]]
+) -> None:
+    """Bring averages up to date, of parameters without a gradient at the last steps, too."""
     dither = uniform(group["seed"], max(int(group["step"]), 1), stream=ROUNDING, draw=1) - 0.5
-    presence.catch_up_(params, states, _weights(optimizer).log_decay, dither)
+    weights = Weights(*as_numbers(optimizer._window.weights(group)))
+    presence.catch_up_(params, states, weights.log_decay, dither)
 
 
 def totals(optimizer: "CertifiedOptimizer", values: Tensor, params: list[Tensor]) -> Any:
@@ -139,9 +147,8 @@ def totals(optimizer: "CertifiedOptimizer", values: Tensor, params: list[Tensor]
     return values.tolist()
 
 
-def _refuse_unless(optimizer: "CertifiedOptimizer", wish: str, option: str) -> None:
+def _refuse_unless(group: Any, wish: str, option: str) -> None:
     """Refuse what the optimizer was made without."""
-    group = optimizer._groups[0]
     if option == "progress" and group.get("offload") is not None:
         raise NoAverages(f"{wish}: not with offload={group['offload']}, by which iterates are passed over")
     if not group.get(option, True) and group.get("average") is not None:
@@ -149,10 +156,9 @@ def _refuse_unless(optimizer: "CertifiedOptimizer", wish: str, option: str) -> N
 
 
 def _averages(
-    optimizer: "CertifiedOptimizer", wish: str, key: str
+    optimizer: "CertifiedOptimizer", first: Any, wish: str, key: str
 ) -> tuple[list[str | int], list[Tensor], list[dict[str, Any]]]:
     """Return names, parameters and states of all that have averages, or say why there are none."""
-    first = optimizer._groups[0]
     if first.get("average", 0.0) is None:
         raise NoAverages(f"{wish} needs averages, and this optimizer was made with {optimizer.advice}")
     names: list[str | int] = []
@@ -171,34 +177,26 @@ def _averages(
     if not params or first["step"] == 0:
         raise NoAverages(f"{wish}: {optimizer.published.nothing_yet}")
     start = getattr(first.get("average"), "start", 0)
-    if key != "progress" and start and not _has_started(optimizer):
+    if key != "progress" and start and not _has_started(optimizer, first):
         raise NoAverages(f"{wish}: the averages begin after {start} steps (start={start} in average=…)")
     return names, params, states
 
 
-def _has_started(optimizer: "CertifiedOptimizer") -> bool:
+def _has_started(optimizer: "CertifiedOptimizer", group: Any) -> bool:
     """Say whether the window has begun."""
     window = optimizer._window
-    return window is None or not window.start or int(optimizer._groups[0]["averaged"]) > window.start
+    return window is None or not window.start or int(group["averaged"]) > window.start
 
 
 def _not_begun(optimizer: "CertifiedOptimizer") -> set[int]:
     """Return the ids of states whose averages wait for a first step: all so far were called off."""
     states = [state for state in optimizer.state.values() if isinstance(state.get("fresh"), Tensor)]
-    flags = as_numbers([state["fresh"] for state in states])
+    flags = as_numbers([state["fresh"] for state in states]) if states else []
     return {id(state) for state, flag in zip(states, flags, strict=True) if int(flag) & FRESH_AVERAGES}
 
 
-def _weights(optimizer: "CertifiedOptimizer", *, published: bool = False) -> Weights:
-    """Return the weights of the iterates so far, or of those that the published averages are of."""
-    window, group = optimizer._window, optimizer._groups[0]
-    assert window is not None
-    return Weights(*as_numbers(window.published(group) if published else window.weights(group)))
-
-
-def _squares_and_spreads(optimizer: "CertifiedOptimizer", states: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+def _squares_and_spreads(keys: Published, group: Any, states: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     """Return ‖ḡ‖² and V of every parameter, as two tensors on the device."""
-    keys = optimizer.published
     if keys.gradient_squared is not None:
         found = torch.stack([s[keys.gradient_squared].to(states[0][keys.spread].device) for s in states])
     else:
@@ -207,13 +205,13 @@ def _squares_and_spreads(optimizer: "CertifiedOptimizer", states: list[dict[str,
         pairs = zip(states, in_buffer, strict=True)
         found = squares([real(state["momentum_buffer"]) if is_sum else state["gradient"] for state, is_sum in pairs])
         if any(in_buffer):
-            total = torch.as_tensor(optimizer._groups[0]["weight_sum"], dtype=torch.float64, device=found.device)
+            total = torch.as_tensor(group["weight_sum"], dtype=torch.float64, device=found.device)
             are_sums = torch.tensor(in_buffer, device="cpu").to(found.device)
             found = torch.where(are_sums, found / total.square(), found)
     return found, torch.stack([state[keys.spread].to(found.device) for state in states])
 
 
-def _sample_sizes(optimizer: "CertifiedOptimizer", states: list[dict[str, Any]]) -> list[float]:
+def _sample_sizes(optimizer: "CertifiedOptimizer", group: Any, states: list[dict[str, Any]]) -> list[float]:
     """Return every parameter's effective sample size."""
-    weights = _weights(optimizer, published=True)
+    weights = Weights(*as_numbers(optimizer._window.published(group)))
     return [weights.ess(joined) for joined in as_numbers([state["joined"] for state in states])]

@@ -82,12 +82,12 @@ def _momentum(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tup
     if averaged and (not reads_buffer or p.grad is None):
         keep_own_gradient(state, group["weight_sum"])
     # ḡ can be read off the buffer from the very first step on
-    told = reads_buffer and fresh and not isinstance(group["step"], Tensor) and group["step"] == 0
+    in_buffer = reads_buffer and fresh and not isinstance(group["step"], Tensor) and group["step"] == 0
     if momentum and state.get("momentum_buffer") is None:
         state["momentum_buffer"] = torch.zeros_like(p)
         fresh |= FRESH_RULE
     if averaged and "average" not in state:
-        _begin_averages(state, p, own=not told)
+        _begin_averages(state, p, own=not in_buffer)
         fresh |= FRESH_AVERAGES
     # Δ is read off the buffer one step later, except with Nesterov or without momentum
     keeps = averaged and (nesterov or not momentum or "update" in state)
