@@ -125,7 +125,7 @@ def _counting(function, calls):
 @pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(weighted=True)], ids=["exponential", "weighted"])
 def test_memory_of_a_step_in_bfloat16(learner, copies, law, monkeypatch):
     """In units of a float32 copy of the model, beside parameters, gradients and state."""
-    monkeypatch.setattr("o2nc.optimizers.exponentiated._SLICE", 1 << 14)
+    monkeypatch.setattr("o2nc.optimizers.learned._SLICE", 1 << 14)
     params = [torch.nn.Parameter(torch.ones(1 << 14, dtype=torch.bfloat16)) for _ in range(20)]
     opt = o2nc.ExponentiatedO2NC(params, learner, average=False, scaling=law)
     for p in params:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import random
 import subprocess
 import sys
@@ -236,3 +237,12 @@ def test_laws_are_laws():
         assert isinstance(law, Law)
         with pytest.raises(AttributeError):
             law.scale = 3.0
+
+
+def test_pickles_from_when_all_laws_stood_in_one_file(law_and_reference):
+    law, _ = law_and_reference
+    written = pickle.dumps(law, protocol=0).replace(b"o2nc.laws", b"o2nc.scaling")
+    assert b"o2nc.scaling" in written
+    assert pickle.loads(written) == law
+    with pytest.raises(AttributeError, match=r"'o2nc.scaling' has no attribute 'Cauchy'"):
+        o2nc.scaling.Cauchy  # noqa: B018

@@ -17,13 +17,14 @@ from o2nc import learners, problems, theory
 from o2nc.averages import Polynomial
 from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
+from o2nc.laws import Gamma, Jitter, Uniform, Weibull
 from o2nc.logger import CertificateLogger
 from o2nc.optimizers.adamw import AdamW
 from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 from o2nc.optimizers.extend import extend, random_scaling
 from o2nc.optimizers.original import OriginalO2NC
 from o2nc.optimizers.sgdm import ScaledSGDM
-from o2nc.scaling import Exponential, Gamma, Jitter, Law, Uniform, Weibull
+from o2nc.scaling import Exponential, Law
 from o2nc.snapshots import Posthoc, Snapshot, posthoc
 from o2nc.torch_support.batchnorm import recalibrated
 

@@ -16,15 +16,11 @@ x̄ in float32 would stand still where γe is below half a unit in its last plac
 rounding (u − ½) units are added, with one u ~ U(0, 1) for all coordinates, a function of seed and n. That costs no
 memory. The error of x̄ has mean 0 and, as long as x moves, a standard deviation of at most (8γ)^{−½} units; it fades
 when x stands still.
-
-The weights are those of the joint iterate, the same for all parameters; one without a gradient counts with the
-gradient zero. It is left alone until it has one again, or is asked for: the product of the 1 − γ that it missed is
-exp(−difference of ``log_decay``), and with it in the place of one 1 − γ the formulas above make up for all of them.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -33,7 +29,7 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.state import Field, Kind
-from o2nc.vector import Scalar, as_numbers, real, wide
+from o2nc.vector import Scalar
 
 FIELDS = {
     "average": Field(Kind.SHAPED),  # x̄
@@ -53,7 +49,7 @@ COUNTERS = ("weight_sum", "weight_square_sum", "log_decay", "averaged", "pending
 WHOLE = ("step", "averaged", "pending")  # those that are integers
 
 ALL_GONE = 1e3  # as a decay: nothing is left of e^{−1000} in float64
-_EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
+EXPONENT = 0x7F800000  # the bits of a float32 that say in which power of two it lies
 
 Inner: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -250,75 +246,6 @@ class Coupling(NamedTuple):
         return g if self.decay == 0 else torch.add(g, x, alpha=self.decay, out=out)
 
 
-def start(x: Tensor, gradient: Tensor | None, weights: Weights | None = None) -> dict[str, Any]:
-    """Return the averages of one parameter at its first step.
-
-    A parameter that joins late stood still before: x̄ = x. Its earlier gradients were not seen and count as the first.
-
-    Args:
-        x: the parameter, as a real tensor.
-        gradient: the gradient that the learner is given, or None when ḡ is read off the momentum buffer.
-        weights: those of the iterates, this one included; None where a kernel will fill in what depends on them.
-    """
-    state: dict[str, Any] = {"average": x.detach().to(wide(x.dtype), copy=True)}
-    if gradient is not None:
-        state["gradient"] = gradient.detach().to(wide(x.dtype), copy=True)
-    for key in ("spread", "progress"):
-        state[key] = x.new_zeros((), dtype=torch.float64)
-    state["rate"] = 0.0  # the first Δ is zero
-    state["log_decay"] = math.nan if weights is None else weights.log_decay
-    state["joined"] = -math.inf if weights is None else weights.joined
-    return state
-
-
-def on_host(x: Tensor, value: Tensor | None = None) -> Tensor:
-    """Return memory of the host, as x lies in its own, which a kernel can write to; with a value in it.
-
-    ``value`` itself is returned if it is such memory.
-    """
-    like = (torch.device("cpu"), x.dtype, x.stride())
-    if value is not None and (value.device, value.dtype, value.stride()) == like and value.is_pinned() >= x.is_cuda:
-        return value
-    twin = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
-    return twin if value is None else twin.copy_(value)
-
-
-def end(groups: list[dict[str, Any]], states: Iterable[dict[str, Any]]) -> None:
-    """Let go of the averages, where a group no longer asks for them: they would not be those of a run."""
-    for state in states:
-        for key in FIELDS:
-            state.pop(key, None)
-    for group in groups:
-        group.update(begin_counters())
-
-
-@torch.no_grad()
-def catch_up_(params: Sequence[Tensor], states: Sequence[dict[str, Any]], log_decay: float, dither: float) -> None:
-    """Bring the averages of parameters up to date that stood still, without a gradient, for a while.
-
-    Args:
-        params: the parameters.
-        states: theirs; their numbers may be tensors.
-        log_decay: the decay of the weights up to now.
-        dither: u − ½, for the rounding.
-    """
-    for p, state, then in zip(params, states, as_numbers([s["log_decay"] for s in states]), strict=True):
-        if not then < log_decay:
-            continue
-        x = real(p.detach()).to(state["average"].device)
-        share = math.exp(then - log_decay)  # what is left of the weight of what was averaged before
-        iterate = Iterate(x, x, None, state["average"], None)
-        square, _ = move_(iterate, 1 - share, Coupling(), inner, dither=dither)
-        widen_(state["spread"], square, 1 - share)
-        if "gradient" in state:
-            state["gradient"].mul_(share) if share else state["gradient"].zero_()  # be it infinite
-        for key, value in (("rate", 0.0), ("log_decay", log_decay)):  # it has not moved
-            if isinstance(state[key], Tensor):
-                state[key].fill_(value)
-            else:
-                state[key] = value
-
-
 class Iterate(NamedTuple):
     """What one parameter, block or pack brings along; u is the direction of its last update."""
 
@@ -373,7 +300,7 @@ def move_(
     elif dither and dtype == torch.float32:
         # e += (dither/γ)·unit·sign(e), x̄ += γe; where e = 0 nothing is added, so that what stands still stays
         out = None if for_grid is None else for_grid.view(torch.int32)
-        power = torch.bitwise_and(x_mean.view(torch.int32), _EXPONENT, out=out).view(dtype)
+        power = torch.bitwise_and(x_mean.view(torch.int32), EXPONENT, out=out).view(dtype)
         e.addcmul_(power, torch.sign(e, out=for_g), value=dither * 2.0**-23 / float(gamma))
         x_mean.add_(e, alpha=float(gamma))
     else:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from o2nc import scaling
 from o2nc.optimizers.base import CertifiedOptimizer
+from o2nc.optimizers.readout import totals
 from o2nc.scaling import CHANGES, uniform
 from o2nc.vector import real, squares, wide
 
@@ -111,4 +112,4 @@ def _has_price(law: Any) -> bool:
 
 def _norm(optimizer: CertifiedOptimizer, x: list[Tensor], params: list[Any]) -> float:
     """Return the joint norm, over all processes that have a shard."""
-    return math.sqrt(math.fsum(optimizer._totals(squares(x), params)))
+    return math.sqrt(math.fsum(totals(optimizer, squares(x), params)))

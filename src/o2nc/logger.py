@@ -18,25 +18,19 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary, ref
 
 import torch
-from torch import distributed
 
 from o2nc import checks
 from o2nc.certificates.certificate import Certificate
 from o2nc.corrector import Corrector
 from o2nc.logfile import FIELDS, LAYER_FIELDS, PRICE_FIELDS, Lock, LogFile, aside, beside
-from o2nc.optimizers.base import CertifiedOptimizer, certified, has_averages, progress_of
+from o2nc.optimizers.base import CertifiedOptimizer, certified
+from o2nc.optimizers.readout import has_averages, progress_of
+from o2nc.torch_support.shards import is_first_process
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _OPEN: WeakValueDictionary[Path, "CertificateLogger"] = WeakValueDictionary()
-
-
-def is_first_process() -> bool:
-    """Say whether this process writes for all; before they know of each other, by what torchrun has told it."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank() == 0
-    return os.environ.get("RANK", "0") == "0"
 
 
 def scalars(certificate: Certificate, progress: float) -> dict[str, float]:

@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.averages import COUNTERS, Coupling, Iterate, catch_up_, end, inner, move_, on_host, segments, start, widen_
+from o2nc import presence
+from o2nc.averages import COUNTERS, Coupling, Iterate, inner, move_, segments, widen_
+from o2nc.backends.host import copy_on_host
 from o2nc.scaling import ROUNDING, Draw, draw, uniform
 from o2nc.step import Part, Step
 from o2nc.torch_support.compiling import refuse_capture
@@ -52,7 +54,7 @@ class Eager:
         counters: dict[str, Any] = {"step": t}
         if window is None:
             if first.get("averaged"):
-                end(step.groups, step.state.values())
+                presence.end(step.groups, step.state.values())
             drawn = draw(step.law, step.seed, t, averaged=False)
             for part in parts:
                 part.move_(drawn)
@@ -114,15 +116,16 @@ def _begin(part: Part, weights: Any, is_start: bool, certificate: bool) -> None:
                 x = real(p)
                 dtype = wide(x.dtype)
                 # from the very first step on, and in a dtype that an average can be kept in
-                told = part.reads_buffer and is_start and dtype == x.dtype and state.get("momentum_buffer") is None
-                gradient = None if told or not certificate else part.coupling(real(g).to(dtype), x)
-                state.update(start(x, gradient, weights))
+                in_buffer = part.reads_buffer and is_start and dtype == x.dtype
+                in_buffer = in_buffer and state.get("momentum_buffer") is None
+                gradient = None if in_buffer or not certificate else part.coupling(real(g).to(dtype), x)
+                state.update(presence.begin(x, gradient, weights))
 
 
 def _catch_up(params: list[Tensor], states: list[dict[str, Any]], log_decay: float, seed: int, t: int) -> None:
     """Bring the averages of parameters up to date that were without a gradient for a while."""
     if any(state["log_decay"] < log_decay for state in states):
-        catch_up_(params, states, log_decay, uniform(seed, t, stream=ROUNDING, draw=1) - 0.5)
+        presence.catch_up_(params, states, log_decay, uniform(seed, t, stream=ROUNDING, draw=1) - 0.5)
 
 
 @torch.no_grad()
@@ -136,7 +139,7 @@ def _keep_output(step: Step, t: int, log_decay: float, *, keeps: bool) -> None:
         _catch_up(list(known), list(known.values()), log_decay, step.seed, t)
     for state in known.values():
         if "output" not in state:
-            state["output"] = on_host(state["average"]).copy_(state["average"])
+            state["output"] = copy_on_host(state["average"])
         if step.block:
             norm = torch.linalg.vector_norm(state["gradient"], dtype=torch.float64)
             state["block_gradient_squared"] = norm.square()

@@ -1,7 +1,7 @@
-"""Copies of parameters and gradients in the host's memory, from which averages are made there.
+"""Memory of the host: for the output, which is kept there, and for copies from which averages are made there.
 
-With them `o2nc.backends.eager` carries out the same step as beside the parameters: it is given the copies in their
-place, and the averages that it makes are where the copies are.
+Given copies of parameters and gradients in their place, `o2nc.backends.eager` carries out the same step as beside the
+parameters, and the averages that it makes are where the copies are.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from o2nc.averages import on_host
+
+def on_host(x: Tensor, value: Tensor | None = None) -> Tensor:
+    """Return memory of the host, as x lies in its own, which a kernel can write to; with a value in it.
+
+    ``value`` itself is returned if it is such memory.
+    """
+    like = (torch.device("cpu"), x.dtype, x.stride())
+    if value is not None and (value.device, value.dtype, value.stride()) == like and value.is_pinned() >= x.is_cuda:
+        return value
+    twin = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+    return twin if value is None else twin.copy_(value)
+
+
+def copy_on_host(x: Tensor) -> Tensor:
+    """Return a copy of x in such memory."""
+    return on_host(x).copy_(x)
 
 
 class HostCopies:

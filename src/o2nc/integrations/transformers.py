@@ -16,7 +16,8 @@ from transformers.training_args import TrainingArguments
 
 from o2nc import checks
 from o2nc.logger import scalars
-from o2nc.optimizers.base import certified, has_averages, progress_of
+from o2nc.optimizers.base import certified
+from o2nc.optimizers.readout import has_averages, progress_of
 from o2nc.torch_support.shards import resharded
 
 FOLDER = "averaged"  # of a checkpoint

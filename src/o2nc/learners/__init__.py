@@ -70,13 +70,10 @@ class Learner(Protocol):
         """
 
 
-# One whose state tells the Δ that it played says ``recalls = True`` and has ``last_updates(states)``, which returns
-# it; the first entry of its state has the parameter's shape. `ExponentiatedO2NC` then keeps no Δ: see `ScaleFree`.
-
-
-def is_elementwise(learner: Learner) -> bool:
-    """Say whether the learner plays every coordinate by itself: it has ``elementwise = True``.
-
-    It can then be asked for some of the parameters alone, which saves memory; one without a gradient waits.
-    """
-    return getattr(learner, "elementwise", False)
+# A learner may also say two things of itself.
+#
+# ``elementwise = True``: it plays every coordinate by itself. It can then be asked for some of the parameters alone,
+# which saves memory, and those without a gradient wait.
+#
+# ``recalls = True``: its state, whose first entry has the parameter's shape, tells the Δ that it played, which
+# ``last_updates(states)`` returns. `ExponentiatedO2NC` then keeps no Δ: see `ScaleFree`.

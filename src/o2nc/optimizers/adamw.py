@@ -16,7 +16,8 @@ from torch.optim.optimizer import ParamsT
 
 from o2nc.averages import Average
 from o2nc.optimizers.base import CertifiedOptimizer
-from o2nc.optimizers.extended import NAMES, Extended, check_extension
+from o2nc.optimizers.extended import Extended, check_extension
+from o2nc.optimizers.named import NAMES
 from o2nc.optimizers.observed import Observed, Seen
 from o2nc.scaling import Draw, Law
 from o2nc.state import Field, Fields, Kind
@@ -101,7 +102,7 @@ class AdamW(Extended, optim.AdamW):
             fused=fused,
         )
         self._share(own)
-        self._list()
+        self._note_params()
         self._refuse_partial()
 
     @property

@@ -132,7 +132,7 @@ def _extend(optimizer: Any, own: dict[str, Any], name: str) -> Any:
         assert isinstance(optimizer, Extended)
         optimizer._begin()
         optimizer._share(own)
-        optimizer._list()
+        optimizer._note_params()
         optimizer._refuse_partial()
         optimizer._patch_step_function()
         if step is not None:  # a scheduler's, which calls the step that it has found

@@ -3,48 +3,29 @@
     x̄, ḡ, V  ←  x_t, g_t                    before the step, with whatever window
     x_{t+1} = x_t + s_{t+1}·Δ_{t+1}          Δ is what the optimizer adds; s = 1 without a law
 
-Most of torch's optimizers move by lr times something that lr does not enter, so it is enough to multiply lr by s for
-the duration of a step: no memory, and the same bits as if lr·s had been set by hand. Any other optimizer's
-parameters are remembered before the step, and the displacement is scaled after it.
+How an optimizer's own step is multiplied by s is in `o2nc.optimizers.multiplied`, how it is seen in
+`o2nc.optimizers.observed`.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, optim
+from torch import Tensor
 from torch.optim import Optimizer
 
 from o2nc import averages, checks
-from o2nc.averages import Average, Discount, check_average
-from o2nc.backends.host import HostCopies
+from o2nc.averages import Average, check_average
+from o2nc.backends.host import HostCopies, copy_on_host
 from o2nc.backends.triton import engine
 from o2nc.optimizers.base import CertifiedOptimizer
+from o2nc.optimizers.multiplied import LINEAR_IN_LR, multiplied_displacement, multiplied_lr
+from o2nc.optimizers.named import NAMES, Named
 from o2nc.optimizers.observed import Observed
 from o2nc.scaling import Law, check_law, is_weighted
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import COUNTERS, Step
 from o2nc.torch_support.compiling import refuse_capture
-
-# Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
-_LINEAR_IN_LR: frozenset[type[Optimizer]] = frozenset(
-    getattr(optim, name)
-    for name in (
-        "Adadelta",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "Muon",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "SGD",
-        "SparseAdam",
-    )
-    if hasattr(optim, name)
-)
 
 
 def check_extension(
@@ -73,45 +54,6 @@ def check_extension(
     progress = progress and offload is None  # Δ is not known of iterates that are passed over
     values = (scaling, int(seed), average, certificate, progress, offload, 0, *averages.begin_counters().values())
     return dict(zip(Extended.shared, values, strict=True))
-
-
-class Named:
-    """A parameter group of another optimizer's, in which our entries have names that it will not use itself.
-
-    Args:
-        group: the group.
-        params: what stands in the place of its parameters, if anything does.
-    """
-
-    def __init__(self, group: dict[str, Any], params: list[Tensor] | None = None) -> None:
-        self.group, self.params = group, params
-
-    def __getitem__(self, key: str) -> Any:
-        if key == "params" and self.params is not None:
-            return self.params
-        return self.group[NAMES.get(key, key)]
-
-    def __contains__(self, key: str) -> bool:
-        return NAMES.get(key, key) in self.group
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return an entry, or the default."""
-        return self.group.get(NAMES.get(key, key), default)
-
-    def update(self, entries: Any, **others: Any) -> None:
-        """Replace entries."""
-        for key, value in {**dict(entries), **others}.items():
-            self.group[NAMES.get(key, key)] = value
-
-
-NAMES: dict[str, str] = {
-    "seed": "scaling_seed",
-    "certificate": "average_certificate",
-    "progress": "average_progress",
-    "offload": "average_offload",
-    "step": "scaling_step",
-}
-NAMES.update((counter, f"average_{counter}") for counter in averages.COUNTERS)
 
 
 class Extended(CertifiedOptimizer):
@@ -145,6 +87,11 @@ class Extended(CertifiedOptimizer):
     def _groups(self) -> list[Any]:
         return [Named(group) for group in self.param_groups]
 
+    @property
+    def _window(self) -> Any:
+        window, offload = super()._window, self.param_groups[0][NAMES["offload"]]
+        return window if window is None or offload is None else window.thinned(offload)
+
     def _describe(self, fused: bool | None = False) -> Step:
         new = (p for p in _params(self) if p.grad is not None and "average" not in self.state.get(p, ()))
         if self.param_groups[0]["average"] is None or any(True for _ in new):
@@ -153,15 +100,14 @@ class Extended(CertifiedOptimizer):
 
     def _step(self, rule: "Observed", fused: bool | None) -> Step:
         groups = self._groups
-        law, seed, average, certificate, _, offload = (groups[0].group[key] for key in self.shared[:6])
-        window = Discount(average) if isinstance(average, float) else average
+        law, seed, _, certificate = (groups[0].group[key] for key in self.shared[:4])
         self._observed = rule
         return Step(
             type(self).__name__,
             rule,
             law,
             seed,
-            window if window is None or offload is None else window.thinned(offload),
+            self._window,
             groups,
             self.state,
             self._shards is not None,
@@ -270,12 +216,12 @@ class Extended(CertifiedOptimizer):
         except BaseException:
             if self.param_groups[0]["average"] is None and self._advances():  # what only counts is taken back
                 for group in self.param_groups:
-                    group["scaling_step"] -= 1
+                    group[NAMES["step"]] -= 1
             raise
         self._is_unscaled = True  # torch's fused steps divide gradients by a GradScaler's scale, in place
         rule = self.__dict__.pop("_observed", None)
         for p, new in rule.begun if rule is not None else ():
-            new.setdefault("output", averages.on_host(new["average"]).copy_(new["average"]))
+            new.setdefault("output", copy_on_host(new["average"]))
             self.state[p if self._shards is None or self.in_parts else self._shards.owners[p]].update(new)
 
     @property
@@ -295,7 +241,7 @@ class Extended(CertifiedOptimizer):
 
     def _count(self) -> int:
         """Return how many steps have counted, without asking a device at every one of them."""
-        step = self.param_groups[0]["scaling_step"]
+        step = self.param_groups[0][NAMES["step"]]
         if not isinstance(step, Tensor):
             self.__dict__.pop("_clock", None)
             return step
@@ -303,29 +249,14 @@ class Extended(CertifiedOptimizer):
         self._clock = (step, known + 1 if tensor is step else int(step))
         return self._clock[1]
 
-    @contextmanager
-    def _scaled(self) -> Iterator[None]:
-        """Multiply what a step within adds by s."""
-        law, seed = self.param_groups[0]["scaling"], self.param_groups[0]["scaling_seed"]
+    def _scaled(self) -> AbstractContextManager[None]:
+        """Return the context in which a step that counts adds s times what it would."""
         if not self._advances():
-            yield
-            return
-        s = law.sample(seed, self._count() + 1)
-        if plain_class(type(self)) in _LINEAR_IN_LR:
-            lrs = [group["lr"] for group in self.param_groups]
-            try:
-                for group, lr in zip(self.param_groups, lrs, strict=True):
-                    group["lr"] = lr * s
-                yield
-            finally:
-                for group, lr in zip(self.param_groups, lrs, strict=True):
-                    group["lr"] = lr
-            return
-        before = [(p, p.detach().clone()) for p in _params(self) if p.requires_grad or p.grad is not None]
-        yield
-        with torch.no_grad():
-            for p, x in before:
-                p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))  # infinities that stood still go on doing so
+            return nullcontext()
+        group = self.param_groups[0]
+        s = group["scaling"].sample(group[NAMES["seed"]], self._count() + 1)
+        is_linear = plain_class(type(self)) in LINEAR_IN_LR
+        return multiplied_lr(self, s) if is_linear else multiplied_displacement(self, s)
 
 
 def _params(optimizer: Optimizer) -> Iterator[Tensor]:

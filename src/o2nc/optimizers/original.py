@@ -15,10 +15,11 @@ from torch.optim.optimizer import ParamsT
 
 from o2nc import averages, checks
 from o2nc.averages import Blocks
+from o2nc.laws import Uniform
 from o2nc.learners import Learner
-from o2nc.optimizers.base import CertifiedOptimizer, Published
-from o2nc.optimizers.exponentiated import BLOCK_FIELDS, FOREIGN, Learned, check_learner
-from o2nc.scaling import Uniform
+from o2nc.optimizers.base import CertifiedOptimizer
+from o2nc.optimizers.learned import BLOCK_FIELDS, FOREIGN, Learned, check_learner
+from o2nc.optimizers.readout import Published
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import Step
 
@@ -81,6 +82,10 @@ class OriginalO2NC(CertifiedOptimizer):
         kept = averages.FIELDS | {"output": Field(Kind.SHAPED, like="average", on_host=True)} | BLOCK_FIELDS
         return kept | Learned(self.param_groups[0]["learner"], 1.0).fields
 
+    @property
+    def _window(self) -> Blocks:
+        return Blocks(self.param_groups[0]["period"])
+
     def _describe(self, fused: bool | None = False) -> Step:
         groups = self.param_groups
         learner, period, seed, restart, step = (groups[0][key] for key in self.shared)
@@ -90,7 +95,7 @@ class OriginalO2NC(CertifiedOptimizer):
             Learned(learner, 1.0),
             Uniform(0, 1),
             seed,
-            Blocks(period),
+            self._window,
             groups,
             self.state,
             self._shards is not None,

@@ -16,7 +16,7 @@ from torch.optim import SGD
 from torch.optim.optimizer import ParamsT
 
 from o2nc import averages, checks
-from o2nc.averages import Average, Coupling, Discount, check_average, check_output
+from o2nc.averages import Average, Coupling, check_average, check_output
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.scaling import Draw, Exponential, Law, check_law
 from o2nc.state import Field, Fields, Kind
@@ -127,7 +127,7 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
             Momentum(),
             law,
             seed,
-            Discount(average) if isinstance(average, float) else average,
+            self._window,
             groups,
             self.state,
             self._shards is not None,

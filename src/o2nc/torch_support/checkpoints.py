@@ -1,175 +1,35 @@
-"""What survives: parameter groups hold the factors, checkpoints hold plain data.
+"""What survives: checkpoints hold plain data, and bring a run back as it was.
 
 torch's ``Optimizer.__getstate__`` keeps only ``state``, ``param_groups`` and ``defaults``, so the law, the learner,
-the seed and the step counter live in the parameter groups, the same in each. Here is seen to five things:
+the seed and the step counter live in the parameter groups, the same in each (`groups`). Here is seen to four things:
 
-* the shared entries are the same in all groups, also in one that is added late;
-* ``state_dict`` writes laws and learners as plain dictionaries, which ``torch.load(weights_only=True)`` reads;
+* ``state_dict`` writes laws and learners as plain dictionaries (`encoding`), and device numbers as plain ones;
 * ``load_state_dict`` turns them back, and keeps what a checkpoint lacks (one of ``torch.optim.SGD``, say);
 * no checkpoint changes a run without a word: see `CertifiedOptimizer.load_state_dict`;
 * state keeps its dtype on loading, where torch would cast a float64 V to the parameter's dtype.
-
-While the fused step runs, counters and some numbers of the state are tensors on the device. Checkpoints, and steps of
-another kind, have plain numbers in their place, and no state that only steps called off by a GradScaler have seen.
 """
 
 import math
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import fields as members_of
-from dataclasses import is_dataclass
-from numbers import Integral, Real
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from o2nc import averages, checks, learners, scaling
+from o2nc import averages, checks, scaling
 from o2nc.state import Fields, Kind
 from o2nc.step import COUNTERS
+from o2nc.torch_support.device_state import plain
+from o2nc.torch_support.encoding import decode, encode, entries
+from o2nc.torch_support.groups import refuse_foreign
 from o2nc.torch_support.shards import distributed_runs, is_sharded, local, to_part, to_whole
-from o2nc.vector import as_numbers, real
+from o2nc.vector import real
 
-_KNOWN = {
-    cls.__name__: cls
-    for cls in (
-        scaling.Exponential,
-        scaling.Uniform,
-        scaling.Jitter,
-        scaling.Weibull,
-        scaling.Gamma,
-        averages.Polynomial,
-        learners.OGD,
-        learners.BallOGD,
-        learners.FTRL,
-        learners.AdaGrad,
-        learners.BallAdaGrad,
-        learners.ScaleFree,
-        learners.CoinBetting,
-    )
-}
-# ``fresh`` in a parameter's state says what of it no step has touched yet: its averages, its rule's state, or both
-FRESH_AVERAGES, FRESH_RULE, BOTH = 1, 2, 3
-_NAME = "__name__"  # no field can be called so
 _OFFLOAD = "average_offload"
 _HOW = ("average", "average_certificate", "average_progress", _OFFLOAD)  # entries that say how averages are kept
-_WEIGHTED = {cls.__name__ for cls in _KNOWN.values() if any(f.name == "weighted" for f in members_of(cls))}
-
-
-def encode(value: Any) -> Any:
-    """Return a law or learner as a plain dictionary, a number as Python's own, anything else as it is."""
-    if isinstance(value, Real) and not isinstance(value, bool):  # numpy's are not read with weights_only=True
-        return int(value) if isinstance(value, Integral) else float(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        members = {f.name: encode(getattr(value, f.name)) for f in members_of(value) if f.init}
-        return {_NAME: type(value).__name__, **members}
-    return value
-
-
-def decode(key: str, value: Any, live: Any) -> Any:
-    """Undo `encode`; ``live`` is the optimizer's own entry, whose class may be one of the user's."""
-    if not isinstance(value, dict) or _NAME not in value:
-        return value
-    members = {k: decode(k, v, getattr(live, k, None)) for k, v in value.items() if k != _NAME}
-    cls = type(live) if type(live).__name__ == value[_NAME] else _KNOWN.get(value[_NAME])
-    if cls is None:
-        raise ValueError(
-            f"the checkpoint has {key}={value[_NAME]}(…), which o2nc does not know: "
-            f"construct the optimizer with that {key} first, then load"
-        )
-    try:
-        return cls(**members)
-    except TypeError as error:
-        raise ValueError(f"the checkpoint's {key} does not fit {cls.__name__}: {error}") from error
-
-
-# --- while kernels run
-
-
-def to_host(groups: list[dict[str, Any]], state: dict[Any, dict[str, Any]], fields: Fields) -> None:
-    """Turn what is on the device back into plain numbers, in place, for a step that no kernel takes."""
-    if not isinstance(groups[0].get("step"), Tensor):
-        return
-    counters, states = plain(groups[0], dict(state), fields)
-    for group in groups:
-        group.update(counters)
-    for p, kept in states.items():
-        if kept is None:
-            del state[p]
-        else:
-            state[p] = kept
-
-
-def plain(
-    group: dict[str, Any], states: dict[Any, dict[str, Any]], fields: Fields
-) -> tuple[dict[str, Any], dict[Any, Any]]:
-    """Return counters and states as they are without kernels, waiting for the device once.
-
-    Args:
-        group: a parameter group.
-        states: of the parameters, by whatever key.
-        fields: what the states hold.
-
-    Returns:
-        The counters of the group; the states, with None for a parameter all of whose steps so far were called off.
-    """
-    keys = [key for key in COUNTERS if key in group]
-    numbers = ["fresh", *(key for key, field in fields.items() if field.kind in (Kind.NUMBER, Kind.COUNT))]
-    entries = [(k, key) for k, state in states.items() for key in numbers if key in state and "fresh" in state]
-    found = as_numbers([group[key] for key in keys] + [states[k][key] for k, key in entries])
-    counters = dict(zip(keys, found, strict=False))
-    counters |= {key: int(counters[key]) for key in averages.WHOLE if key in counters}
-    read: dict[Any, dict[str, Any]] = {}
-    for (k, key), number in zip(entries, found[len(keys) :], strict=True):
-        counts = key in fields and fields[key].kind is Kind.COUNT
-        read.setdefault(k, {})[key] = torch.tensor(number, dtype=torch.float32, device="cpu") if counts else number
-    return counters, {k: _begun(state | read[k], fields) if k in read else state for k, state in states.items()}
-
-
-def _begun(state: dict[str, Any], fields: Fields) -> dict[str, Any] | None:
-    """Return of a parameter's state what a step has touched; None for nothing."""
-    fresh = int(state["fresh"])
-    gone = {"fresh"}
-    if fresh & FRESH_AVERAGES:
-        gone.update(averages.FIELDS)
-    if fresh & FRESH_RULE:
-        gone.update(fields.keys() - averages.FIELDS.keys())
-    return {key: value for key, value in state.items() if key not in gone} if fresh != BOTH else None
-
-
-# --- groups
-
-
-def check_group(optimizer: Any, group: Any) -> None:
-    """Refuse a group that repeats parameters, or hopes for what the optimizer does not do; share what is shared."""
-    if not isinstance(group, dict):
-        return  # torch says so itself
-    params = group["params"]
-    if not isinstance(params, Tensor | set):
-        params = group["params"] = list(params)
-        tensors = [p[1] if isinstance(p, tuple) else p for p in params]
-        if len({id(p) for p in tensors}) != len(tensors):
-            raise ValueError("params must not repeat: a parameter appears twice in one group")
-    refuse_foreign(optimizer, group)
-    if "lr" in group and not isinstance(group["lr"], Tensor):
-        checks.non_negative("lr", group["lr"])
-    adopt(optimizer, group, optimizer.param_groups[0] if optimizer.param_groups else optimizer.defaults)
-
-
-def adopt(optimizer: Any, group: dict[str, Any], reference: dict[str, Any]) -> None:
-    """Give a group the entries that all groups have in common; refuse one that has others."""
-    for key in optimizer.shared:
-        if key in reference and group.setdefault(key, reference[key]) != reference[key]:
-            raise ValueError(
-                f"{key} is one for all parameter groups ({reference[key]!r}), got {group[key]!r} in a group"
-            )
-
-
-def refuse_foreign(optimizer: Any, group: dict[str, Any]) -> None:
-    """Refuse a group that hopes for what the optimizer does not do."""
-    for key in optimizer.foreign & group.keys():
-        if group[key]:
-            raise ValueError(f"{type(optimizer).__name__} has no {key}, got {group[key]!r} in a group")
 
 
 # --- saving
@@ -180,7 +40,7 @@ def saved(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     counters, states = plain(optimizer._groups[0], state_dict["state"], optimizer.fields)
     counters = {optimizer.names.get(k, k): v for k, v in counters.items()}
     groups = [{k: counters.get(k, encode(v)) for k, v in group.items()} for group in state_dict["param_groups"]]
-    params = dict(enumerate(optimizer._listed))
+    params = dict(enumerate(optimizer._all_params))
     kept = {i: state for i, state in states.items() if state is not None}
     if optimizer._keeps_state:
         kept = {i: _to_saved(optimizer, params[i], state) for i, state in kept.items()}
@@ -205,6 +65,27 @@ def _to_saved(optimizer: Any, p: Tensor, state: dict[str, Any]) -> dict[str, Any
 # --- loading
 
 
+@contextmanager
+def hooks_around(optimizer: Any, state_dict: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Call the hooks of loading before and after a ``with`` block, and not where torch would, within it.
+
+    torch calls them around what it does itself; so they are around decoding and keeping dtypes, too.
+    """
+    before, after = optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks
+    state_dict = state_dict.copy()
+    for hook in before.values():
+        state_dict = hook(optimizer, state_dict) or state_dict
+    try:
+        optimizer._optimizer_load_state_dict_pre_hooks = OrderedDict()
+        optimizer._optimizer_load_state_dict_post_hooks = OrderedDict()
+        yield state_dict
+    finally:
+        optimizer._optimizer_load_state_dict_pre_hooks = before
+        optimizer._optimizer_load_state_dict_post_hooks = after
+    for post_hook in after.values():
+        post_hook(optimizer)
+
+
 def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
     """Load a state_dict as `CertifiedOptimizer.load_state_dict` says; ``by_torch`` is torch's own function."""
     saved = state_dict["param_groups"]
@@ -213,7 +94,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
     strangers = state_dict["state"].keys() - {*ids}
     if strangers:
         raise ValueError(f"the checkpoint has state of parameters that are in none of its groups: {[*strangers]}")
-    owners = dict(zip(ids, optimizer._listed, strict=False))  # torch says itself when there are more of one
+    owners = dict(zip(ids, optimizer._all_params, strict=False))  # torch says itself when there are more of one
     fields = optimizer.fields
     states = state_dict["state"]
     if optimizer._keeps_state:
@@ -242,7 +123,7 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
     # a checkpoint without counters, as torch's own, begins anew
     counters = {optimizer.names.get(key, key): key for key in COUNTERS}
     begin = own | {name: 0 if key in averages.WHOLE else 0.0 for name, key in counters.items() if name in own}
-    groups = [begin | {k: decode(k, v, own[k]) if k in own else v for k, v in _known(group)} for group in saved]
+    groups = [begin | {k: decode(k, v, own[k]) if k in own else v for k, v in entries(group)} for group in saved]
     for group, theirs in zip(groups, saved, strict=True):
         if "averaged" in own and "averaged" not in theirs and group["weight_sum"]:  # of 0.1.0's first checkpoints
             group["averaged"] = group["step"]
@@ -273,20 +154,6 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
         if "fused" in mine:  # how a step is carried out, not what it does; a GradScaler has asked the constructor
             group["fused"] = mine["fused"]
     return groups
-
-
-def _known(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a checkpoint's group; a law without ``weighted`` is from when that was the default."""
-    for key, value in group.items():
-        if isinstance(value, dict) and value.get(_NAME) in _WEIGHTED and "weighted" not in value:
-            weighted = "learner" in group  # SGD's gradients had none
-            warnings.warn(
-                f"the checkpoint's {key}={value[_NAME]}(…) is from before laws said whether they are weighted: "
-                f"it goes on with weighted={weighted}",
-                stacklevel=6,
-            )
-            value = value | {"weighted": weighted}
-        yield key, value
 
 
 def _check(group: dict[str, Any], shared: tuple[str, ...], names: dict[str, str]) -> None:

@@ -23,7 +23,7 @@ def register(optimizer: Any) -> None:
 
 def take_as_one_node(optimizer: Any) -> None:
     """Put the step into the graph that is being made."""
-    params = optimizer._listed
+    params = optimizer._all_params
     at = [i for i, p in enumerate(params) if p is not None and p.grad is not None]
     with torch.no_grad():
         _node([params[i] for i in at], [params[i].grad for i in at], at, id(optimizer))
@@ -34,7 +34,7 @@ def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: i
     owner = _OPTIMIZERS[optimizer]
     if owner._notice_exchange():
         raise RuntimeError("the lists of parameters were changed by hand after step() was compiled: call it again")
-    known = owner._listed
+    known = owner._all_params
     before = [p.grad for p in known]
     # a compiler may hand over copies, which it writes back afterwards
     copies = [(known[i], p) for i, p in zip(at, params, strict=True) if known[i].data_ptr() != p.data_ptr()]

@@ -6,6 +6,7 @@ the processes: a learner that needs one waits for them at every step; V and the 
 part and added up only when asked for. In a checkpoint they are whole, to be read by any number of processes.
 """
 
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,11 @@ def local(p: Any) -> Tensor:
 def distributed_runs() -> bool:
     """Say whether this is one of several processes that know of each other."""
     return distributed.is_available() and distributed.is_initialized()
+
+
+def is_first_process() -> bool:
+    """Say whether this process writes for all; before they know of each other, by what torchrun has told it."""
+    return distributed.get_rank() == 0 if distributed_runs() else os.environ.get("RANK", "0") == "0"
 
 
 def why_partial(params: Sequence[Tensor]) -> str | None:

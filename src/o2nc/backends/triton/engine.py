@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from o2nc import averages, checks
+from o2nc import checks, presence
 from o2nc.step import COUNTERS, Step
 from o2nc.torch_support.compiling import is_capturing
 
@@ -134,7 +134,7 @@ class Engine:
             if p.grad is not None:
                 checks.gradient(p.grad)
         if step.window is None and any("average" in state for state in step.state.values()):
-            averages.end(step.groups, step.state.values())
+            presence.end(step.groups, step.state.values())
         rows = lay_out(step)
         inside = {id(row.param) for row in rows}
         self.outside = [p for p in self.params if id(p) not in inside]

@@ -24,7 +24,7 @@ SPREAD, PROGRESS, LAST_RATE, IS_FRESH, LOG_DECAY, JOINED, KEPT = (tl.constexpr(i
 S, GAMMA, WEIGHT, RELATIVE, KEEP, GO, BEFORE, AFTER, JOINING, DITHER = (tl.constexpr(i) for i in range(10))
 NOW = 10
 ALL_GONE = tl.constexpr(averages.ALL_GONE)
-EXPONENT = tl.constexpr(0x7F800000)  # the bits of a float32 that say in which power of two it lies
+EXPONENT = tl.constexpr(averages.EXPONENT)
 # entries of `constants`: of the window a discount, or else a power and a start; how soon an output is taken; the
 # law's mean and two parameters; then the rule's
 DISCOUNT, POWER, START, SETTLING, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(8))

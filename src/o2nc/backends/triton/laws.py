@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from o2nc import averages, scaling
+from o2nc import averages, laws, scaling
 from o2nc.averages import Window
 from o2nc.scaling import Law
 
@@ -124,11 +124,11 @@ def device_law(law: Law | None) -> DeviceLaw | None:
     mean = scaling.mean(law)
     if type(law) is scaling.Exponential:
         return DeviceLaw(_exponential, _exponential_weight, mean, law.rate)
-    if type(law) is scaling.Uniform or type(law) is scaling.Jitter:
+    if type(law) is laws.Uniform or type(law) is laws.Jitter:
         return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, law.weighted, law.estimates)
-    if type(law) is scaling.Weibull:
+    if type(law) is laws.Weibull:
         return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, law.weighted, law.estimates)
-    if type(law) is scaling.Gamma and not law.weighted and not law.estimates:  # else its weight is needed
+    if type(law) is laws.Gamma and not law.weighted and not law.estimates:  # else its weight is needed
         return DeviceLaw(_gamma, _no_weight, mean, law.shape, law.scale, estimates=False)
     return None
 

@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from o2nc.averages import on_host, start
+from o2nc import presence
+from o2nc.backends.host import copy_on_host
 from o2nc.backends.triton.rules import SGD_PLAYS, device_rule, play_adamw, play_amsgrad, play_observed
 from o2nc.optimizers.adamw import Adam
-from o2nc.optimizers.exponentiated import Learned
+from o2nc.optimizers.learned import Learned
 from o2nc.optimizers.observed import Observed
 from o2nc.optimizers.sgdm import Momentum, buffer_is_mean, keep_own_gradient
 from o2nc.step import Step
-from o2nc.torch_support.checkpoints import BOTH, FRESH_AVERAGES, FRESH_RULE
+from o2nc.torch_support.device_state import BOTH, FRESH_AVERAGES, FRESH_RULE
 from o2nc.vector import wide
 
 
@@ -81,12 +82,12 @@ def _momentum(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tup
     if averaged and (not reads_buffer or p.grad is None):
         keep_own_gradient(state, group["weight_sum"])
     # ḡ can be read off the buffer from the very first step on
-    told = reads_buffer and fresh and not isinstance(group["step"], Tensor) and group["step"] == 0
+    in_buffer = reads_buffer and fresh and not isinstance(group["step"], Tensor) and group["step"] == 0
     if momentum and state.get("momentum_buffer") is None:
         state["momentum_buffer"] = torch.zeros_like(p)
         fresh |= FRESH_RULE
     if averaged and "average" not in state:
-        _begin_averages(state, p, own=not told)
+        _begin_averages(state, p, own=not in_buffer)
         fresh |= FRESH_AVERAGES
     # Δ is read off the buffer one step later, except with Nesterov or without momentum
     keeps = averaged and (nesterov or not momentum or "update" in state)
@@ -151,5 +152,5 @@ def _mark(state: State, fresh: int) -> None:
 
 def _begin_averages(state: dict[str, Any], x: Tensor, own: bool) -> None:
     """Begin the averages; being fresh, ḡ is set to its first gradient by the kernel."""
-    state.update(start(x, torch.zeros_like(x) if own else None))
-    state["output"] = on_host(state["average"]).copy_(state["average"])
+    state.update(presence.begin(x, torch.zeros_like(x) if own else None))
+    state["output"] = copy_on_host(state["average"])

@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages import FIELDS, WHOLE, on_host
+from o2nc.averages import FIELDS, WHOLE
+from o2nc.backends.host import on_host
 from o2nc.backends.triton import kernels
 from o2nc.backends.triton.engine import OtherDtype
 from o2nc.backends.triton.launches import Sequence as LaunchSequence

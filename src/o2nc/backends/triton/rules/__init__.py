@@ -57,7 +57,7 @@ from o2nc.backends.triton.rules.observed import play_observed, settle_observed
 from o2nc.backends.triton.rules.sgd import SGD_PLAYS, play_momentum, settle_sgd
 from o2nc.learners import Learner
 from o2nc.optimizers.adamw import Adam
-from o2nc.optimizers.exponentiated import Learned
+from o2nc.optimizers.learned import Learned
 from o2nc.optimizers.observed import Observed
 from o2nc.optimizers.sgdm import Momentum
 from o2nc.step import Step

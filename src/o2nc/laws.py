@@ -1,0 +1,274 @@
+"""The other laws of s, beside `o2nc.scaling.Exponential`: how they are drawn, their weights, and what they cost.
+
+Each has what `o2nc.scaling.Law` asks for. ``mean`` is by what a learning rate is multiplied on average, and with
+``second_moment`` and ``price`` `o2nc.theory` says what a law guarantees. ``estimates`` says whether its weights make
+the progress an unbiased estimate of finite variance.
+"""
+
+import math
+import sys
+import warnings
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from o2nc import checks, renewal
+from o2nc.scaling import make_plain_, uniform
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """U(low, high), mean (low + high)/2: U(0, 2) and U(¾, 5/4) have mean 1, U(0, 1) is Algorithm 1's law.
+
+    Args:
+        low: the lower end, >= 0; with weights 0, since their identity needs a law whose support starts there.
+        high: the upper end, > low.
+        weighted: whether losses and averages carry w(s) = high − s.
+
+    Example:
+        >>> Uniform(0, 2).weight(0.5)
+        1.5
+    """
+
+    low: float = 0.0
+    high: float = 2.0
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        checks.flag("weighted", self.weighted)
+        checks.non_negative("low", self.low)
+        if self.weighted:
+            checks.number("low", self.low, "0 with weighted=True: the support must start there", lambda v: v == 0)
+        checks.number("high", self.high, f"a finite number > low = {self.low!r}", lambda v: v > self.low)
+        make_plain_(self)
+
+    @property
+    def estimates(self) -> bool:
+        """Whether w⟨g, Δ⟩ is an unbiased estimate of the decrease."""
+        return self.low == 0
+
+    @property
+    def mean(self) -> float:
+        """The mean of s."""
+        return (self.low + self.high) / 2
+
+    @property
+    def second_moment(self) -> float:
+        """E s² = (low² + low·high + high²)/3."""
+        return (self.low**2 + self.low * self.high + self.high**2) / 3
+
+    @property
+    def price(self) -> float:
+        """L of s over its mean: 2.8 for U(0, 2), 5.0 for U(½, 3/2), 40 for U(¾, 5/4)."""
+        return _price(self)
+
+    def sample(self, seed: int, step: int) -> float:
+        """Return s_step = low + (high − low)·u."""
+        return self.low + (self.high - self.low) * uniform(seed, step)
+
+    def weight(self, s: float) -> float:
+        """Return survival(s)/density(s) = high − s on the support, 0 above it."""
+        return max(self.high - max(s, self.low), 0.0)
+
+
+@dataclass(frozen=True)
+class Jitter(Uniform):
+    """U(1 − width, 1 + width), a step that is a little longer or shorter than without scaling: Var s = width²/3.
+
+    The narrower, the less it costs where the learning rate is at the edge of stability, and the higher its price in a
+    guarantee, nearly 3/(16·width⁴). A width of 1 is U(0, 2).
+
+    Args:
+        width: in (0, 1].
+        weighted: whether losses and averages carry w(s); with a width of 1 only, where the support starts at 0.
+
+    Example:
+        >>> law = Jitter(0.25)
+        >>> law, law.low, law.high
+        (Jitter(width=0.25, weighted=False), 0.75, 1.25)
+        >>> law.sample(seed=0, step=2) == Uniform(0.75, 1.25).sample(seed=0, step=2)
+        True
+    """
+
+    low: float = field(init=False, repr=False)
+    high: float = field(init=False, repr=False)
+    weighted: bool = field(default=False, kw_only=True)
+    width: float
+
+    def __post_init__(self) -> None:
+        checks.number("width", self.width, "a number in (0, 1]", lambda v: 0 <= 1 - v < 1)
+        if self.weighted:
+            checks.number("width", self.width, "1 with weighted=True: the support must start at 0", lambda v: v == 1)
+        make_plain_(self)
+        object.__setattr__(self, "low", 1 - self.width)
+        object.__setattr__(self, "high", 1 + self.width)
+        super().__post_init__()
+
+    def __repr__(self) -> str:
+        return f"Jitter(width={self.width!r}, weighted={self.weighted!r})"
+
+
+@dataclass(frozen=True)
+class Weibull:
+    """Weibull(shape k, scale λ); the default scale 1/Γ(1 + 1/k) gives mean 1. k = 1 is Exp.
+
+    E[w²] = (λ/k)² Γ(2/k − 1) is finite only for k < 2; from 2 on a warning says so if it is weighted.
+
+    Args:
+        shape: k > 0.
+        scale: λ > 0, or None for mean 1.
+        weighted: whether losses and averages carry w(s).
+
+    Example:
+        >>> law = Weibull(shape=1.0)
+        >>> round(law.weight(0.3), 12)
+        1.0
+    """
+
+    shape: float
+    scale: float = None  # type: ignore[assignment]  # filled in below
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        _check_shape_scale(self)
+        if self.scale is None:
+            scale = math.exp(-math.lgamma(1 + 1 / self.shape))
+            checks.number("shape", self.shape, "at least 0.006 when the scale is left open", lambda v: scale > 0)
+            object.__setattr__(self, "scale", scale)
+
+    @property
+    def estimates(self) -> bool:
+        """Whether w⟨g, Δ⟩ is an estimate of the decrease of finite variance."""
+        return self.shape < 2
+
+    @property
+    def mean(self) -> float:
+        """The mean of s."""
+        return self.scale * math.exp(math.lgamma(1 + 1 / self.shape))
+
+    @property
+    def second_moment(self) -> float:
+        """E s² = λ²Γ(1 + 2/k)."""
+        return math.exp(math.lgamma(1 + 2 / self.shape) + 2 * math.log(self.scale))  # Γ alone may overflow
+
+    @property
+    def price(self) -> float:
+        """L of s over its mean."""
+        return _price(self)
+
+    def sample(self, seed: int, step: int) -> float:
+        """Return s_step by inversion: λ(−log u)^{1/k}."""
+        return self.scale * (-math.log(uniform(seed, step))) ** (1 / self.shape)
+
+    def weight(self, s: float) -> float:
+        """Return (λ/k)(s/λ)^{1−k}."""
+        return self.scale / self.shape * (s / self.scale) ** (1 - self.shape)
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma(shape k, scale θ); the default scale 1/k gives mean 1. k = 1 is Exp.
+
+    E[w²] is finite only for k < 2 (the density vanishes like s^{k−1} at 0); from 2 on a warning says so if it is
+    weighted.
+
+    Args:
+        shape: k > 0; the larger, the closer s stays to its mean.
+        scale: θ > 0, or None for mean 1.
+        weighted: whether losses and averages carry w(s).
+
+    Example:
+        >>> round(Gamma(shape=1.0).weight(0.3), 12)
+        1.0
+    """
+
+    shape: float
+    scale: float = None  # type: ignore[assignment]  # filled in below
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        _check_shape_scale(self)
+        if self.scale is None:
+            object.__setattr__(self, "scale", 1 / self.shape)
+
+    @property
+    def estimates(self) -> bool:
+        """Whether w⟨g, Δ⟩ is an estimate of the decrease of finite variance."""
+        return self.shape < 2
+
+    @property
+    def mean(self) -> float:
+        """The mean of s."""
+        return self.shape * self.scale
+
+    @property
+    def second_moment(self) -> float:
+        """E s² = k(k + 1)θ²."""
+        return self.shape * (self.shape + 1) * self.scale**2
+
+    @property
+    def price(self) -> float:
+        """L of s over its mean: ¼ for k = 2, 0.45 for k = 4, 4.8 for k = 16."""
+        return _price(self)
+
+    def sample(self, seed: int, step: int) -> float:
+        """Return s_step by Marsaglia and Tsang's rejection; every trial has its own counters."""
+        # below 1: Gamma(k) = Gamma(k + 1) · U^{1/k}
+        k = self.shape if self.shape >= 1 else self.shape + 1
+        boost = 1.0 if self.shape >= 1 else uniform(seed, step, draw=0) ** (1 / self.shape)
+        d = k - 1 / 3
+        draw = 1
+        while True:
+            u, angle, accept = (uniform(seed, step, draw=draw + i) for i in range(3))
+            draw += 3
+            normal = math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * angle)
+            v = (1 + normal / math.sqrt(9 * d)) ** 3
+            if v > 0 and math.log(accept) < 0.5 * normal**2 + d * (1 - v + math.log(v)):
+                return self.scale * boost * d * v
+
+    def weight(self, s: float) -> float:
+        """Return θ Γ(k, z) e^z z^{1−k} at z = s/θ, with Γ(k, ·) the upper incomplete gamma function."""
+        k, z = self.shape, s / self.scale
+        z = max(z, sys.float_info.min)  # a subnormal number may count as 0
+        survival = torch.special.gammaincc(*torch.tensor([k, z], dtype=torch.float64, device="cpu")).item()
+        if survival == 0.0:  # beyond e^{−745}: two terms of the asymptotic series
+            return self.scale * (1 + (k - 1) / z)
+        return self.scale * math.exp(math.log(survival) + math.lgamma(k) + z + (1 - k) * math.log(z))
+
+
+def _check_shape_scale(law: Weibull | Gamma) -> None:
+    checks.flag("weighted", law.weighted)
+    checks.positive("shape", law.shape)
+    if law.scale is not None:
+        checks.positive("scale", law.scale)
+    make_plain_(law)
+    if law.weighted and law.shape >= 2:
+        warnings.warn(
+            f"{type(law).__name__}(shape={law.shape}, weighted=True): E[w(s)²] is infinite for shape >= 2, so "
+            "weighted gradients have infinite variance; take shape < 2, or no weights",
+            stacklevel=4,
+        )
+
+
+@lru_cache(maxsize=256)
+def _price(law: Uniform | Weibull | Gamma) -> float:
+    """Return L = ∫ u|dk(u)| of s/E s.
+
+    For a falling hazard (shape <= 1) the renewal density falls to 1 (Brown 1980), for Gamma with 1 <= shape <= 2 it
+    rises: its Laplace transform 1/((1 + z/k)^k − 1) has a cut and no pole but 0. Then L is what k integrates to.
+    """
+    mean = law.mean
+    variance = law.second_moment / mean**2 - 1
+    if isinstance(law, Uniform):
+        low, width = law.low / mean, (law.high - law.low) / mean
+        jumps = ((low, 1 / width), (low + width, -1 / width))
+        return renewal.price(lambda u: np.clip((u - low) / width, 0.0, 1.0), width**2 / 12, jumps)
+    if law.shape <= (2 if isinstance(law, Gamma) else 1):
+        return abs(variance - 1) / 2
+    shape, scale = law.shape, law.scale / mean
+    if isinstance(law, Weibull):
+        return renewal.price(lambda u: -np.expm1(-((u / scale) ** shape)), variance)
+    k = torch.tensor(shape, dtype=torch.float64, device="cpu")
+    return renewal.price(lambda u: torch.special.gammainc(k, torch.from_numpy(u / scale)).numpy(), variance)
