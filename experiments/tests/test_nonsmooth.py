@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,20 @@ from typer.testing import CliRunner
 import o2nc
 from o2nc import problems
 from o2nc_experiments import cli
-from o2nc_experiments.nonsmooth import command, escapes, runs, study, tables
-from o2nc_experiments.nonsmooth.arms import ARMS, FREE, RANDOM, REFERENCE, Arm, Decay, Power, Restarts
+from o2nc_experiments.nonsmooth import adaptive, command, escapes, runs, study, tables
+from o2nc_experiments.nonsmooth.adaptive import Adam, Leader
+from o2nc_experiments.nonsmooth.arms import (
+    ARMS,
+    DECAYED,
+    FREE,
+    OTHERS,
+    RANDOM,
+    REFERENCE,
+    Arm,
+    Decay,
+    Power,
+    Restarts,
+)
 from o2nc_experiments.nonsmooth.objectives import OBJECTIVES, BlindDeconvolution, Factorisation
 from o2nc_experiments.nonsmooth.runs import ANCHOR, NOISE, QUERY, SHARE, START, Row, run
 from o2nc_experiments.nonsmooth.study import CERTIFICATE, TOGETHER, VALUE, Result
@@ -71,11 +84,38 @@ def test_rows_are_runs_of_scaled_sgdm(oracle):
         assert value == pytest.approx(alone(oracle, row, make, arm.window), rel=1e-9), arm.name
 
 
-def test_rows_are_runs_of_adamw():
-    row = Row(ARMS["AdamW"], 0.05, 0)
-    options = {"betas": (0.9, runs.BETA2), "eps": runs.EPS, "weight_decay": 0.0}
-    expected = alone(NOISY, row, lambda x: torch.optim.AdamW([x], row.lr, **options))
-    assert run(NOISY, [row], [STEPS]).value.item() == pytest.approx(expected, rel=1e-9)
+def other(arm, x, lr, seed):
+    """The library's optimizer of an adaptive arm."""
+    kept = {"scaling": arm.law, "seed": seed}
+    if arm.name.startswith("ScaleFree"):
+        return o2nc.ExponentiatedO2NC([x], o2nc.learners.ScaleFree(lr), beta=arm.momentum, **kept)
+    options = {"betas": (arm.momentum, adaptive.BETA2), "eps": adaptive.EPS}
+    if arm.name.startswith("NAdam"):
+        return o2nc.extend(torch.optim.NAdam([x], lr, **options), **kept)
+    return o2nc.AdamW([x], lr, weight_decay=0.0, **options, **kept)
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("oracle", [WELL, NOISY, BATCHES], ids=["exact", "noise", "batches"])
+def test_rows_are_runs_of_other_optimizers(oracle):
+    arms = [*OTHERS, replace(ARMS["NAdam, Exp(1)"], momentum=0.5), replace(ARMS["ScaleFree"], momentum=0.5)]
+    rows = [Row(arm, lr, seed) for arm in arms for lr, seed in ((0.01, 0), (0.05, 1))]
+    found = run(oracle, rows, [STEPS]).value[:, 0].tolist()
+    for row, value in zip(rows, found, strict=True):
+        expected = alone(oracle, row, partial(other, row.arm, lr=row.lr, seed=row.seed))
+        rounding = 1e-6 if row.arm.name.startswith("NAdam") else 1e-9  # torch's has μ_1⋯μ_t in float32
+        assert value == pytest.approx(expected, rel=rounding), row.arm.name
+
+
+def test_a_coordinate_without_gradients_stays():
+    """Where g = 0 from the start the scale-free learner would divide 0 by 0."""
+
+    class Flat(problems.DoubleWell):
+        def gradient(self, x):
+            return super().gradient(x) * torch.tensor([1.0, 0.0], dtype=x.dtype)
+
+    oracle = problems.Additive(Flat(2), noise=0.0)
+    assert run(oracle, [Row(ARMS["ScaleFree"], 0.01, 0)], [STEPS]).value.isfinite().all()
 
 
 @pytest.mark.parametrize("power", [0, 3])
@@ -88,8 +128,8 @@ def test_rows_are_runs_of_schedule_free_adamw(power):
     for t in range(1, STEPS + 1):
         x = x + (power + 1) / (t + power) * (z - x)
         g = gradient((1 - kappa) * z + kappa * x, t)
-        v = runs.BETA2 * v + (1 - runs.BETA2) * g**2
-        z = z - lr * g / ((v / (1 - runs.BETA2**t)).sqrt() + runs.EPS)
+        v = adaptive.BETA2 * v + (1 - adaptive.BETA2) * g**2
+        z = z - lr * g / ((v / (1 - adaptive.BETA2**t)).sqrt() + adaptive.EPS)
     found = run(NOISY, [Row(arm, lr, 2)], [STEPS]).value.item()
     assert found == pytest.approx(NOISY.problem.value(x).item(), rel=1e-9)
 
@@ -265,10 +305,26 @@ def test_a_narrow_law_takes_longer_to_get_free():
     assert max(wide) < 1000
 
 
+def test_other_optimizers_are_held_too_and_a_law_frees_them():
+    """A gradient that does not change is a step of one period, from the first on with Adam's corrections."""
+    names = ("AdamW", "NAdam", "AdamW, U(0, 2)", "NAdam, U(0, 2)")
+    held = [e.held for e in escapes.count("T0, d = 1", [ARMS[name] for name in names], [0], 500)]
+    assert min(held[:2]) > 0
+    assert held[2:] == [0, 0]
+
+
+@pytest.mark.parametrize("adaptive_rule", [Adam(), Adam(leads=True), Leader()], ids=repr)
+def test_a_gradient_that_does_not_change_moves_a_coordinate_by_lr_times_the_length(adaptive_rule):
+    a, b, c = adaptive_rule.weights(20_000, 0.8)[-1]
+    assert a + b / (1 - 0.8) == pytest.approx(adaptive_rule.length(0.8) * math.sqrt(1 / c), rel=1e-3)
+
+
 # ---- the command
 
 
-def test_command(tmp_path, monkeypatch):
+@pytest.fixture
+def small(monkeypatch):
+    """A command that takes a second or two."""
     quick = command.Options((20, 30, 40), tuple(OBJECTIVES)[2:3], 1, 2)
     monkeypatch.setattr(command, "QUICK", quick)
     monkeypatch.setattr(study, "COARSE", range(-6, 3, 4))
@@ -276,16 +332,34 @@ def test_command(tmp_path, monkeypatch):
     monkeypatch.setattr(escapes, "STEPS", 200)
     monkeypatch.setattr(escapes, "PATIENCE", 300)
     monkeypatch.setattr(escapes, "WIDTHS", (0.05, 0.25, 1.0))
-    result = CliRunner().invoke(
-        cli.build_app(), ["nonsmooth", "--quick", "--workers", "1", "--out", str(tmp_path / "n")]
-    )
+
+
+def invoke(out, *more):
+    given = ["nonsmooth", "--quick", "--workers", "1", "--out", str(out), *more]
+    result = CliRunner().invoke(cli.build_app(), given)
     assert result.exit_code == 0, result.output
-    text = (tmp_path / "n" / "nonsmooth.json").read_text(encoding="utf-8")
-    record = json.loads(text, parse_constant=lambda word: pytest.fail(f"not JSON: {word}"))
-    arms = {row[1] for row in record["rows"]}
-    assert arms == set(ARMS)
+    text = (out / "nonsmooth.json").read_text(encoding="utf-8")
+    return result.output, json.loads(text, parse_constant=lambda word: pytest.fail(f"not JSON: {word}"))
+
+
+@pytest.mark.usefixtures("small")
+def test_command(tmp_path):
+    output, record = invoke(tmp_path / "n")
+    assert {row[1] for row in record["rows"]} == {arm.name for arm in (*RANDOM, *DECAYED, *FREE)}
     assert {escape["arm"] for escape in record["escapes"]} == {arm.name for arm in RANDOM}
     for name in ("nonsmooth_laws.png", "nonsmooth_horizons.png", "report.html", "nonsmooth.md"):
         assert (tmp_path / "n" / name).stat().st_size > 5000
     for word in ("U(¾, 5/4)", "restarts, Nesterov", "held: climber"):
-        assert word in result.output
+        assert word in output
+
+
+@pytest.mark.usefixtures("small")
+def test_command_with_other_optimizers(tmp_path):
+    output, record = invoke(tmp_path / "n", "--others")
+    for key, place in (("rows", 1), ("escapes", "arm")):
+        assert {row[place] for row in record[key]} == {arm.name for arm in (REFERENCE, *OTHERS)}
+    assert record["freedoms"] == []
+    assert "NAdam, Gamma(16)" in output
+    page = (tmp_path / "n" / "report.html").read_text(encoding="utf-8")
+    assert "Non-smooth problems: other optimizers" in page
+    assert not list((tmp_path / "n").glob("*.png"))

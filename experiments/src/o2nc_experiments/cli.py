@@ -196,6 +196,9 @@ def build_app() -> "typer.Typer":
         seed: FirstSeed = 0,
         seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1, max=1000)] = 10,
         quick: Annotated[bool, typer.Option("--quick", help="Two problems, 400 steps: half a minute.")] = False,
+        others: Annotated[
+            bool, typer.Option("--others", help="AdamW, NAdam and ScaleFree under laws of s, and nothing else.")
+        ] = False,
         workers: Workers = WORKERS,
         quiet: Quiet = False,
     ) -> None:
@@ -208,7 +211,7 @@ def build_app() -> "typer.Typer":
         from o2nc_experiments.nonsmooth import command
 
         with interruptible():
-            command.show(make_folder(out), seed, seeds, workers, quick, quiet)
+            command.show(make_folder(out), seed, seeds, workers, quick, others, quiet)
 
     @app.command()
     def bench(

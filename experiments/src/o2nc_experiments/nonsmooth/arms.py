@@ -8,8 +8,8 @@
 
 Without query and anchor y_t = x_t, without a law s = 1. The query has u_t ~ U(0, 1): the gradient is asked for
 anywhere on the last step. An anchor has κ_t ~ U(low, high): near x̄, and with β = 0 this is schedule-free SGD. An
-adaptive arm divides Adam's mean of gradients by Adam's √v, as schedule-free AdamW does. What an arm hands back is x̄_n
-if it has a window, where its last decay ended if it restarts, else x_{n+1}.
+arm that is `adaptive` steps as Adam or a relative does, also as schedule-free AdamW. What an arm hands back is x̄_n if
+it has a window, where its last decay ended if it restarts, else x_{n+1}.
 """
 
 import math
@@ -18,6 +18,7 @@ from typing import ClassVar, Protocol
 
 from o2nc import Exponential, Gamma, Law, Polynomial, Uniform
 from o2nc.scaling import uniform
+from o2nc_experiments.nonsmooth.adaptive import Adam, Adaptive, Leader
 
 
 class Schedule(Protocol):
@@ -158,7 +159,7 @@ class Arm:
     momentum: float = 0.9
     window: Polynomial | float | None = None
     anchor: tuple[float, float] | None = None
-    adaptive: bool = False
+    adaptive: Adaptive | None = None
 
     def prepared(self, steps: int) -> "Arm":
         """Return the arm for a run of so many steps."""
@@ -200,10 +201,24 @@ RANDOM = [
     Arm("Nesterov, U(0, 2) that fades", law=Fading(jitter(1.0)), nesterov=True),
 ]
 # other decays, to be measured against
-DECAYED = [Arm("SGDM, WSD 20 %", Decay(0.2)), Arm("AdamW", adaptive=True)]
+DECAYED = [Arm("SGDM, WSD 20 %", Decay(0.2)), Arm("AdamW", adaptive=Adam())]
+# other optimizers, each without a law and with some: the same again
+OTHERS = [
+    arm
+    for plain in (DECAYED[-1], Arm("NAdam", adaptive=Adam(leads=True)), Arm("ScaleFree", adaptive=Leader()))
+    for arm in (
+        plain,
+        *(
+            replace(plain, name=f"{plain.name}, {law}", law=LAWS[law])
+            for law in ("Exp(1)", "U(0, 2)", "Gamma(4)", "Gamma(16)", "U(¾, 5/4)")
+        ),
+    )
+]
 
 
-def _free(name: str, power: float, anchor: tuple[float, float], exponent: float = 0.0, adaptive: bool = False) -> Arm:
+def _free(
+    name: str, power: float, anchor: tuple[float, float], exponent: float = 0.0, adaptive: Adaptive | None = None
+) -> Arm:
     schedule, window = Power(exponent), Polynomial(power)
     return Arm(name, schedule, momentum=0.0, window=window, anchor=anchor, adaptive=adaptive)
 
@@ -220,11 +235,11 @@ FREE = [
     _free("anchor 0.98, t^3", 3, (0.98, 0.98)),
     _free("anchor 0.98, t^3, lr t^−½", 3, (0.98, 0.98), 0.5),
     _free("anchor 0.98, t^3, lr 1/t", 3, (0.98, 0.98), 1.0),
-    _free("schedule-free AdamW, 0.9, t^0", 0, (0.9, 0.9), adaptive=True),
-    _free("schedule-free AdamW, 0.95, t^3", 3, (0.95, 0.95), adaptive=True),
+    _free("schedule-free AdamW, 0.9, t^0", 0, (0.9, 0.9), adaptive=Adam()),
+    _free("schedule-free AdamW, 0.95, t^3", 3, (0.95, 0.95), adaptive=Adam()),
     Arm("restarts", Restarts()),
     Arm("restarts, Nesterov", Restarts(), nesterov=True),
     Arm("restarts, Nesterov, peaks fall", Restarts(fall=0.5), nesterov=True),
     Arm("branches of a trunk", Restarts(trunk=True)),
 ]
-ARMS = {arm.name: arm for arm in (*RANDOM, *DECAYED, *FREE)}
+ARMS = {arm.name: arm for arm in (*RANDOM, *DECAYED, *OTHERS, *FREE)}

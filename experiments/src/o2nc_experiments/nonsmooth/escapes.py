@@ -61,6 +61,8 @@ class Freedom:
 def _rows(problem: Resonance | Climber, arm: Arm, factors: Sequence[float], seeds: Sequence[int]) -> list[Row]:
     momentum = problem.momentum if isinstance(problem, Resonance) else 0.9
     unit = problem.lr * (1 - momentum)  # the traps' buffer is a mean of gradients, ours is a sum
+    if arm.adaptive:  # whatever the slope, lr is the length of a step
+        unit = problem.trap.period / arm.adaptive.length(momentum)
     return [Row(replace(arm, momentum=momentum), unit * factor, seed) for factor in factors for seed in seeds]
 
 
@@ -109,11 +111,14 @@ def time_to_freedom(
     return [Freedom(width, math.sqrt(law.second_moment - 1), found.first.tolist())]
 
 
-def jobs(arms: Sequence[Arm], quick: bool) -> list[Callable[[Progress], list[Escape] | list[Freedom]]]:
-    """Return the work for `o2nc_experiments.pool`; quick: the climber only, a tenth of the steps, fewer seeds."""
-    steps, patience = (STEPS // 10, PATIENCE // 10) if quick else (STEPS, PATIENCE)
+def counts(arms: Sequence[Arm], quick: bool) -> list[Callable[[Progress], list[Escape]]]:
+    """Return the traps as work for `o2nc_experiments.pool`; quick: the climber, a tenth of the steps, one seed."""
     names = [name for name in TRAPS if name.startswith("climber") or not quick]
-    return [
-        *(partial(count, name, arms, range(1 if quick else SEEDS), steps) for name in names),
-        *(partial(time_to_freedom, width, range(3 if quick else FREE_SEEDS), patience) for width in WIDTHS),
-    ]
+    given = (range(1), STEPS // 10) if quick else (range(SEEDS), STEPS)
+    return [partial(count, name, arms, *given) for name in names]
+
+
+def freedoms(quick: bool) -> list[Callable[[Progress], list[Freedom]]]:
+    """Return the times to freedom as work; quick: three seeds, a tenth of the patience."""
+    given = (range(3), PATIENCE // 10) if quick else (range(FREE_SEEDS), PATIENCE)
+    return [partial(time_to_freedom, width, *given) for width in WIDTHS]

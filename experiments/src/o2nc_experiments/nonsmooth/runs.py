@@ -7,7 +7,7 @@ whatever their arm and learning rate: differences are paired. A test holds the r
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from o2nc.problems import Oracle, Subsampled
 from o2nc.scaling import uniform
 from o2nc_experiments.nonsmooth.arms import Arm, Restarts
 
-BETA2, EPS = 0.95, 1e-8  # of adaptive arms
+LEAST = 1.5e-154  # √v is at least this: where all gradients were 0, so is the buffer
 SHARE = 0.1  # the certificate is that of the last tenth of a run, every step weighing the same
 NEAR = 0.1  # starts are normal around the problem's own, this far from it, in units of F*/G
 QUERY, ANCHOR, START, NOISE = 11, 12, 13, 14  # streams of random numbers
@@ -57,7 +57,8 @@ def run(
         rows: the runs; those with a horizon are decayed to end at the last.
         horizons: numbers of steps, rising.
         near: how far from the problem's start the runs begin, in units of F*/G.
-        primed: whether the buffer begins where the first gradient would keep it, as torch's with dampening does.
+        primed: whether momentum's buffer begins where the first gradient would keep it, as torch's with dampening
+            does; Adam and its relatives have their own way to begin.
         goal: a value of F to watch for.
 
     Example:
@@ -89,13 +90,13 @@ def run(
         if t > (1 - SHARE) * horizon:
             window.add_(y, problem.gradient(y))
         if primed and t == 1:
-            m = g / (1 - c.beta)
+            m = torch.where(c.adaptive, m, g / (1 - c.beta))
         m.mul_(c.beta).add_(g)
         d = torch.where(c.nesterov, torch.addcmul(g, m, c.beta), m) if c.any_nesterov else m
         if c.any_adaptive:
-            v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
-            mean = d * ((1 - c.beta) / (1 - c.beta**t))
-            d = torch.where(c.adaptive, mean / ((v / (1 - BETA2**t)).sqrt_() + EPS), d)
+            v.mul_(c.beta2).addcmul_(g * (1 - c.beta2), g)
+            a, b, root = c.weights[0](t), c.weights[1](t), (v / c.weights[2](t)).sqrt_().clamp_(min=LEAST)
+            d = torch.where(c.adaptive, (a * g).addcmul_(m, b).div_(root.add_(c.eps)), d)
         torch.mul(d, -c.rate(t), out=delta)
         x = x + delta if c.s is None else torch.addcmul(x, delta, c.s(t))
         for mask, goes_back in c.ends.get(t, ()):
@@ -125,7 +126,9 @@ class _Columns:
 
         self.beta = _column([arm.momentum for arm in arms])
         self.nesterov = _column([arm.nesterov for arm in arms]) > 0
-        self.adaptive = _column([arm.adaptive for arm in arms]) > 0
+        self.adaptive = _column([arm.adaptive is not None for arm in arms]) > 0
+        self.beta2 = _column([arm.adaptive.beta2(arm.momentum) if arm.adaptive else 0.0 for arm in arms])
+        self.eps = _column([arm.adaptive.eps if arm.adaptive else 0.0 for arm in arms])
         self.averages = _column([arm.window is not None for arm in arms]) > 0
         self.restarts = _column([isinstance(arm.schedule, Restarts) for arm in arms]) > 0
         self.any_nesterov, self.any_adaptive = bool(self.nesterov.any()), bool(self.adaptive.any())
@@ -134,6 +137,7 @@ class _Columns:
         lr, factor = _column([row.lr for row in rows]), self._table(_factors)
         self.rate: Callable[[int], Tensor] = lambda t: lr * factor(t)
         self.gamma = self._table(_gammas)
+        self.weights = [self._table(partial(_weights, i)) for i in range(3)] if self.any_adaptive else []
         self.s = self._table(_scalars) if any(arm.law for arm in arms) else None
         self.lag = self._table(_lags) if any(arm.query for arm in arms) else None
         self.kappa = self._table(_kappas) if any(arm.anchor for arm in arms) else None
@@ -161,6 +165,16 @@ def _column(values: Sequence[float]) -> Tensor:
 @lru_cache(maxsize=512)
 def _factors(arm: Arm, seed: int, steps: int) -> Tensor:
     return torch.tensor([arm.schedule.factor(t, steps) for t in range(1, steps + 1)], dtype=torch.float64)
+
+
+def _weights(which: int, arm: Arm, seed: int, steps: int) -> Tensor:
+    return _adaptive(arm, steps)[:, which]
+
+
+@lru_cache(maxsize=64)
+def _adaptive(arm: Arm, steps: int) -> Tensor:
+    found = arm.adaptive.weights(steps, arm.momentum) if arm.adaptive else [(1.0, 1.0, 1.0)] * steps
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def _gammas(arm: Arm, seed: int, steps: int) -> Tensor:

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from o2nc import Law, scaling
-from o2nc_experiments.nonsmooth.arms import ARMS, DECAYED, FREE, LAWS, RANDOM, REFERENCE
+from o2nc_experiments.nonsmooth.arms import ARMS, DECAYED, FREE, LAWS, OTHERS, RANDOM, REFERENCE
 from o2nc_experiments.nonsmooth.escapes import Escape
 from o2nc_experiments.nonsmooth.objectives import OBJECTIVES
 from o2nc_experiments.nonsmooth.study import CERTIFICATE, TOGETHER, VALUE, Result
@@ -37,11 +37,19 @@ class Findings:
         self.objectives = list(dict.fromkeys(r.objective for r in results))
         self.horizons = sorted({r.horizon for r in results})
 
-    def logs(self, arm: str, objective: str, horizon: int, tuned: str, measure: str = VALUE) -> list[float]:
+    def logs(
+        self,
+        arm: str,
+        objective: str,
+        horizon: int,
+        tuned: str,
+        measure: str = VALUE,
+        reference: str = REFERENCE.name,
+    ) -> list[float]:
         """Return the logarithms of the ratio to the reference, for every seed that both were run with."""
         wanted = CERTIFICATE if tuned == CERTIFICATE else VALUE
         own, other = (
-            self._by.get((name, objective, horizon, what)) for name, what in ((arm, tuned), (REFERENCE.name, wanted))
+            self._by.get((name, objective, horizon, what)) for name, what in ((arm, tuned), (reference, wanted))
         )
         if own is None or other is None:
             return []
@@ -49,9 +57,11 @@ class Findings:
         least = TINY if measure == VALUE else FLOOR * OBJECTIVES[objective].problem.lipschitz
         return [_log(a, least) - _log(b, least) for a, b in pairs]
 
-    def ratio(self, arm: str, horizon: int, tuned: str, measure: str = VALUE) -> Ratio:
+    def ratio(
+        self, arm: str, horizon: int, tuned: str, measure: str = VALUE, reference: str = REFERENCE.name
+    ) -> Ratio:
         """Return the geometric mean over all objectives on which the arm was run."""
-        known = [self.logs(arm, name, horizon, tuned, measure) for name in self.objectives]
+        known = [self.logs(arm, name, horizon, tuned, measure, reference) for name in self.objectives]
         by_seed = [fmean(logs) for logs in zip(*filter(None, known), strict=True)]
         if not by_seed:
             return Ratio(-math.inf, 0.0)
@@ -93,6 +103,26 @@ def costs(found: Findings) -> Table:
 
 
 _CERTIFICATES = {VALUE: "certificate", CERTIFICATE: "certificate, own lr"}
+
+
+def optimizers(found: Findings) -> Table:
+    """Return what randomness costs other optimizers: against the same without a law, and against SGDM."""
+    notes = (
+        "F, certificate: geometric mean over the problems, all with linear decay and tuned lr, against the same\n"
+        "optimizer without a law and (right) against SGDM; ± standard deviation of its logarithm over the seeds;\n"
+        f"own lr: lr tuned for the certificate in both; certificates below {FLOOR:g}·G count as that"
+    )
+    last = found.horizons[-1]
+    own = [(h, VALUE, VALUE, f"F\n{h:,}") for h in found.horizons]
+    own += [(last, tuned, CERTIFICATE, f"{name}\n{last:,}") for tuned, name in _CERTIFICATES.items()]
+    sgdm = [(last, VALUE, measure, f"{measure}\n/ SGDM, {last:,}") for measure in (VALUE, CERTIFICATE)]
+    table = Table([Column("arm", "left"), *(head for *_, head in own + sgdm)], notes=notes)
+    for arm in OTHERS:
+        plain = arm.name.partition(", ")[0]
+        ratios = [found.ratio(arm.name, h, tuned, measure, plain) for h, tuned, measure, _ in own]
+        ratios += [found.ratio(arm.name, h, tuned, measure) for h, tuned, measure, _ in sgdm]
+        table.add(arm.name, *map(str, ratios))
+    return table
 
 
 def horizons(found: Findings) -> Table:

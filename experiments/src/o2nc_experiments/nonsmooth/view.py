@@ -16,7 +16,7 @@ from o2nc import Gamma, Law, scaling
 from o2nc_experiments import record as records
 from o2nc_experiments.figures import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION, style_axes
 from o2nc_experiments.nonsmooth import tables
-from o2nc_experiments.nonsmooth.arms import LAWS, REFERENCE, jitter
+from o2nc_experiments.nonsmooth.arms import LAWS, OTHERS, REFERENCE, jitter
 from o2nc_experiments.nonsmooth.escapes import PATIENCE, Escape, Freedom
 from o2nc_experiments.nonsmooth.study import CERTIFICATE, VALUE, Result
 from o2nc_experiments.nonsmooth.tables import Findings, deviation
@@ -171,6 +171,8 @@ def _horizon(found: Findings) -> int:
 def article(record: dict[str, Any]) -> Article:
     """Return the article on `nonsmooth.json`."""
     found, escapes, freedoms = load(record)
+    if not freedoms:
+        return _others(found, escapes)
     horizon = _horizon(found)
     freed = median(next(f for f in freedoms if f.width == 0.25).steps)
     cost = {name: math.exp(found.ratio(name, horizon, VALUE).mean) for name in ("Exp(1)", "U(¾, 5/4)")}
@@ -204,4 +206,21 @@ def article(record: dict[str, Any]) -> Article:
         f"After {horizon:,} steps Exp(1) has {cost['Exp(1)']:.2f} times plain momentum's F, U(¾, 5/4) "
         f"{cost['U(¾, 5/4)']:.2f} times; with the latter a trapped run is free after {freed:.0f} steps.",
         sections,
+    )
+
+
+def _others(found: Findings, escapes: Sequence[Escape]) -> Article:
+    """Return the article on a record of `--others`."""
+    horizon, law = found.horizons[-1], "Gamma(16)"
+    plain = [arm.name for arm in OTHERS if arm.law is None]
+    ratios = (found.ratio(f"{name}, {law}", horizon, VALUE, reference=name) for name in plain)
+    said = (
+        f"{math.exp(min(ratio.mean, 99.0)):.2f} times {name}'s" for name, ratio in zip(plain, ratios, strict=True)
+    )
+    text = "Each with linear decay and a law of s, tuned, against the same without one."
+    shown = [tables.optimizers(found), tables.traps(escapes), tables.by_objective(found, horizon)]
+    return Article(
+        "Non-smooth problems: other optimizers",
+        f"After {horizon:,} steps {law} has {', '.join(said)} F.",
+        [Section("What randomness costs, and what it buys", text, tables=shown)],
     )
