@@ -44,8 +44,9 @@ def test_the_same_arguments_load_without_a_word():
 def test_a_checkpoint_without_averages_does_not_switch_them_off():
     saved = trained(lambda ps: o2nc.ScaledSGDM(ps, **SGDM)).state_dict()
     opt = o2nc.ScaledSGDM(parameters(), **SGDM, average=0.99)
-    with pytest.warns(UserWarning, match=r"no averages: those of average=0.99 begin with the next step"):
+    with pytest.warns(UserWarning, match=r"no averages: those of average=0.99 begin with the next step") as said:
         opt.load_state_dict(saved)
+    assert [warning.filename for warning in said] == [__file__]
     assert opt.param_groups[0]["average"] == 0.99
     advance(opt, 6, 6)
     x = [p.detach().clone() for p in opt.param_groups[0]["params"]]
@@ -80,8 +81,9 @@ def test_what_it_changes_is_said(other, word):
     make = {"average": 0.99, "seed": 3}
     saved = trained(lambda ps: o2nc.ScaledSGDM(ps, **SGDM, **make)).state_dict()
     opt = o2nc.ScaledSGDM(parameters(), **SGDM, **(make | other))
-    with pytest.warns(UserWarning, match=word):
+    with pytest.warns(UserWarning, match=word) as said:
         opt.load_state_dict(saved)
+    assert [warning.filename for warning in said] == [__file__]  # where it is called, not inside
     assert [opt.param_groups[0][k] for k in ("seed", "average", "scaling")] == [3, 0.99, o2nc.Exponential()]
 
 

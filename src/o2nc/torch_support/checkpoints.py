@@ -134,7 +134,7 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
     if own.get("average") is not None and found["average"] is None:
         warnings.warn(
             f"the checkpoint has no averages: those of average={own['average']!r} begin with the next step",
-            stacklevel=5,
+            stacklevel=4,
         )
         for group in groups:
             group |= {key: own[key] for key in _HOW if key in own}
@@ -148,7 +148,7 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
         warnings.warn(
             f"the checkpoint changes this {name}, which goes on with {replaced}: construct it with the checkpoint's "
             f"values if that is meant{or_else}",
-            stacklevel=5,
+            stacklevel=4,
         )
     for group, mine in zip(groups, optimizer.param_groups, strict=False):
         if "fused" in mine:  # how a step is carried out, not what it does; a GradScaler has asked the constructor

@@ -66,7 +66,7 @@ def entries(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             warnings.warn(
                 f"the checkpoint's {key}={value[_NAME]}(…) is from before laws said whether they are weighted: "
                 f"it goes on with weighted={weighted}",
-                stacklevel=6,
+                stacklevel=5,
             )
             value = value | {"weighted": weighted}
         yield key, value
