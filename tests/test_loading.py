@@ -56,6 +56,22 @@ def test_a_checkpoint_without_averages_does_not_switch_them_off():
         assert not torch.equal(opt.param_groups[0]["params"][0], x[0])
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ps: o2nc.ScaledSGDM(ps, **SGDM, average=0.9),
+        lambda ps: o2nc.extend(torch.optim.SGD(ps, lr=0.1), average=0.9),
+    ],
+    ids=["own", "extended"],
+)
+def test_a_checkpoint_saved_at_the_average_is_warned_of(make):
+    opt = trained(make)
+    with opt.averaged(), pytest.warns(UserWarning, match=r"inside averaged\(\): the model holds x̄ there") as said:
+        opt.state_dict()
+    assert [warning.filename for warning in said] == [__file__]
+    opt.state_dict()
+
+
 def test_one_of_sgd_begins_the_averages_quietly():
     """The way from torch.optim.SGD to averages: it knows nothing of them."""
     saved = trained(lambda ps: torch.optim.SGD(ps, **SGDM)).state_dict()

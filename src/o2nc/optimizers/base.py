@@ -5,6 +5,7 @@ fused one where it applies. What torch asks of an optimizer beside the step is i
 of its averages in `o2nc.optimizers.readout`.
 """
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -257,7 +258,16 @@ class CertifiedOptimizer(Optimizer):
             groups.adopt(self, group, self.defaults)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as torch does, with laws and learners as plain dictionaries."""
+        """Return the state as torch does, with laws and learners as plain dictionaries.
+
+        Warns:
+            UserWarning: inside `averaged`, where a model that is saved along with it would be x̄ and not x.
+        """
+        if self._swaps:
+            warnings.warn(
+                "state_dict() inside averaged(): the model holds x̄ there, and a run goes on from x; save outside",
+                stacklevel=2,
+            )
         with self._local():
             # now, so that what asks for the averages later finds nothing to do and leaves a checkpoint as it is
             known = {p: state for p, state in self.state.items() if "average" in state and "log_decay" in state}
