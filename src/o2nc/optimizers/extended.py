@@ -153,7 +153,8 @@ class Extended(CertifiedOptimizer):
         moved = super()._take() and type(self._observed) is not Observed
         if group["average"] is None:  # switched off: should it be switched on again, it was not the last iterate
             for state in self.state.values():
-                state.pop("previous", None)
+                if "previous" in state:  # a pop would count as a change, after which tables are written again
+                    state.pop("previous")
         return moved
 
     def _advance(self) -> None:
