@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fused_device as rig
+import o2nc
 
 # ---- the tables ----
 
@@ -21,6 +22,16 @@ def test_new_values_need_nothing_new(device, counted):
             p.grad.mul_(0.5)
         opt.step()
     assert counted == {"layouts": 1, "uploads": 1}
+
+
+@pytest.mark.parametrize("average", [None, 0.9, o2nc.Polynomial(12)], ids=["none", "discount", "power"])
+def test_adamw_keeps_its_tables(device, counted, average):
+    params = rig.begin(device)
+    opt = o2nc.AdamW(params, fused=True, average=average)
+    rig.set_noise(params, 1)
+    for _ in range(4):
+        opt.step()
+    assert counted["layouts"] == 1
 
 
 @rig.some("momentum", "no momentum", "coin")
