@@ -44,13 +44,10 @@ GPT = {
     "adamw:cosine": {"label": "cosine", "color": GREEN, "marker": "D"},
     "schedule-free:constant": {"label": "schedule-free AdamW, one run", "color": SKY, "linewidth": 1.6},
 }
-TUNED = {"label": "cosine", "color": GREEN, "marker": "D"}
 CIFAR10 = {
     "sgdm(lr=0.02):constant+t^12, x̄": ONE_RUN,
     "sgdm(lr=0.02):constant+t^12, last": LAST,
-    "sgdm(lr=0.02):cosine10, last": TUNED,
-    "sgdm(lr=0.05):cosine20, last": TUNED,
-    "sgdm(lr=0.05):cosine40, last": TUNED,
+    "sgdm, last": {"label": "cosine", "color": GREEN, "marker": "D"},
     "sgdm(lr=0.01), last": {"label": "cosine, at the paper's lr", "color": ORANGE, "marker": "s"},
 }
 
