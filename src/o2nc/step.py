@@ -57,20 +57,23 @@ class Rule(Protocol):
 class Step(NamedTuple):
     """One step of an optimizer."""
 
+    # what any optimizer's step has; `CertifiedOptimizer` fills it in
     owner: str  # the name of the optimizer's class, for messages
-    rule: Any  # a `Rule`
-    law: Law | None
-    seed: int
-    window: Window | None  # None keeps no averages
     groups: list[dict[str, Any]]
     state: dict[Tensor, dict[str, Any]]
+    window: Window | None  # None keeps no averages
+    law: Law | None
+    seed: int
+    fused: bool | None = False  # True insists on the fused step, None takes it where it applies
     is_sharded: bool = False
     found_inf: Tensor | None = None  # a GradScaler's flag and scale, where it leaves them to the step
     grad_scale: Tensor | None = None
-    fused: bool | None = False  # True insists on the fused step, None takes it where it applies
+    settling: float = 1.0  # with which probability an output that was drawn is taken at a step
+
+    # what is an optimizer's own
+    rule: Any = None  # a `Rule`
+    certificate: bool = True  # whether ḡ is kept
     between: bool = False  # Algorithm 1: gradients are taken at x_{t−1} + s_tΔ_t, so (1 − s_t)Δ_t is still to come
     block: int | None = None  # Algorithm 1: which block ends, to be published; 0 within one, None without blocks
     restarts: bool = False  # Algorithm 1: so does the learner
-    certificate: bool = True  # whether ḡ is kept
-    settling: float = 1.0  # with which probability an output that was drawn is taken at a step
     is_thinned: bool = False  # whether iterates were passed over: what has no gradient now may have moved since

@@ -17,7 +17,6 @@ from torch.optim.optimizer import ParamsT
 from o2nc.averages import Average
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.optimizers.extended import Extended, check_extension
-from o2nc.optimizers.named import NAMES
 from o2nc.optimizers.observed import Observed, Seen
 from o2nc.scaling import Draw, Law
 from o2nc.state import Field, Fields, Kind
@@ -113,12 +112,11 @@ class AdamW(Extended, optim.AdamW):
     def _wants_fused(self) -> bool | None:
         return CertifiedOptimizer._wants_fused(self)
 
-    def _describe(self, fused: bool | None = False) -> Step:
-        group = self.param_groups[0]
-        nothing = group["scaling"] is None and group["average"] is None
-        if (nothing and not fused) or any(g["differentiable"] for g in self.param_groups):
-            fused = False
-        return self._step(Adam(group[NAMES["progress"]]), fused)
+    def _describe(self, step: Step) -> Step:
+        nothing = step.law is None and step.window is None
+        if (nothing and not step.fused) or any(group["differentiable"] for group in step.groups):
+            step = step._replace(fused=False)
+        return self._observed_by(Adam(step.groups[0]["progress"]), step)
 
     def _move(self) -> None:
         """Have torch step, with its counts where it wants them: a kernel of ours may have counted before."""

@@ -85,12 +85,8 @@ class CertifiedOptimizer(Optimizer):
         """The state that is kept per parameter."""
 
     @abstractmethod
-    def _describe(self, fused: bool | None = False) -> Step:
-        """Return the step that is to be taken, with the gradients that the parameters have.
-
-        Args:
-            fused: what the groups ask for, see `_wants_fused`.
-        """
+    def _describe(self, step: Step) -> Step:
+        """Return the step with this optimizer's rule, and whatever else is its own, filled in."""
 
     # --- the step
 
@@ -136,7 +132,7 @@ class CertifiedOptimizer(Optimizer):
                 groups.refuse_foreign(self, group)
         eager, fused = self._eager, self._wants_fused()
         with torch.set_grad_enabled(bool(self.defaults.get("differentiable"))):
-            step = self._describe(fused)
+            step = self._describe(self._begin_step(fused))
             if step.fused is not False:
                 reason = self._engine.take(step)
                 if reason is None:
@@ -148,6 +144,24 @@ class CertifiedOptimizer(Optimizer):
                 to_host(step.groups, self.state, self.fields)
             eager.take(step)
         return False
+
+    def _begin_step(self, fused: bool | None) -> Step:
+        """Return what every optimizer's step has, and its groups say."""
+        groups = self._groups
+        first, window = groups[0], self._window
+        return Step(
+            type(self).__name__,
+            groups,
+            self.state,
+            window,
+            first.get("scaling"),
+            first["seed"],
+            fused,
+            self._shards is not None,
+            getattr(self, "found_inf", None),
+            getattr(self, "grad_scale", None),
+            1 - window.beta if isinstance(window, Discount) and first.get("output") == "geometric" else 1.0,
+        )
 
     def _wants_fused(self) -> bool | None:
         """Return what the groups ask for: True insists on the fused step, None takes it, False does without."""

@@ -117,20 +117,6 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         """The state that is kept per parameter."""
         return averages.FIELDS | Learned(self.param_groups[0]["learner"], 1.0, keeps=False).fields
 
-    def _describe(self, fused: bool | None = False) -> Step:
-        groups = self.param_groups
-        learner, beta, law, seed, average = (groups[0][key] for key in self.shared[:5])
-        return Step(
-            type(self).__name__,
-            Learned(learner, beta, keeps=False),
-            law,
-            seed,
-            self._window,
-            groups,
-            self.state,
-            self._shards is not None,
-            getattr(self, "found_inf", None),
-            getattr(self, "grad_scale", None),
-            fused,
-            settling=1 - average if groups[0]["output"] == "geometric" and average is not None else 1.0,
-        )
+    def _describe(self, step: Step) -> Step:
+        group = step.groups[0]
+        return step._replace(rule=Learned(group["learner"], group["beta"], keeps=False))

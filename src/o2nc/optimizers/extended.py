@@ -92,30 +92,16 @@ class Extended(CertifiedOptimizer):
         window, offload = super()._window, self.param_groups[0][NAMES["offload"]]
         return window if window is None or offload is None else window.thinned(offload)
 
-    def _describe(self, fused: bool | None = False) -> Step:
+    def _describe(self, step: Step) -> Step:
         new = (p for p in _params(self) if p.grad is not None and "average" not in self.state.get(p, ()))
-        if self.param_groups[0]["average"] is None or any(True for _ in new):
-            fused = False
-        return self._step(Observed(self.param_groups[0][NAMES["progress"]]), fused)
+        if step.window is None or any(True for _ in new):
+            step = step._replace(fused=False)
+        return self._observed_by(Observed(step.groups[0]["progress"]), step)
 
-    def _step(self, rule: "Observed", fused: bool | None) -> Step:
-        groups = self._groups
-        law, seed, _, certificate = (groups[0].group[key] for key in self.shared[:4])
+    def _observed_by(self, rule: Observed, step: Step) -> Step:
+        """Return the step with this rule, which is asked afterwards what it has begun."""
         self._observed = rule
-        return Step(
-            type(self).__name__,
-            rule,
-            law,
-            seed,
-            self._window,
-            groups,
-            self.state,
-            self._shards is not None,
-            getattr(self, "found_inf", None),
-            getattr(self, "grad_scale", None),
-            fused,
-            certificate=certificate,
-        )
+        return step._replace(rule=rule, certificate=step.groups[0]["certificate"])
 
     def _wants_fused(self) -> bool | None:
         """Take the iterates in by a kernel where that applies: how the optimizer steps is its own business."""
@@ -181,7 +167,7 @@ class Extended(CertifiedOptimizer):
         if taken:
             rule = Observed(progress=False)
             copies = dict(zip(taken, (self._host_copies if is_turn else HostCopies()).refresh(taken), strict=True))
-            step = self._step(rule, fused=False)._replace(
+            step = self._observed_by(rule, self._begin_step(fused=False))._replace(
                 groups=[Named(g, [copies[p] for p in g["params"] if p in copies]) for g in self.param_groups],  # type: ignore[misc]
                 state={copies[p]: state for p, state in self.state.items() if p in copies},
                 is_thinned=True,

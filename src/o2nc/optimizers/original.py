@@ -86,22 +86,14 @@ class OriginalO2NC(CertifiedOptimizer):
     def _window(self) -> Blocks:
         return Blocks(self.param_groups[0]["period"])
 
-    def _describe(self, fused: bool | None = False) -> Step:
-        groups = self.param_groups
-        learner, period, seed, restart, step = (groups[0][key] for key in self.shared)
-        block, left = divmod(step + 1, period)
-        return Step(
-            type(self).__name__,
-            Learned(learner, 1.0),
-            Uniform(0, 1),
-            seed,
-            self._window,
-            groups,
-            self.state,
-            self._shards is not None,
-            getattr(self, "found_inf", None),
-            getattr(self, "grad_scale", None),
+    def _describe(self, step: Step) -> Step:
+        group = step.groups[0]
+        block, left = divmod(group["step"] + 1, group["period"])
+        return step._replace(
+            rule=Learned(group["learner"], 1.0),
+            law=Uniform(0, 1),
+            fused=False,
             between=True,
             block=0 if left else block,
-            restarts=restart and not left,
+            restarts=group["restart"] and not left,
         )

@@ -116,26 +116,12 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
         """The state that is kept per parameter."""
         return _FIELDS
 
-    def _describe(self, fused: bool | None = False) -> Step:
-        groups = self.param_groups
-        law, seed, average = (groups[0][key] for key in ("scaling", "seed", "average"))
+    def _describe(self, step: Step) -> Step:
         # scaling=None is torch's to the bit, so torch's own functions do it unless the fused step is demanded
-        if (law is None and not (fused and average is not None)) or any(g["differentiable"] for g in groups):
-            fused = False
-        return Step(
-            type(self).__name__,
-            Momentum(),
-            law,
-            seed,
-            self._window,
-            groups,
-            self.state,
-            self._shards is not None,
-            getattr(self, "found_inf", None),
-            getattr(self, "grad_scale", None),
-            fused,
-            settling=1 - average if groups[0]["output"] == "geometric" and average is not None else 1.0,
-        )
+        is_torchs = step.law is None and not (step.fused and step.window is not None)
+        if is_torchs or any(group["differentiable"] for group in step.groups):
+            return step._replace(rule=Momentum(), fused=False)
+        return step._replace(rule=Momentum())
 
 
 _FIELDS: Fields = averages.FIELDS | {
