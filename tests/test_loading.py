@@ -72,6 +72,62 @@ def test_a_checkpoint_saved_at_the_average_is_warned_of(make):
     opt.state_dict()
 
 
+@pytest.mark.parametrize("make", [o2nc.AdamW, lambda ps, **kw: o2nc.extend(torch.optim.AdamW(ps), **kw)])
+def test_averages_keep_their_dtype_where_none_were_asked_for(make):
+    params = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
+    opt = make(params, average=0.9)
+    for _ in range(2):
+        params[0].grad = torch.ones_like(params[0])
+        opt.step()
+    other = make(params, average=None) if make is o2nc.AdamW else make(params, progress=False)
+    with pytest.warns(UserWarning, match="the checkpoint changes"):
+        other.load_state_dict(opt.state_dict())
+    before, after = opt.state[params[0]], other.state[params[0]]
+    for key in ("average", "gradient", "spread", "progress"):
+        assert after[key].dtype == before[key].dtype
+        assert torch.equal(after[key], before[key])
+
+
+def test_the_state_is_that_of_the_checkpoints_learner():
+    params = parameters()
+    saved = trained(lambda ps: o2nc.ExponentiatedO2NC(ps, o2nc.learners.AdaGrad(0.1)))
+    other = o2nc.ExponentiatedO2NC(params, o2nc.learners.AdaGrad(0.1, diagonal=True))
+    with pytest.warns(UserWarning, match="goes on with learner="):
+        other.load_state_dict(saved.state_dict())
+    assert other.param_groups[0]["learner"] == o2nc.learners.AdaGrad(0.1)
+    assert other.state[params[0]]["sum_squares"].shape == ()
+
+
+def test_a_scaled_run_does_not_begin_anew_under_other_names():
+    """Seed and counter have other names in an optimizer that was extended: s would begin anew, without a word."""
+    makes = [o2nc.ScaledSGDM, lambda ps, **kw: o2nc.random_scaling(torch.optim.SGD(ps, lr=0.1), **kw)]
+    for make, other in (makes, makes[::-1]):
+        saved = trained(lambda ps, make=make: make(ps, seed=5)).state_dict()
+        with pytest.raises(ValueError, match="its run is scaled"):
+            other(parameters()).load_state_dict(saved)
+
+
+def test_hooks_see_what_goes_into_the_file():
+    opt = trained(lambda ps: o2nc.ScaledSGDM(ps, lr=0.1))
+    seen = []
+
+    def wrap(optimizer, state_dict):
+        seen.append(state_dict["param_groups"][0]["scaling"])
+        return {"inner": state_dict}
+
+    handle = opt.register_state_dict_post_hook(wrap)
+    assert opt.state_dict().keys() == {"inner"}
+    assert seen == [{"__name__": "Exponential", "rate": 1.0}]
+    handle.remove()
+    assert "param_groups" in opt.state_dict()
+
+
+def test_a_copy_made_at_the_average_is_warned_of():
+    opt = trained(lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, average=0.9))
+    with opt.averaged(), pytest.warns(UserWarning, match="a copy of the optimizer inside averaged"):
+        copy.deepcopy(opt)
+
+
 def test_one_of_sgd_begins_the_averages_quietly():
     """The way from torch.optim.SGD to averages: it knows nothing of them."""
     saved = trained(lambda ps: torch.optim.SGD(ps, **SGDM)).state_dict()

@@ -76,6 +76,15 @@ def test_a_window_that_is_there_is_found_again():
     torch.testing.assert_close(found.values[0], kept[-1].values[0])
 
 
+def test_a_snapshot_that_is_there_twice_counts_once():
+    x = [torch.tensor([1.0, 2.0])]
+    early, late = o2nc.Snapshot(o2nc.Polynomial(4), 500, x), o2nc.Snapshot(o2nc.Polynomial(4), 1000, x)
+    assert o2nc.posthoc([late, late], power=2).weights == [1.0, 0.0]
+    once, twice = (o2nc.posthoc(snapshots, power=2) for snapshots in ([early, late], [early, late, early, late]))
+    assert sorted(twice.weights) == sorted([*once.weights, 0.0, 0.0])
+    torch.testing.assert_close(twice.values, x)
+
+
 def test_what_is_no_average_says_so():
     iterates = walk(60)
     steps = (15, 30, 45, 60)

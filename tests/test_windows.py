@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -195,3 +196,29 @@ def test_bad_averages(average):
         o2nc.ScaledSGDM(x, average=average)
     with pytest.raises((ValueError, TypeError), match=message):
         o2nc.ExponentiatedO2NC(x, o2nc.learners.OGD(0.1), average=average)
+
+
+def test_nonsense_put_into_the_groups_is_refused():
+    opt = o2nc.ScaledSGDM([torch.nn.Parameter(torch.ones(2))], lr=0.1, average=0.9)
+    opt.param_groups[0]["params"][0].grad = torch.ones(2)
+    opt.step()
+    for average in (1.5, 1, "0.9"):
+        opt.param_groups[0]["average"] = average
+        with pytest.raises((TypeError, ValueError), match="average must be"):
+            opt.step()
+    opt.param_groups[0]["average"] = np.float32(0.5)
+    opt.step()
+    assert opt.param_groups[0]["step"] == 2
+
+
+def test_what_the_groups_share_is_the_first_ones():
+    """Averages that are switched on in the first group are kept in all of them, the progress included."""
+    runs = []
+    for everywhere in (True, False):
+        params = rig.begin("cpu")
+        opt = o2nc.ScaledSGDM([{"params": [p]} for p in params], lr=0.1, momentum=0.9, nesterov=True, scaling=None)
+        for group in opt.param_groups if everywhere else opt.param_groups[:1]:
+            group["average"] = 0.9
+        rig.advance(opt, params, (1, 2, 3))
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)

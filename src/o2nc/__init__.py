@@ -1,10 +1,10 @@
 """o2nc: any online learner as a PyTorch optimizer, with a stationarity certificate.
 
-    optimizer = learner × scaling × averaging
+    optimizer = learner × scaling × averages
 
 * `learners` play the update Δ; `OGD` gives SGD with momentum, `ScaleFree` gives Adam.
 * `scaling` has the laws of the random scalar s in x + sΔ; Exp(1) needs no reweighting.
-* `averaging` keeps x̄, ḡ and V, from which ``certificate(c)`` bounds ‖∇F(x̄)‖_c.
+* `averages` keeps x̄, ḡ and V, from which ``certificate(c)`` bounds ‖∇F(x̄)‖_c.
 
 `ExponentiatedO2NC` (Algorithm 2 of the paper) multiplies any three; `ScaledSGDM` is the instance that replaces
 ``torch.optim.SGD``, `AdamW` the one for ``torch.optim.AdamW``; `extend` gives averages and certificate to any other

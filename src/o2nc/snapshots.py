@@ -99,7 +99,11 @@ def posthoc(snapshots: Iterable[Snapshot | tuple[Any, int, Any]], power: float |
     steps = known[-1].step
     if steps <= window.start:
         raise ValueError(f"the window begins after {window.start} steps, and the last snapshot is of step {steps}")
-    weights, error, lowest = _fit([(s.window, s.step) for s in known], window)
+    places = [(s.window, s.step) for s in known]
+    distinct = [*dict.fromkeys(places)]
+    found, error, lowest = _fit(distinct, window)
+    unused = dict(zip(distinct, found, strict=True))
+    weights = [unused.pop(place, 0.0) for place in places]  # one that is there twice counts once
     return Posthoc(_combine(weights, [s.values for s in known]), weights, error, lowest)
 
 

@@ -39,7 +39,7 @@ class Part(Protocol):
 
 
 class Rule(Protocol):
-    """What plays Δ: SGD with momentum, or an online learner."""
+    """What plays Δ: SGD with momentum, an online learner, Adam; or what only observes another optimizer's."""
 
     def structure(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Return what must stay as it is in a group for tables of addresses to hold."""

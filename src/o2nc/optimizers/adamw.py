@@ -104,10 +104,9 @@ class AdamW(Extended, optim.AdamW):
         self._note_params()
         self._refuse_partial()
 
-    @property
-    def fields(self) -> Fields:
-        """The state that is kept per parameter, beside torch's own."""
-        return _FIELDS | super().fields
+    def fields_for(self, group: dict[str, Any]) -> Fields:
+        """Return the state that is kept per parameter."""
+        return _FIELDS | super().fields_for(group)
 
     def _wants_fused(self) -> bool | None:
         return CertifiedOptimizer._wants_fused(self)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from o2nc.averages import Discount
+from o2nc.averages import Discount, check_average
 from o2nc.backends.eager import Eager
 from o2nc.backends.triton import engine
 from o2nc.certificates.certificate import Certificate
@@ -77,12 +77,19 @@ class CertifiedOptimizer(Optimizer):
     def _window(self) -> Any:
         """The `Window` of the averages; None where there are none."""
         average = self._groups[0]["average"]
+        if type(average) is float and 0 < average < 1:
+            return Discount(average)
+        average = check_average(average)  # changed in the groups by hand, perhaps to nonsense
         return Discount(average) if isinstance(average, float) else average
 
     @property
-    @abstractmethod
     def fields(self) -> Fields:
         """The state that is kept per parameter."""
+        return self.fields_for(self.param_groups[0])
+
+    @abstractmethod
+    def fields_for(self, group: dict[str, Any]) -> Fields:
+        """Return the state that is kept per parameter where the groups are like this one."""
 
     @abstractmethod
     def _describe(self, step: Step) -> Step:
@@ -149,6 +156,8 @@ class CertifiedOptimizer(Optimizer):
         """Return what every optimizer's step has, and its groups say."""
         groups = self._groups
         first, window = groups[0], self._window
+        for group in self.param_groups[1:]:  # what they share is the first one's, also after a change by hand
+            group.update({key: self.param_groups[0][key] for key in self.shared})
         return Step(
             type(self).__name__,
             groups,
@@ -258,6 +267,7 @@ class CertifiedOptimizer(Optimizer):
             torch.cuda.synchronize(device)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._warn_if_swapped("a copy of the optimizer")
         self._wait()
         return super().__getstate__()
 
@@ -277,18 +287,22 @@ class CertifiedOptimizer(Optimizer):
         Warns:
             UserWarning: inside `averaged`, where a model that is saved along with it would be x̄ and not x.
         """
-        if self._swaps:
-            warnings.warn(
-                "state_dict() inside averaged(): the model holds x̄ there, and a run goes on from x; save outside",
-                stacklevel=2,
-            )
+        self._warn_if_swapped("state_dict()")
         with self._local():
             # now, so that what asks for the averages later finds nothing to do and leaves a checkpoint as it is
             known = {p: state for p, state in self.state.items() if "average" in state and "log_decay" in state}
             first = self._groups[0]
             if known and first.get("average", 0.0) is not None:
                 readout.catch_up(self, first, list(known), list(known.values()))
-        return checkpoints.saved(self, super().state_dict())
+        with checkpoints.hooks_after_saving(self) as hooked:
+            return hooked(checkpoints.saved(self, super().state_dict()))
+
+    def _warn_if_swapped(self, what: str) -> None:
+        if self._swaps:
+            warnings.warn(
+                f"{what} inside averaged(): the model holds x̄ there, and a run goes on from x; save outside",
+                stacklevel=3,
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned; as in torch, the checkpoint's hyperparameters win, but not without a word.
@@ -336,8 +350,8 @@ class CertifiedOptimizer(Optimizer):
         n is uniform over all steps so far, or as ``output`` said when the optimizer was made.
 
         Returns:
-            A copy for every parameter, in the order of the parameter groups; a parameter that never had a
-            gradient is returned as it stands.
+            A copy for every parameter, in the order of the parameter groups and in the dtype of the averages; a
+            parameter that never had a gradient is returned as it stands.
         """
         return readout.output(self)
 
@@ -361,7 +375,7 @@ def certified(optimizer: Any) -> CertifiedOptimizer:
     """
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
-    if not isinstance(optimizer, CertifiedOptimizer) or not optimizer._keeps_state:
+    if not isinstance(optimizer, CertifiedOptimizer):
         raise TypeError(
             "optimizer must be one that certifies, such as o2nc.ScaledSGDM(…, average=0.999), "
             f"got {type(optimizer).__name__}"

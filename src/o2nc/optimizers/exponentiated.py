@@ -9,7 +9,7 @@ At call t = 1, 2, … of ``step`` the parameters are x_t and ``.grad`` is g_t (x
 takes them into the averages, asks the learner and moves the parameters to x_{t+1}.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch.optim.optimizer import ParamsT
 
@@ -112,10 +112,9 @@ class ExponentiatedO2NC(CertifiedOptimizer):
         self._refuse_partial()
         self._step_supports_amp_scaling = bool(fused)  # a GradScaler then leaves unscaling and skipping to the step
 
-    @property
-    def fields(self) -> Fields:
-        """The state that is kept per parameter."""
-        return averages.FIELDS | Learned(self.param_groups[0]["learner"], 1.0, keeps=False).fields
+    def fields_for(self, group: dict[str, Any]) -> Fields:
+        """Return the state that is kept per parameter."""
+        return averages.FIELDS | Learned(group["learner"], 1.0, keeps=False).fields
 
     def _describe(self, step: Step) -> Step:
         group = step.groups[0]

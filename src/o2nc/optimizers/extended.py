@@ -31,7 +31,7 @@ from o2nc.torch_support.compiling import refuse_capture
 def check_extension(
     average: Average, scaling: Law | None, seed: int, certificate: bool, progress: bool, offload: int | None = None
 ) -> dict[str, Any]:
-    """Refuse arguments that say nothing; return the entries of the parameter groups, by their names there."""
+    """Refuse arguments that cannot be meant; return the entries of the parameter groups, by their names there."""
     average = check_average(average)
     check_law(scaling)
     if is_weighted(scaling):
@@ -75,10 +75,9 @@ class Extended(CertifiedOptimizer):
 
     own_fields: ClassVar[Fields] = averages.FIELDS | {"previous": Field(Kind.SHAPED)}
 
-    @property
-    def fields(self) -> Fields:
-        """The state that is kept per parameter, beside the optimizer's own."""
-        if self.param_groups[0][NAMES["offload"]] is None:
+    def fields_for(self, group: dict[str, Any]) -> Fields:
+        """Return the state that is kept per parameter, beside the optimizer's own."""
+        if group[NAMES["offload"]] is None:
             return self.own_fields
         ours = {key: field._replace(on_host=True) for key, field in averages.FIELDS.items()}
         return {**self.own_fields, **ours}

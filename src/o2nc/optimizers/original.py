@@ -9,7 +9,7 @@ The parameters hold w_n when the gradient is taken. x_n needs no buffer, since s
 x_n = w_n + (1 − s_n)Δ_n, and so one call moves w_n to w_{n+1} = w_n + (1 − s_n)Δ_n + s_{n+1}Δ_{n+1}.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch.optim.optimizer import ParamsT
 
@@ -76,11 +76,10 @@ class OriginalO2NC(CertifiedOptimizer):
         super().__init__(params, defaults)
         self._refuse_partial()
 
-    @property
-    def fields(self) -> Fields:
-        """The state that is kept per parameter."""
+    def fields_for(self, group: dict[str, Any]) -> Fields:
+        """Return the state that is kept per parameter."""
         kept = averages.FIELDS | {"output": Field(Kind.SHAPED, like="average", on_host=True)} | BLOCK_FIELDS
-        return kept | Learned(self.param_groups[0]["learner"], 1.0).fields
+        return kept | Learned(group["learner"], 1.0).fields
 
     @property
     def _window(self) -> Blocks:

@@ -161,7 +161,7 @@ def _averages(
     """Return names, parameters and states of all that have averages, or say why there are none."""
     if first.get("average", 0.0) is None:
         raise NoAverages(f"{wish} needs averages, and this optimizer was made with {optimizer.advice}")
-    names: list[str | int] = []
+    names: dict[str | int, None] = {}
     params, states = [], []
     waiting = _not_begun(optimizer)
     i = 0
@@ -170,7 +170,7 @@ def _averages(
         for name, p in zip(given, group["params"], strict=True):
             state = optimizer.state.get(p, {})
             if key in state and id(state) not in waiting:
-                names.append(i if name in names else name)
+                names[i if name in names else name] = None
                 params.append(p)
                 states.append(state)
             i += 1
@@ -179,7 +179,7 @@ def _averages(
     start = getattr(first.get("average"), "start", 0)
     if key != "progress" and start and not _has_started(optimizer, first):
         raise NoAverages(f"{wish}: the averages begin after {start} steps (start={start} in average=…)")
-    return names, params, states
+    return [*names], params, states
 
 
 def _has_started(optimizer: "CertifiedOptimizer", group: Any) -> bool:

@@ -111,9 +111,8 @@ class ScaledSGDM(CertifiedOptimizer, SGD):
         self._share(own | averages.begin_counters())
         self._refuse_partial()
 
-    @property
-    def fields(self) -> Fields:
-        """The state that is kept per parameter."""
+    def fields_for(self, group: dict[str, Any]) -> Fields:
+        """Return the state that is kept per parameter."""
         return _FIELDS
 
     def _describe(self, step: Step) -> Step:

@@ -12,7 +12,7 @@ the seed and the step counter live in the parameter groups, the same in each (`g
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,8 +28,7 @@ from o2nc.torch_support.groups import refuse_foreign
 from o2nc.torch_support.shards import distributed_runs, is_sharded, local, to_part, to_whole
 from o2nc.vector import real
 
-_OFFLOAD = "average_offload"
-_HOW = ("average", "average_certificate", "average_progress", _OFFLOAD)  # entries that say how averages are kept
+_HOW = ("average", "certificate", "progress", "offload")  # entries that say how averages are kept
 
 
 # --- saving
@@ -60,6 +59,26 @@ def _to_saved(optimizer: Any, p: Tensor, state: dict[str, Any]) -> dict[str, Any
             state = state | {key: zeros}
         state = state | {"blank": bool(blank)}
     return to_whole(p, state, optimizer._shards, fields, optimizer.is_guest) if is_sharded(p) else state
+
+
+@contextmanager
+def hooks_after_saving(optimizer: Any) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Give what calls the hooks of saving, which torch does not call within the ``with`` block.
+
+    So they see, and may replace, what goes into the file.
+    """
+    hooks = optimizer._optimizer_state_dict_post_hooks
+
+    def hooked(state_dict: dict[str, Any]) -> dict[str, Any]:
+        for hook in hooks.values():
+            state_dict = hook(optimizer, state_dict) or state_dict
+        return state_dict
+
+    try:
+        optimizer._optimizer_state_dict_post_hooks = OrderedDict()
+        yield hooked
+    finally:
+        optimizer._optimizer_state_dict_post_hooks = hooks
 
 
 # --- loading
@@ -95,21 +114,24 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Any) -> None:
     if strangers:
         raise ValueError(f"the checkpoint has state of parameters that are in none of its groups: {[*strangers]}")
     owners = dict(zip(ids, optimizer._all_params, strict=False))  # torch says itself when there are more of one
-    fields = optimizer.fields
     states = state_dict["state"]
-    if optimizer._keeps_state:
+    # as they will be: the checkpoint's learner and averages win
+    first = groups[0] if groups else optimizer.param_groups[0]
+    fields, keeps = optimizer.fields_for(first), not optimizer.is_guest or first["average"] is not None
+    if keeps:
         _refuse_incomplete(optimizer, saved, states, fields)
         guest = optimizer.is_guest
         states = {i: _from_saved(owners[i], s, fields, guest) if i in owners else s for i, s in states.items()}
         for state in states.values():
             if "average" in state and "log_decay" not in state:  # of 0.1.0's first checkpoints: none was ever absent
                 state |= {"log_decay": groups[0].get("log_decay", 0.0), "joined": -math.inf}
-    kept = _kept(owners, states, fields, optimizer.is_guest) if optimizer._keeps_state else []
+    kept = _kept(owners, states, fields, optimizer.is_guest) if keeps else []
     by_torch({**state_dict, "state": states, "param_groups": groups})
-    if _OFFLOAD in optimizer.shared:  # the averages are of this
-        optimizer.defaults[_OFFLOAD] = optimizer.param_groups[0][_OFFLOAD]
+    offload = optimizer.names.get("offload", "offload")
+    if offload in optimizer.shared:  # the averages are of this
+        optimizer.defaults[offload] = optimizer.param_groups[0][offload]
     for p, key, value in kept:
-        place = "cpu" if key in fields and optimizer.fields[key].on_host else p.device  # as the checkpoint has it
+        place = "cpu" if key in fields and fields[key].on_host else p.device  # as the checkpoint has it
         optimizer.state[p][key] = value.detach().to(place, copy=True)
 
 
@@ -119,9 +141,15 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
     missing = [key for key in optimizer.needed if any(key not in group for group in saved)]
     if missing:
         raise ValueError(f"the checkpoint is not one of {name}: its groups lack {missing}")
+    named = optimizer.names.get
+    if any("scaling" in group and named("seed", "seed") not in group for group in saved):
+        raise ValueError(
+            f"the checkpoint is not one of {name}: its run is scaled, and its groups lack {named('seed', 'seed')!r}; "
+            "one of ScaledSGDM is not one of random_scaling(SGD(…)), nor the other way round"
+        )
     own = {key: optimizer.param_groups[0][key] for key in shared}
     # a checkpoint without counters, as torch's own, begins anew
-    counters = {optimizer.names.get(key, key): key for key in COUNTERS}
+    counters, offload = {named(key, key): key for key in COUNTERS}, named("offload", "offload")
     begin = own | {name: 0 if key in averages.WHOLE else 0.0 for name, key in counters.items() if name in own}
     groups = [begin | {k: decode(k, v, own[k]) if k in own else v for k, v in entries(group)} for group in saved]
     for group, theirs in zip(groups, saved, strict=True):
@@ -137,14 +165,14 @@ def _groups_to_load(optimizer: Any, saved: list[dict[str, Any]]) -> list[dict[st
             stacklevel=4,
         )
         for group in groups:
-            group |= {key: own[key] for key in _HOW if key in own}
-    elif _OFFLOAD in own and saved and "average" in saved[0]:  # perhaps from before averages could be elsewhere
+            group |= {named(key, key): own[named(key, key)] for key in _HOW if named(key, key) in own}
+    elif offload in own and saved and "average" in saved[0]:  # perhaps from before averages could be elsewhere
         for group, theirs in zip(groups, saved, strict=True):
-            group[_OFFLOAD] = theirs.get(_OFFLOAD)
+            group[offload] = theirs.get(offload)
     changed = [key for key in shared if key not in counters and found[key] != own[key]]
     if changed:
         replaced = ", ".join(f"{key}={found[key]!r} (made with {own[key]!r})" for key in changed)
-        or_else = "" if _OFFLOAD in changed else ", or set yours in param_groups after loading"
+        or_else = "" if offload in changed else ", or set yours in param_groups after loading"
         warnings.warn(
             f"the checkpoint changes this {name}, which goes on with {replaced}: construct it with the checkpoint's "
             f"values if that is meant{or_else}",
