@@ -48,6 +48,25 @@ def test_the_version():
     assert run("--version").stdout == f"o2nc {o2nc.__version__}\n"
 
 
+def test_what_a_command_is_asked_about_is_answered_without_torch():
+    asked = [[], ["--help"], ["--version"], ["nothing"], *([name, "--help"] for name in COMMANDS)]
+    code = f"""
+import sys
+from o2nc_experiments.__main__ import main
+
+for words in {asked!r}:
+    sys.argv = ["o2nc", *words]
+    try:
+        main()
+    except SystemExit as end:
+        print("said", end.code, sorted({{"torch", "numpy", "matplotlib"}} & set(sys.modules)))
+"""
+    env = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=env, timeout=120)
+    said = [line for line in done.stdout.splitlines() if line.startswith("said ")]
+    assert said == [f"said {2 if words == ['nothing'] else 0} []" for words in asked]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_an_example_that_parses(name, pages):
     text = pages[name]
@@ -118,7 +137,7 @@ def test_options_are_the_same_by_typer_by_argparse_and_as_they_are_written_down(
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT")
 @pytest.mark.parametrize("slow", ["torch", "typer", "matplotlib"])
 def test_ctrl_c_while_a_package_is_imported(slow, tmp_path):
-    """The first seconds of a command are imports: of torch, then of typer, then of what the command needs."""
+    """The first seconds of a command are imports: of typer, then of torch and what the command needs."""
     (tmp_path / slow).mkdir()
     (tmp_path / slow / "__init__.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

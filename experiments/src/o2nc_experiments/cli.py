@@ -1,6 +1,7 @@
 """The command line ``o2nc``: one function per command, which takes its options and calls the experiment.
 
-typer, rich and matplotlib are imported when a command is run: `main` says in one line which packages are missing.
+typer, rich and matplotlib are imported when they are needed: `main` says in one line which packages are missing.
+torch and the library are imported by the commands, so that ``--help`` is quick.
 """
 
 import logging
@@ -11,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import o2nc
+from o2nc_experiments import __version__
 
 if TYPE_CHECKING:
     import typer
@@ -83,7 +84,7 @@ def build_app() -> "typer.Typer":
         Example:  o2nc demo
         """
         if version:
-            print(f"o2nc {o2nc.__version__}")
+            print(f"o2nc {__version__}")
         elif context.invoked_subcommand is None:
             print(context.get_help())
         else:
