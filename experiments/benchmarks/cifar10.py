@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from o2nc_experiments import record
-from o2nc_experiments.cifar10.arms import TABLE, parse
+from o2nc_experiments.cifar10.arms import parse
 from o2nc_experiments.cifar10.batches import Images, to_device
 from o2nc_experiments.cifar10.data import Data
+from o2nc_experiments.cifar10.names import TABLE
 from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification.resnet import ResNet18, layout

@@ -323,6 +323,7 @@ def test_memory_and_name_of_a_cpu():
 def test_it_runs_without_the_extras(tmp_path):
     """As ``python -m o2nc_experiments.bench``, on a machine that has torch alone."""
     prelude = "import runpy, sys; sys.modules.update(dict.fromkeys(['typer', 'rich', 'matplotlib', 'scipy']))"
+    prelude += "; from o2nc_experiments.bench import timing; timing.COPIED['cpu'] = 2**16"
     code = f"{prelude}; sys.argv[0] = 'bench'; runpy.run_module('o2nc_experiments.bench', run_name='__main__')"
     arguments = ["--model", "many", "--rounds", "1", "--device", "cpu", "--out", str(tmp_path)]
     result = subprocess.run(

@@ -9,8 +9,9 @@ from torch.optim import AdamW
 
 from cifar10_made import CPU, images, train_by_hand
 from o2nc import Exponential, ExponentiatedO2NC, Gamma, Jitter, ScaledSGDM, Uniform, Weibull, learners
-from o2nc_experiments.cifar10.arms import DEFAULTS, LEARNERS, TABLE, parse
+from o2nc_experiments.cifar10.arms import DEFAULTS, LEARNERS, parse
 from o2nc_experiments.cifar10.batches import Batches
+from o2nc_experiments.cifar10.names import OPTIMIZERS, TABLE
 from o2nc_experiments.cifar10.options import Settings
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.laws import LAWS
@@ -39,7 +40,7 @@ def steps(params, optimizer, n):
 
 
 def test_the_lists_are_whole():
-    assert list(DEFAULTS) == BASES
+    assert list(DEFAULTS) == list(OPTIMIZERS) == BASES
     assert ["", *LAWS] == [name.partition("+")[2] for name in EVERY[:6]]
     assert set(LEARNERS) == set(BASES[2:])
     assert TABLE == ("sgdm", "sgdm+exponential")

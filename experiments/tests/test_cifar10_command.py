@@ -17,6 +17,7 @@ from rich.console import Console
 from cifar10_made import arguments, call, finish, recorded, start, write_files
 from o2nc_experiments import cli, figures
 from o2nc_experiments.cifar10 import arms, command, study
+from o2nc_experiments.cifar10.names import TABLE
 from o2nc_experiments.cifar10.options import Options, Settings
 from o2nc_experiments.cifar10.training import Trial
 from o2nc_experiments.classification import curves, from_columns
@@ -299,7 +300,7 @@ def test_defaults_are_table_1(ask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ask("--data", tmp_path)
     asked = seen[0]
-    assert (asked.arms, asked.trials, asked.settings) == (arms.TABLE, range(3), Settings())
+    assert (asked.arms, asked.trials, asked.settings) == (TABLE, range(3), Settings())
     assert (asked.out, asked.quiet, asked.download, asked.c) == (Path("o2nc-cifar10"), False, False, 1.0)
 
 

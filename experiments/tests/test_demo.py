@@ -17,7 +17,7 @@ import o2nc
 from o2nc_experiments import cli
 from o2nc_experiments.demo import climber, command, digits
 
-SHORT = ("--steps", 100, "--epochs", 2)  # as short as may be
+SHORT = ("--steps", 100, "--epochs", 2, "--seed", 5)  # as short as may be
 PNG = b"\x89PNG\r\n\x1a\n"
 FORCING = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
@@ -146,8 +146,8 @@ def test_the_demo_through_a_pipe(tmp_path):
     assert (tmp_path / folder / "climber.png").read_bytes().startswith(PNG)
 
 
-def test_the_record_has_both_parts_and_circumstances(tmp_path, monkeypatch, capsys):
-    code, _, _ = call(monkeypatch, capsys, "demo", "--steps", 100, "--epochs", 2, "--seed", 5, "--out", tmp_path)
+def test_the_record_has_both_parts_and_circumstances(made_once, tmp_path, monkeypatch, capsys):
+    code, _, _ = call(monkeypatch, capsys, "demo", *SHORT, "--out", tmp_path)
     assert code == 0
     text = (tmp_path / "demo.json").read_text(encoding="utf-8")
     record = json.loads(text, parse_constant=pytest.fail)  # nan is not JSON

@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import o2nc
+from jobs import add, fail
 from o2nc import problems, theory
 from o2nc_experiments import cli, figures, pool
 from o2nc_experiments.rates import article, guarantees, hard_chain, studies, tables, traps
@@ -118,15 +119,6 @@ def test_every_study_can_be_drawn(tmp_path):
 # ---- jobs side by side
 
 
-def add(a, b, progress):
-    progress(a)
-    return a + b
-
-
-def fail(progress):
-    raise RuntimeError("as asked")
-
-
 @pytest.mark.some(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_pool(workers):
@@ -146,7 +138,7 @@ def test_workers_end_with_their_parent(tmp_path):
         "import os, sys, time\n"
         "from functools import partial\n"
         "from o2nc_experiments import pool\n"
-        "from test_rates import sleep\n"
+        "from jobs import sleep\n"
         "if __name__ == '__main__':\n"
         f"    list(pool.run([partial(sleep, {str(tmp_path)!r})] * 2))\n"
     )
@@ -168,11 +160,6 @@ def test_workers_end_with_their_parent(tmp_path):
         time.sleep(0.1)
     assert len(pids) == 2
     assert not alive
-
-
-def sleep(folder, progress):
-    (Path(folder) / str(os.getpid())).touch()
-    time.sleep(60)
 
 
 def is_alive(pid):

@@ -7,7 +7,7 @@
 * `batch` runs hundreds of small runs as one, `pool` runs jobs side by side.
 * `record`: results with their circumstances; `tables`: one table for terminal, Markdown and HTML; `figures`: what
   pictures share; `page`: the HTML page of records; `console`: the terminal; `cli`: all commands;
-  `options`: those that are declared once for typer and for argparse.
+  `app`: what they have beyond typer's; `options`: those that are declared once for typer and for argparse.
 
 They use the library's public names; nothing in the library imports them.
 """

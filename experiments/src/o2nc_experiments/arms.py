@@ -7,9 +7,10 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from o2nc import Polynomial
+if TYPE_CHECKING:
+    from o2nc import Polynomial
 
 LONGEST = 200  # characters of a name
 T = TypeVar("T")
@@ -62,13 +63,15 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys("".join(name.split()) for name in names))
 
 
-def window(text: str) -> float | Polynomial:
+def window(text: str) -> "float | Polynomial":
     """Return the library's window; ValueError if there is none.
 
     Example:
         >>> window("t^12"), window("0.999")
         (Polynomial(power=12.0, start=0), 0.999)
     """
+    from o2nc import Polynomial
+
     try:
         if text.startswith("t^"):
             return Polynomial(float(text[2:]))

@@ -1,6 +1,7 @@
 """The command line ``o2nc``: one function per command, which takes its options and calls the experiment.
 
-typer, rich and matplotlib are imported when a command is run: `main` says in one line which packages are missing.
+typer, rich and matplotlib are imported when they are needed: `main` says in one line which packages are missing.
+torch and the library are imported by the commands, so that ``--help`` is quick.
 """
 
 import logging
@@ -11,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import o2nc
+from o2nc_experiments import __version__
 
 if TYPE_CHECKING:
     import typer
@@ -48,7 +49,9 @@ def main() -> None:
         # typer's refusals of arguments: their class has moved between its versions, this method has not
         if not hasattr(error, "format_message"):
             raise
-        print_error(error.format_message())
+        from o2nc_experiments.app import explain
+
+        print_error(explain(error))
         code = 2
     sys.exit(code)
 
@@ -57,6 +60,7 @@ def build_app() -> "typer.Typer":
     """Return the application, made here because its parts need typer."""
     import typer
 
+    from o2nc_experiments.app import Command, Group
     from o2nc_experiments.cifar10.options import Options as Cifar10
     from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder, refusals
     from o2nc_experiments.gpt.options import Options as Gpt
@@ -71,7 +75,12 @@ def build_app() -> "typer.Typer":
     def folder(text: str) -> Any:
         return typer.Option(help=text, parser=folder_name, metavar="<dir>")
 
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+    class Plan(Command):
+        """Some of whose options stand for each other."""
+
+        one_of = (("steps", "eps"), ("c", "smoothness", "second_order"))
 
     @app.callback(invoke_without_command=True)
     def top(
@@ -83,14 +92,14 @@ def build_app() -> "typer.Typer":
         Example:  o2nc demo
         """
         if version:
-            print(f"o2nc {o2nc.__version__}")
+            print(f"o2nc {__version__}")
         elif context.invoked_subcommand is None:
             print(context.get_help())
         else:
             return
         raise typer.Exit
 
-    @app.command()
+    @app.command(cls=Command)
     def demo(
         out: Annotated[
             Path,
@@ -116,7 +125,7 @@ def build_app() -> "typer.Typer":
         with interruptible(), folder_if_used(out):
             command.show(out, range(seed, seed + SEEDS), steps, epochs, quiet)
 
-    @app.command()
+    @app.command(cls=Plan)
     def plan(
         gap: Annotated[float, typer.Option(help="F*, at least F(start) − inf F.")],
         lipschitz: Annotated[float, typer.Option(help="G, the largest gradient norm.")],
@@ -143,7 +152,7 @@ def build_app() -> "typer.Typer":
         known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
         planning.show(steps, eps, constants, law or (), **known, smoothness=smoothness, second_order=second_order)
 
-    @app.command()
+    @app.command(cls=Command)
     def verify(
         only: Annotated[
             list[str] | None, typer.Argument(help="Names of checks, or how they begin; all if none.")
@@ -165,7 +174,7 @@ def build_app() -> "typer.Typer":
             if not command.show(only or [], None if out is None else make_folder(out), seed, workers, quiet):
                 raise typer.Exit(1)
 
-    @app.command()
+    @app.command(cls=Command)
     def rates(
         out: Annotated[Path, folder("Folder for rates.json, pictures and report.html.")] = Path("o2nc-rates"),
         seed: FirstSeed = 0,
@@ -188,7 +197,7 @@ def build_app() -> "typer.Typer":
             if not command.show(make_folder(out), chosen, 20 if full else largest, workers, quiet):
                 raise typer.Exit(1)
 
-    @app.command()
+    @app.command(cls=Command)
     def nonsmooth(
         out: Annotated[Path, folder("Folder for nonsmooth.json, tables, pictures and report.html.")] = Path(
             "o2nc-nonsmooth"
@@ -213,7 +222,7 @@ def build_app() -> "typer.Typer":
         with interruptible():
             command.show(make_folder(out), seed, seeds, workers, quick, others, quiet)
 
-    @app.command()
+    @app.command(cls=Command)
     def bench(
         model: Annotated[
             list[str] | None,
@@ -243,7 +252,7 @@ def build_app() -> "typer.Typer":
             if not command.show(planned, None if out is None else make_folder(out), quiet):
                 raise typer.Exit(1)
 
-    @app.command()
+    @app.command(cls=Command)
     @taking(Cifar10)
     def cifar10(options: Cifar10) -> None:
         """Make Table 1 and Figure 1: ResNet-18 on CIFAR-10, scaled and not.
@@ -259,7 +268,7 @@ def build_app() -> "typer.Typer":
         with interruptible("; the same command goes on"):
             command.show(options)
 
-    @app.command()
+    @app.command(cls=Command)
     @taking(Gpt)
     def gpt(options: Gpt) -> None:
         """Train a language model without a schedule: one run, read off at x̄ at every horizon, against decayed runs.
@@ -273,7 +282,7 @@ def build_app() -> "typer.Typer":
         with interruptible("; the same command goes on"):
             command.show(options)
 
-    @app.command()
+    @app.command(cls=Command)
     def report(
         folders: Annotated[
             list[Path], typer.Argument(help="Folders of results, or single files of them.", metavar="DIR")

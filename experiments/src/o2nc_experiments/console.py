@@ -1,6 +1,7 @@
 """The terminal and the process: one console, progress bars, folders, interrupts, threads.
 
-typer and rich are imported where they are used: ``python -m`` does without them.
+typer, rich and torch are imported where they are used: ``python -m`` does without the first two, and ``--help``
+without torch.
 """
 
 import os
@@ -10,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 if TYPE_CHECKING:
     import typer
@@ -119,6 +118,8 @@ def uninterrupted() -> Iterator[None]:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Have torch use one thread: sums then do not depend on the number of cores, and small tensors are fastest so."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

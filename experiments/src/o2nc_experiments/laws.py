@@ -6,20 +6,15 @@ import re
 from collections.abc import Mapping
 from inspect import signature
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from o2nc import Exponential, Gamma, Jitter, Law, Uniform, Weibull
+if TYPE_CHECKING:
+    from o2nc import Law
 
-LAWS: dict[str, type] = {
-    "exponential": Exponential,
-    "uniform": Uniform,
-    "jitter": Jitter,
-    "weibull": Weibull,
-    "gamma": Gamma,
-}
+LAWS = ("exponential", "uniform", "jitter", "weibull", "gamma")  # the library's classes, in small letters
 
 
-def parse(text: str, usual: Mapping[str, Mapping[str, float]] = MappingProxyType({})) -> Law:
+def parse(text: str, usual: Mapping[str, Mapping[str, float]] = MappingProxyType({})) -> "Law":
     """Return the law of this name; of one that is ``usual`` the numbers may be left out.
 
     Raises:
@@ -29,22 +24,25 @@ def parse(text: str, usual: Mapping[str, Mapping[str, float]] = MappingProxyType
         >>> parse("gamma(16)"), parse("jitter(width=0.25)")
         (Gamma(shape=16, scale=0.0625, weighted=False), Jitter(width=0.25, weighted=False))
     """
+    import o2nc
+
     found = re.fullmatch(r"([a-z]+)(\([^()]*\))?", "".join(text.split()))
     if found is None or found[1] not in LAWS:
         raise ValueError(f"the law is one of {', '.join(LAWS)}, with numbers as in gamma(16), got {text[:40]!r}")
     name, (positional, named) = found[1], numbers(found[2], (int, float, bool))
-    takes = list(signature(LAWS[name]).parameters)
+    kind = getattr(o2nc, name.capitalize())
+    takes = list(signature(kind).parameters)
     if unknown := named.keys() - set(takes):
         raise ValueError(f"{name} has no {', '.join(unknown)}, but {', '.join(takes)}")
     known = {key: value for key, value in usual.get(name, {}).items() if key not in takes[: len(positional)]}
     try:
-        signature(LAWS[name]).bind(*positional, **known | named)
+        signature(kind).bind(*positional, **known | named)
     except TypeError:
         twice = len(positional) > len(takes) or named.keys() & set(takes[: len(positional)])
         more = "each once" if twice else f"got {found[2] or 'none'}"
         raise ValueError(f"{name} takes {', '.join(takes)}, {more}") from None
     try:
-        return LAWS[name](*positional, **known | named)
+        return kind(*positional, **known | named)
     except TypeError as error:
         raise ValueError(f"law {text!r}: {error}") from None
 

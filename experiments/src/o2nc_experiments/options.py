@@ -7,6 +7,7 @@ class Options:
 """
 
 import argparse
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import Field, field, fields
@@ -133,3 +134,11 @@ def read_sweep(text: str | None) -> tuple[tuple[float, ...], bool]:
             f"other numbers are part of an arm; got {text!r}"
         )
     return found, relative
+
+
+def check_number(
+    name: str, value: float, allowed: str = "a finite number >= 0", within: Callable[[float], bool] = lambda v: True
+) -> None:
+    """Refuse a number unless it is finite, not negative, and within what is allowed: ValueError."""
+    if isinstance(value, bool) or not (math.isfinite(value) and value >= 0 and within(value)):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")

@@ -10,6 +10,7 @@ the page has a class for what it means (`tone`). rich is imported when a table i
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 NONE = "–"  # stands where there is no number
 NAME_WIDTH = 16  # columns of a terminal that are left for names, which are folded if they are longer
+GAP = 2  # columns of a terminal that a column takes beside its cells
 LONG = 40  # characters from which on the page breaks a cell into lines
 TONES = (("red", "wrong"), ("dim", "faint"), ("bold", "strong"))
 
@@ -32,7 +34,7 @@ def tone(style: str) -> str:
 
 
 class Column(NamedTuple):
-    """The head of a column; where a terminal is too narrow, cells are broken into lines if ``wrap``, else cut."""
+    """The head of a column; where a terminal is too narrow, cells are broken into lines if ``wrap``."""
 
     name: str
     align: Literal["left", "center", "right"] = "right"
@@ -58,8 +60,10 @@ class Line(NamedTuple):
 class Table:
     """Rows under a head, with a title above and notes below; a name alone is a column of numbers.
 
-    On a terminal the columns from ``fold`` on make a second block below the first, which 80 columns then hold; where
-    numbers would still be cut, the table becomes a list.
+    On a terminal the columns from ``fold`` on make a second block below the first, which 80 columns then hold. A
+    table of another kind that is too wide breaks its names into lines, and if need be its columns into blocks, each
+    with the names.
+    No number is cut: where one would be, the table becomes a list.
 
     Example:
         >>> table = Table([Column("name", "left"), "value"])
@@ -115,26 +119,30 @@ class Table:
         return f'<tr class="{kind}">{cells}</tr>'
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator[Any]:
-        """Print the table, or the list."""
-        if self.fold and options.max_width < self._least_width():
-            yield from self._as_list()
+        """Print the table, its blocks, or the list."""
+        if self.fold:
+            blocks = [[*range(self.fold)]] if self._least_width() <= options.max_width else []
         else:
-            yield self._as_grid()
+            blocks = self._blocks(options.max_width)
+        if not blocks:
+            yield from self._as_list()
+        for block in blocks:
+            yield self._as_grid(block, is_first=block is blocks[0], is_last=block is blocks[-1])
 
-    def _as_grid(self) -> Any:
+    def _as_grid(self, block: Sequence[int], *, is_first: bool, is_last: bool) -> Any:
         from rich import box
         from rich.table import Table as Grid
         from rich.text import Text
 
         grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
-        grid.title, grid.caption, grid.caption_justify = self.title or None, "\n".join(self.notes) or None, "left"
-        first = slice(0, self.fold or len(self.columns))
-        for column in self.columns[first]:
+        grid.title, grid.caption_justify = (self.title if is_first else "") or None, "left"
+        grid.caption = ("\n".join(self.notes) if is_last else "") or None
+        for i in block:
             grid.add_column(
-                Text(column.name),
-                justify=column.align,
-                no_wrap=not column.wrap,
-                overflow="fold" if column.wrap else "ellipsis",
+                Text(self.columns[i].name),
+                justify=self.columns[i].align,
+                no_wrap=not self._wraps(i),
+                overflow="fold" if self._wraps(i) else "ellipsis",
                 vertical="bottom" if self.fold else "top",
             )
 
@@ -142,7 +150,8 @@ class Table:
             return [Text(cell.text, style=cell.style) for cell in cells]
 
         for line in self.lines:
-            grid.add_row(*texts(line.cells[first]), style=line.style, end_section=line.ruled)
+            cells = line.cells if line.heading else [line.cells[i] for i in block]
+            grid.add_row(*texts(cells), style=line.style, end_section=line.ruled)
         if self.fold:
             second = slice(self.fold, None)
             grid.add_section()
@@ -156,21 +165,47 @@ class Table:
         from rich.text import Text
 
         labels = [column.name.replace("\n", " ") for column in self.columns]
+        if self.title:
+            yield Text(self.title, style="italic", overflow="fold")
         for line in self.lines:
             yield Text(line.cells[0].text, style="bold", overflow="fold")
-            for label, cell in list(zip(labels, line.cells, strict=True))[1:]:
-                if cell.text != NONE:
-                    yield Text(f"  {label}: {cell.text}", overflow="fold")
+            for label, cell in list(zip(labels, line.cells, strict=not line.heading))[1:]:
+                if cell.text not in (NONE, ""):
+                    yield Text(f"  {label}: {cell.text}" if label else f"  {cell.text}", overflow="fold")
         yield Text("\n".join(self.notes), style="dim italic", overflow="fold")
 
     def _least_width(self) -> int:
         """Return how many columns of a terminal the folded table needs for its numbers."""
-        from rich.cells import cell_len
-
-        columns = zip(*self._texts(), strict=True)
-        widths = [max(cell_len(part) for text in column for part in text.split("\n")) for column in columns]
+        widths = self._widths()
         blocks = zip(widths[1 : self.fold], widths[self.fold :], strict=True)
         return NAME_WIDTH + sum(1 + max(block) for block in blocks)
+
+    def _blocks(self, width: int) -> list[list[int]]:
+        """Return the columns of every block, names first, that so wide a terminal holds; none if it is too narrow."""
+        least = [GAP + (min(w, NAME_WIDTH) if self._wraps(i) else w) for i, w in enumerate(self._widths())]
+        names = [*range(self._names)]
+        blocks = [names]
+        for i in range(self._names, len(least)):
+            if blocks[-1] != names and sum(least[j] for j in (*blocks[-1], i)) > width:
+                blocks.append(names)
+            blocks[-1] = [*blocks[-1], i]
+        return blocks if all(sum(least[j] for j in block) <= width for block in blocks) else []
+
+    @property
+    def _names(self) -> int:
+        """How many columns name a row: those up to the first of text."""
+        return next((i for i, column in enumerate(self.columns) if column.align == "left"), 0) + 1
+
+    def _wraps(self, i: int) -> bool:
+        """Say whether cells of a column may be broken into lines: names may, numbers may not."""
+        return self.columns[i].wrap or (self.columns[i].align == "left" and i < self._names)
+
+    def _widths(self) -> list[int]:
+        """Return how wide every column is where there is room."""
+        from rich.cells import cell_len
+
+        columns = zip_longest(*self._texts(), fillvalue="")
+        return [max(cell_len(part) for text in column for part in text.split("\n")) for column in columns]
 
     def _texts(self) -> list[list[str]]:
         """Return the names of the columns, then the rows."""

@@ -3,7 +3,7 @@
     data → batches → training (arms, processes) → experiment (checkpoints) → study (options, horizons) → results, view
 
 * `data` reads the official files, checks them and gets them.
-* `arms` are optimizers, schedules, laws and windows by name; `options` are all that the command line takes.
+* `arms` are optimizers, schedules, laws and windows by name (`names`); `options` are all that the command line takes.
 * `batches` shuffles, crops and flips, as a pure function of the seed and a counter.
 * `training` trains one trial, captured as a CUDA graph on a GPU; `processes` share its batches.
 * `experiment` trains all trials; `checkpoints` are what is known of each, and the folder in which it is kept.

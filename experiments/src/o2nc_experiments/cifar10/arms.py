@@ -13,8 +13,7 @@
 the first steps on about the same scale and have not been tuned.
 """
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -27,6 +26,8 @@ from o2nc import ExponentiatedO2NC, Gamma, Law, ScaledSGDM, learners, random_sca
 from o2nc.averages import Polynomial
 from o2nc_experiments import laws
 from o2nc_experiments.arms import Schedule, read, split, window
+from o2nc_experiments.cifar10.names import SCHEDULES
+from o2nc_experiments.options import check_number
 
 # numbers of a law that is named without
 USUAL: dict[str, dict[str, float]] = {"jitter": {"width": 0.25}, "weibull": {"shape": 1.5}, "gamma": {"shape": 1.5}}
@@ -44,8 +45,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "sgdm": {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": False},
     "adamw": {"lr": 1e-3, "weight_decay": 0.05},
 } | {name: {f.name: f.default for f in fields(learner)} | own | _PLAYED for name, (learner, own) in LEARNERS.items()}
-TABLE = ("sgdm", "sgdm+exponential")
-SCHEDULES = ("cosine", "constant", "linear")
 GRAMMAR = (
     "NAME(key=value), in small letters; after the optimizer comes :SCHEDULE, +LAW(…) and +WINDOW, or some of them; "
     "a window is t^POWER or a discount"
@@ -181,11 +180,3 @@ def _check(arm: Arm) -> None:
     x = torch.nn.Parameter(torch.zeros(1))
     x.grad = torch.ones(1)
     arm.make([x], 0.9, 0, x.device).step()
-
-
-def check_number(
-    name: str, value: float, allowed: str = "a finite number >= 0", within: Callable[[float], bool] = lambda v: True
-) -> None:
-    """Refuse a number unless it is finite, not negative, and within what is allowed: ValueError."""
-    if isinstance(value, bool) or not (math.isfinite(value) and value >= 0 and within(value)):
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")

@@ -5,11 +5,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from o2nc_experiments.arms import distinct
-from o2nc_experiments.cifar10.arms import DEFAULTS, SCHEDULES, TABLE, check_number, parse
-from o2nc_experiments.cifar10.horizons import Goal
+from o2nc_experiments.cifar10.names import OPTIMIZERS, SCHEDULES, TABLE
 from o2nc_experiments.laws import LAWS
 from o2nc_experiments.options import (
     DEVICE,
@@ -17,11 +16,15 @@ from o2nc_experiments.options import (
     LARGEST_SEED,
     QUIET,
     SAVE_EVERY,
+    check_number,
     option,
     read_sweep,
     read_whole,
     written,
 )
+
+if TYPE_CHECKING:
+    from o2nc_experiments.cifar10.horizons import Goal
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Options:
     out: Path = option(Path("o2nc-cifar10"), "Folder of the run.", folder=True)
     arm: Sequence[str] = option(
         (),
-        f"NAME: {', '.join(DEFAULTS)}. SCHEDULE: {', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}. "
+        f"NAME: {', '.join(OPTIMIZERS)}. SCHEDULE: {', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}. "
         f"LAW: {', '.join(LAWS)}, or none. WINDOW of x̄: t^POWER or a discount. May be repeated.",
         metavar="NAME:SCHEDULE~LAW+WINDOW",
     )
@@ -107,8 +110,11 @@ class Options:
         epochs = max(horizons, default=Settings.epochs) if self.epochs is None else self.epochs
         return Settings(epochs, self.batch, self.average, self.width, self.limit)
 
-    def goal(self) -> Goal:
+    def goal(self) -> "Goal":
         """Return what is to be compared; ValueError says why it cannot be."""
+        from o2nc_experiments.cifar10.arms import parse
+        from o2nc_experiments.cifar10.horizons import Goal
+
         epochs, tune = self.settings.epochs, self.tune
         horizons = sorted(read_whole("--horizons", self.horizons, 1)) or [epochs]
         if horizons[-1] != epochs:

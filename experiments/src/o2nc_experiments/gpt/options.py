@@ -4,11 +4,13 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from o2nc_experiments.arms import distinct
-from o2nc_experiments.gpt.arms import parse
-from o2nc_experiments.gpt.planning import Goal
 from o2nc_experiments.options import DEVICE, QUIET, SAVE_EVERY, option, read_sweep, read_whole, written
+
+if TYPE_CHECKING:
+    from o2nc_experiments.gpt.planning import Goal
 
 SIZES = ("layers", "width", "heads", "context", "batch", "warmup", "evaluated")
 
@@ -103,8 +105,11 @@ class Options:
         found.check()
         return found
 
-    def goal(self, kind: str) -> Goal:
+    def goal(self, kind: str) -> "Goal":
         """Return what is to be compared; ValueError if it cannot be understood."""
+        from o2nc_experiments.gpt.arms import parse
+        from o2nc_experiments.gpt.planning import Goal
+
         names = distinct(self.arm) or ARMS[kind]
         horizons = sorted(set(read_whole("--horizons", self.horizons, 1) or HORIZONS[kind]))
         seeds = read_whole("--seeds", self.seeds, 0) or SEEDS[kind]
