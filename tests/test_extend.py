@@ -391,6 +391,76 @@ def test_sparse_gradients_are_refused_and_nothing_is_done(make):
     assert opt.param_groups[0]["scaling_step"] == 0
 
 
+class Flaky(optim.RMSprop):
+    """An optimizer whose steps fail when they are told to."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            self.fails = False
+            raise MemoryError
+        return super().step(closure)
+
+
+def attempt(opt, params, t):
+    """Step, once more if it fails."""
+    rig.set_noise(params, t)
+    try:
+        opt.step()
+    except MemoryError:
+        opt.step()
+
+
+@pytest.mark.parametrize("failing", [1, 4])
+@pytest.mark.parametrize(
+    "options", [{"average": None}, {"average": 0.9}, {"average": 0.9, "offload": 3}], ids=["none", "beside", "host"]
+)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_step_that_fails_takes_its_iterate_in_once(kernels, options, failing, device, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr(rig.engine, "DEVICES", ())
+    runs = []
+    for flaky in (False, True):
+        params = rig.begin(device, torch.float64)
+        opt = o2nc.extend(Flaky(params, lr=0.02), scaling=o2nc.Jitter(0.5), **options)
+        for t in range(1, 8):
+            opt.fails = flaky and t == failing
+            attempt(opt, params, t)
+        runs.append((opt, params))
+    (a, xs), (b, ys) = runs
+    assert all(map(torch.equal, xs, ys))
+    rig.identical(rig.saved(a), rig.saved(b))
+
+
+def test_after_a_failed_step_other_gradients_may_come():
+    params = parameters()
+    opt = o2nc.extend(Flaky(params, lr=0.02), average=0.9)
+    opt.fails = True
+    set_gradients(params, 1)
+    with pytest.raises(MemoryError):
+        opt.step()
+    for t in range(1, 5):
+        set_gradients(params, t)
+        params[1].grad = None if t == 1 else params[1].grad
+        opt.step()
+        assert opt.param_groups[0]["average_averaged"] == t
+    assert opt.certificate().gradient > 0
+
+
+def test_after_a_failed_step_a_checkpoint_is_loaded():
+    params = parameters()
+    opt = o2nc.extend(Flaky(params, lr=0.02), average=0.9)
+    steps(opt, params, 3)
+    saved = copy.deepcopy(opt.state_dict())
+    opt.fails = True
+    with pytest.raises(MemoryError):
+        opt.step()
+    opt.load_state_dict(saved)
+    steps(opt, params, 1, first=4)
+    assert opt.param_groups[0]["average_averaged"] == 4
+
+
 @pytest.mark.parametrize("make", [EXTENDED["AdamW"], lambda ps: o2nc.extend(optim.RAdam(ps), average=0.9)])
 def test_before_the_first_step_there_is_nothing_to_ask_for(make):
     """And nothing is lost by having asked, saved or loaded."""
