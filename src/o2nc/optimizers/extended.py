@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from o2nc import averages, checks
+from o2nc import averages, checks, presence
 from o2nc.averages import Average, check_average
 from o2nc.backends.host import HostCopies, copy_on_host
 from o2nc.backends.triton import engine
@@ -168,6 +168,12 @@ class Extended(CertifiedOptimizer):
             checks.gradient(p.grad)  # type: ignore[arg-type]
         refuse_capture(type(self).__name__, None, self.param_groups[0]["average"])
         if not with_gradients or self._is_called_off():
+            return
+        if self._window is None:  # switched off
+            presence.end(self._groups, self.state.values())
+            self._eager.forget()
+            self.__dict__.pop("_host_cache", None)
+            self._advance()
             return
         first = self._groups[0]
         t = first["step"] + 1
