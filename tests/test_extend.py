@@ -14,6 +14,8 @@ from torch import optim
 
 import fused_device as rig
 import o2nc
+from o2nc.optimizers.extend import _KEPT
+from o2nc.optimizers.extended import Extended
 from problem import EXTENDED, parameters, set_gradients
 from test_windows import WINDOWS, weights
 
@@ -67,6 +69,27 @@ class Lion(optim.Optimizer):
 
 OPTIMIZERS["Lion"] = Lion
 EVERY = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+class Flaky(optim.RMSprop):
+    """An optimizer whose steps fail when they are told to."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            self.fails = False
+            raise MemoryError
+        return super().step(closure)
+
+
+def attempt(opt, params, t):
+    """Step, once more if it fails."""
+    rig.set_noise(params, t)
+    try:
+        opt.step()
+    except MemoryError:
+        opt.step()
 
 
 def steps(opt, params, count, first=1):
@@ -364,6 +387,47 @@ def test_an_optimizer_that_uses_our_names_is_refused_and_left_alone():
     assert type(opt) is Other
 
 
+@pytest.mark.parametrize("name", ["names", "output", "progress", "_watchers", "_eager_cache", "_observed"])
+def test_names_that_an_optimizer_has_given_itself_count_as_well(name):
+    opt = optim.SGD(parameters())
+    setattr(opt, name, 0)
+    before = dict(vars(opt))
+    with pytest.raises(ValueError, match=rf"names of its own that extend needs: \['{name}'\]"):
+        o2nc.extend(opt, average=0.9)
+    assert vars(opt) == before
+
+
+def test_all_that_is_set_on_an_optimizer_is_known_as_ours(device):
+    found = set()
+    for options in ({"average": 0.9}, {"average": 0.9, "offload": 2}):
+        params = rig.begin(device)
+        opt = Flaky(params)
+        before = {*vars(opt), "fails"}
+        o2nc.extend(opt, scaling=o2nc.Jitter(0.5), **options)
+        for t in range(1, 4):
+            attempt(opt, params, t)
+        opt.fails = True
+        with pytest.raises(MemoryError):
+            opt.step()
+        found |= vars(opt).keys() - before
+    assert found | {"_clock"} == {*_KEPT}
+
+
+def test_what_cannot_be_extended_can_be_later(monkeypatch):
+    params = parameters()
+    opt = optim.SGD(params, lr=0.1)
+    before = dict(vars(opt))
+
+    def refuse(self):
+        raise ValueError("only a part")
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="only a part"):
+        patch.setattr(Extended, "_refuse_partial", refuse)
+        o2nc.extend(opt, average=0.9)
+    assert vars(opt) == before
+    steps(o2nc.extend(opt, average=0.9), params, 2)
+
+
 def test_a_class_that_python_cannot_replace_is_refused_and_left_alone():
     class Base(abc.ABC, optim.Optimizer):
         """As some packages have it."""
@@ -389,27 +453,6 @@ def test_sparse_gradients_are_refused_and_nothing_is_done(make):
         opt.step()
     assert torch.equal(before, table.weight)
     assert opt.param_groups[0]["scaling_step"] == 0
-
-
-class Flaky(optim.RMSprop):
-    """An optimizer whose steps fail when they are told to."""
-
-    fails = False
-
-    def step(self, closure=None):
-        if self.fails:
-            self.fails = False
-            raise MemoryError
-        return super().step(closure)
-
-
-def attempt(opt, params, t):
-    """Step, once more if it fails."""
-    rig.set_noise(params, t)
-    try:
-        opt.step()
-    except MemoryError:
-        opt.step()
 
 
 @pytest.mark.parametrize("failing", [1, 4])
