@@ -1,7 +1,9 @@
 """Windows of the averages against sums written out, in every optimizer and on both backends."""
 
 import copy
+import gc
 import math
+from weakref import ref
 
 import pytest
 import torch
@@ -195,3 +197,26 @@ def test_bad_averages(average):
         o2nc.ScaledSGDM(x, average=average)
     with pytest.raises((ValueError, TypeError), match=message):
         o2nc.ExponentiatedO2NC(x, o2nc.learners.OGD(0.1), average=average)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", ["ScaledSGDM", "OGD", "AdamW", "extended"])
+def test_memory_of_averages_that_are_switched_off_is_given_back(kind, fused, device):
+    """What a backend has laid out of them, small and large, goes as well."""
+    params = rig.begin(device if fused else "cpu", torch.float32, shapes=[(5, 3), (1 << 15,)])
+    makers = optimizers(0.9, fused=fused) | {
+        "AdamW": lambda ps: o2nc.AdamW(ps, average=0.9, fused=fused),
+        "extended": lambda ps: o2nc.extend(torch.optim.Adam(ps), average=0.9),
+    }
+    opt = makers[kind](params)
+    if not fused:
+        opt._engine.take = lambda step: "not here"
+    for average in (0.9, None):
+        opt.param_groups[0]["average"] = average
+        for t in range(3):
+            rig.set_noise(params, t)
+            opt.step()
+        if average is not None:
+            kept = [ref(opt.state[p][key]) for p in params for key in ("average", "gradient", "spread")]
+    gc.collect()
+    assert all(found() is None for found in kept)

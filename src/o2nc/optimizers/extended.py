@@ -144,6 +144,8 @@ class Extended(CertifiedOptimizer):
             for state in self.state.values():
                 if "previous" in state:  # a pop would count as a change, after which tables are written again
                     state.pop("previous")
+            if not moved:  # the tables are of averages
+                self._engine.forget()
         return moved
 
     def _take_up(self) -> None:
