@@ -115,6 +115,42 @@ def test_averages_and_progress_are_the_sums(window, law, amsgrad, fused, device)
         torch.testing.assert_close(here, mean, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_progress_is_of_the_numbers_that_a_step_was_made_with(fused, amsgrad, device):
+    """As OneCycleLR changes β₁ at every step; here λ, β₂ and ε as well, and a parameter is away now and then."""
+    params = rig.begin(device if fused else "cpu", torch.float64, shapes=[(5, 3), (4,)])
+    opt = o2nc.AdamW(params, average=0.9, fused=fused, amsgrad=amsgrad)
+    exact, before = 0.0, [p.detach().clone() for p in params]
+    for t in range(1, 9):
+        rig.set_noise(params, t, missing=[1] if t == 4 else [])
+        numbers = {"betas": (0.95 - 0.05 * t, 0.99 - 0.1 * t), "eps": 0.1 * t, "lr": 0.1 / t, "weight_decay": 0.1 * t}
+        opt.param_groups[0].update(numbers)
+        for i, (p, x) in enumerate(zip(params, before, strict=True)):
+            if i == 0 or t not in (4, 5):  # when it comes back, its last Δ was zero
+                exact += float((p.grad * (p.detach() - x)).sum())
+            x.copy_(p.detach())
+        opt.step()
+    assert opt.progress == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_checkpoints_that_lack_the_numbers_of_the_last_step_go_on(fused, device):
+    """Those from before a step's β and ε were kept, with β and ε as they are."""
+    params = rig.begin(device if fused else "cpu", torch.float64, shapes=[(5, 3), (4,)])
+    opt = rig.advance(o2nc.AdamW(params, lr=0.02, average=0.9, fused=fused), params, range(1, 5))
+    old = copy.deepcopy(opt.state_dict())
+    for state in old["state"].values():
+        del state["last_ratio"], state["last_floor"]
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    other = o2nc.AdamW(twins, lr=0.02, average=0.9, fused=fused)
+    other.load_state_dict(old)
+    rig.advance(opt, params, range(5, 9))
+    rig.advance(other, twins, range(5, 9))
+    assert all(map(torch.equal, params, twins))
+    assert other.progress == pytest.approx(opt.progress, rel=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("average", [None, 0.9], ids=str)
 def test_the_kernel_rounds_as_torchs_fused_one_does(dtype, average, device):

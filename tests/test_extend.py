@@ -14,6 +14,8 @@ from torch import optim
 
 import fused_device as rig
 import o2nc
+from o2nc.optimizers.extend import _KEPT
+from o2nc.optimizers.extended import Extended
 from problem import EXTENDED, parameters, set_gradients
 from test_windows import WINDOWS, weights
 
@@ -67,6 +69,27 @@ class Lion(optim.Optimizer):
 
 OPTIMIZERS["Lion"] = Lion
 EVERY = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+class Flaky(optim.RMSprop):
+    """An optimizer whose steps fail when they are told to."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            self.fails = False
+            raise MemoryError
+        return super().step(closure)
+
+
+def attempt(opt, params, t):
+    """Step, once more if it fails."""
+    rig.set_noise(params, t)
+    try:
+        opt.step()
+    except MemoryError:
+        opt.step()
 
 
 def steps(opt, params, count, first=1):
@@ -364,6 +387,48 @@ def test_an_optimizer_that_uses_our_names_is_refused_and_left_alone():
     assert type(opt) is Other
 
 
+@pytest.mark.parametrize("name", ["names", "output", "progress", "_watchers", "_eager_cache", "_observed"])
+def test_names_that_an_optimizer_has_given_itself_count_as_well(name):
+    opt = optim.SGD(parameters())
+    setattr(opt, name, 0)
+    before = dict(vars(opt))
+    with pytest.raises(ValueError, match=rf"names of its own that extend needs: \['{name}'\]"):
+        o2nc.extend(opt, average=0.9)
+    assert vars(opt) == before
+
+
+def test_all_that_is_set_on_an_optimizer_is_known_as_ours(device):
+    found = set()
+    for options in ({"average": 0.9}, {"average": 0.9, "offload": 2}):
+        params = rig.begin(device)
+        opt = Flaky(params)
+        before = {*vars(opt), "fails"}
+        o2nc.extend(opt, scaling=o2nc.Jitter(0.5), **options)
+        for t in range(1, 4):
+            attempt(opt, params, t)
+        opt.fails = True
+        with pytest.raises(MemoryError):
+            opt.step()
+        found |= vars(opt).keys() - before
+    assert found | {"_clock"} == {*_KEPT}
+
+
+def test_what_cannot_be_extended_can_be_later(monkeypatch):
+    params = parameters()
+    opt = optim.SGD(params, lr=0.1)
+    before = dict(vars(opt))
+
+    def refuse(self):
+        raise ValueError("only a part")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Extended, "_refuse_partial", refuse)
+        with pytest.raises(ValueError, match="only a part"):
+            o2nc.extend(opt, average=0.9)
+    assert vars(opt) == before
+    steps(o2nc.extend(opt, average=0.9), params, 2)
+
+
 def test_a_class_that_python_cannot_replace_is_refused_and_left_alone():
     class Base(abc.ABC, optim.Optimizer):
         """As some packages have it."""
@@ -389,6 +454,55 @@ def test_sparse_gradients_are_refused_and_nothing_is_done(make):
         opt.step()
     assert torch.equal(before, table.weight)
     assert opt.param_groups[0]["scaling_step"] == 0
+
+
+@pytest.mark.parametrize("failing", [1, 4])
+@pytest.mark.parametrize(
+    "options", [{"average": None}, {"average": 0.9}, {"average": 0.9, "offload": 3}], ids=["none", "beside", "host"]
+)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_step_that_fails_takes_its_iterate_in_once(kernels, options, failing, device, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr(rig.engine, "DEVICES", ())
+    runs = []
+    for flaky in (False, True):
+        params = rig.begin(device, torch.float64)
+        opt = o2nc.extend(Flaky(params, lr=0.02), scaling=o2nc.Jitter(0.5), **options)
+        for t in range(1, 8):
+            opt.fails = flaky and t == failing
+            attempt(opt, params, t)
+        runs.append((opt, params))
+    (a, xs), (b, ys) = runs
+    assert all(map(torch.equal, xs, ys))
+    rig.identical(rig.saved(a), rig.saved(b))
+
+
+def test_after_a_failed_step_other_gradients_may_come():
+    params = parameters()
+    opt = o2nc.extend(Flaky(params, lr=0.02), average=0.9)
+    opt.fails = True
+    set_gradients(params, 1)
+    with pytest.raises(MemoryError):
+        opt.step()
+    for t in range(1, 5):
+        set_gradients(params, t)
+        params[1].grad = None if t == 1 else params[1].grad
+        opt.step()
+        assert opt.param_groups[0]["average_averaged"] == t
+    assert opt.certificate().gradient > 0
+
+
+def test_after_a_failed_step_a_checkpoint_is_loaded():
+    params = parameters()
+    opt = o2nc.extend(Flaky(params, lr=0.02), average=0.9)
+    steps(opt, params, 3)
+    saved = copy.deepcopy(opt.state_dict())
+    opt.fails = True
+    with pytest.raises(MemoryError):
+        opt.step()
+    opt.load_state_dict(saved)
+    steps(opt, params, 1, first=4)
+    assert opt.param_groups[0]["average_averaged"] == 4
 
 
 @pytest.mark.parametrize("make", [EXTENDED["AdamW"], lambda ps: o2nc.extend(optim.RAdam(ps), average=0.9)])

@@ -108,6 +108,28 @@ def test_a_writer_that_fails_costs_its_rows_and_not_the_run(method, error, tmp_p
     assert writer.found[-1][2] == 4
 
 
+@pytest.mark.filterwarnings("ignore:the checkpoint changes this AdamW:UserWarning")
+def test_what_has_no_certificate_costs_rows_and_not_the_run(tmp_path):
+    """A checkpoint can switch it off, and so can the parameter groups."""
+    x = torch.nn.Parameter(torch.ones(3))
+    without = o2nc.AdamW([x], average=0.9, certificate=False)
+    opt = o2nc.AdamW([x], average=0.9)
+    log = CertificateLogger(opt, tmp_path / "certificate.csv", every=1)
+    x.grad = torch.ones(3)
+    opt.step()
+    own = opt.state_dict()
+    without.step()
+    opt.load_state_dict(without.state_dict())
+    opt.step()
+    log.record()
+    opt.load_state_dict(own)
+    opt.step()
+    opt.param_groups[0]["average"] = None
+    log.record()
+    opt.step()
+    assert steps(log.path) == [1, 2]
+
+
 def test_a_writer_can_be_interrupted(tmp_path):
     model, optimizer = make()
     writer = Writer()

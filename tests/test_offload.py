@@ -256,6 +256,27 @@ def test_a_parameter_without_gradients_is_caught_up_with(kept):
         torch.testing.assert_close(params[0].detach(), torch.stack(xs).mean(0))
 
 
+@EVERY
+@pytest.mark.parametrize("law", [None, o2nc.Exponential()], ids=str)
+def test_averages_that_are_switched_off_between_two_turns_are_put_away(name, law, kept, tmp_path):
+    """With a parameter that is new just then, and a log, which goes on when they are on again."""
+    params, twins = parameters(), parameters()
+    opt = MAKERS[name](params, scaling=law, average=0.9, offload=5)
+    alone = MAKERS[name](twins, scaling=law)
+    log = o2nc.CertificateLogger(opt, tmp_path / "certificate.csv", every=1)
+    for t in range(1, 12):
+        opt.param_groups[0]["average"] = 0.9 if t < 4 or t > 7 else None
+        for ps in (params, twins):
+            push(ps, t)
+            ps[1].grad = None if t < 4 else ps[1].grad
+        opt.step()
+        alone.step()
+        assert all(map(torch.equal, params, twins))
+        assert any("average" in state for state in opt.state.values()) == (t < 4 or t > 7)
+    assert len(log.path.read_text().splitlines()) == 1 + 3 + 4
+    assert opt.certificate().gradient > 0
+
+
 def test_a_step_that_is_called_off_counts_for_nothing():
     params = parameters(torch.float32)
     opt = o2nc.extend(optim.AdamW(params, lr=0.02, fused=True), average=0.9, offload=2)

@@ -1,15 +1,18 @@
 """Nothing is silently wrong: uses that once gave other numbers than they should, without a word."""
 
 import copy
+import math
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 import o2nc
 from fused_device import advance, begin, device, ieee, sgdm  # noqa: F401
+from logged import read
 from o2nc import learners
 
 
@@ -179,6 +182,67 @@ def test_the_progress_knows_the_mean_of_the_law():
             train(opt, [p], 100)
             ratios.append(opt.progress / (p.item() - 1))
         assert sum(ratios) / 8 == pytest.approx(1, abs=0.1), law
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """Every third s is 0, another as good as that, and the mean is 1."""
+
+    price: float = 1.0
+
+    def sample(self, seed, step):
+        return (0.0, 3.0, 5e-324)[step % 3]
+
+    def weight(self, s):
+        return 1.0
+
+
+def test_a_step_that_s_stops_does_not_count_in_the_progress():
+    x = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    opt = o2nc.extend(torch.optim.SGD([x], lr=0.1), average=0.9, scaling=Dropping())
+    exact, before = 0.0, x.detach().clone()
+    for t in range(1, 13):
+        x.grad = torch.full((3,), float(t), dtype=torch.float64)
+        s = Dropping().sample(0, t)
+        if t > 1 and s == 3.0:
+            exact += float((x.grad * (x.detach() - before)).sum()) / s
+        before.copy_(x.detach())
+        opt.step()
+    assert opt.progress == pytest.approx(exact, rel=1e-12)
+
+
+def test_a_law_that_underflows():
+    x = torch.nn.Parameter(torch.ones(3))
+    opt = o2nc.extend(torch.optim.SGD([x], lr=1e-3), average=0.9, scaling=o2nc.Gamma(0.005))
+    assert min(o2nc.Gamma(0.005).sample(0, t) for t in range(2, 52)) == 0.0
+    train(opt, [x], 50)
+    assert math.isfinite(opt.progress)
+
+
+@ieee
+def test_a_law_that_underflows_on_the_device(device):  # noqa: F811
+    found = []
+    for kernels in (True, False):
+        params = begin(device)
+        opt = o2nc.extend(torch.optim.SGD(params, lr=0.1), average=0.9, scaling=o2nc.Weibull(0.5, scale=1e-322))
+        if not kernels:
+            opt._engine.take = lambda step: "not here"
+        train(opt, params, 12)
+        assert isinstance(opt.param_groups[0]["scaling_step"], torch.Tensor) == kernels
+        found.append(opt.progress)
+    assert found == [0.0, 0.0]
+
+
+def test_the_price_of_a_step_that_s_stops_is_not_measured(tmp_path):
+    x = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    opt = o2nc.ScaledSGDM([x], lr=0.1, average=0.9, scaling=Dropping())
+    with o2nc.CertificateLogger(opt, tmp_path / "certificate.csv", every=1, corrector=True) as log:
+        train(opt, [x], 12)
+    rows = read(log.path)
+    assert len(rows) == 12
+    assert all(
+        math.isnan(row["corrector"]) for row in rows if row["step"] % 3 != 1
+    )  # s of this step, or the next, is 0
 
 
 def output_of_late_averages(seed, where, fused):

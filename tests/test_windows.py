@@ -1,7 +1,9 @@
 """Windows of the averages against sums written out, in every optimizer and on both backends."""
 
 import copy
+import gc
 import math
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -222,3 +224,26 @@ def test_what_the_groups_share_is_the_first_ones():
         rig.advance(opt, params, (1, 2, 3))
         runs.append(rig.facts(opt))
     rig.agree(*runs, tolerance=0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", ["ScaledSGDM", "OGD", "AdamW", "extended"])
+def test_memory_of_averages_that_are_switched_off_is_given_back(kind, fused, device):
+    """What a backend has laid out of them, small and large, goes as well."""
+    params = rig.begin(device if fused else "cpu", torch.float32, shapes=[(5, 3), (1 << 15,)])
+    makers = optimizers(0.9, fused=fused) | {
+        "AdamW": lambda ps: o2nc.AdamW(ps, average=0.9, fused=fused),
+        "extended": lambda ps: o2nc.extend(torch.optim.Adam(ps), average=0.9),
+    }
+    opt = makers[kind](params)
+    if not fused:
+        opt._engine.take = lambda step: "not here"
+    for average in (0.9, None):
+        opt.param_groups[0]["average"] = average
+        for t in range(3):
+            rig.set_noise(params, t)
+            opt.step()
+        if average is not None:
+            kept = [ref(opt.state[p][key]) for p in params for key in ("average", "gradient", "spread")]
+    gc.collect()
+    assert all(found() is None for found in kept)

@@ -55,6 +55,7 @@ class Eager:
         if window is None:
             if first.get("averaged"):
                 presence.end(step.groups, step.state.values())
+                self.forget()
             drawn = draw(step.law, step.seed, t, averaged=False)
             for part in parts:
                 part.move_(drawn)

@@ -127,12 +127,15 @@ class AdamW(Extended, optim.AdamW):
         super()._move()
 
 
+# of the last step: s·lr, λ, √(1 − β₂^t)/(1 − β₁^t), and √(1 − β₂^t)·ε; the groups may have others by now
+LAST = (*DECAYED, "last_ratio", "last_floor")
+
 _FIELDS: Fields = {
     "step": Field(Kind.COUNT, is_torchs=True),
     "exp_avg": Field(Kind.SHAPED, is_torchs=True),
     "exp_avg_sq": Field(Kind.SHAPED, is_torchs=True),
     "max_exp_avg_sq": Field(Kind.SHAPED, is_torchs=True),
-    **dict.fromkeys(DECAYED, Field(Kind.NUMBER)),  # s·lr and λ of the last step
+    **dict.fromkeys(LAST, Field(Kind.NUMBER)),
 }
 
 
@@ -163,29 +166,43 @@ class SeenByAdam(Seen):
     @torch.no_grad()
     def _updates(self) -> list[Tensor]:
         """Return u of the last Δ = −lr·u, which is (m̂/(√v̂ + ε) + λx)/(1 − s·lr·λ) with x as it is now."""
-        beta1, beta2 = map(float, self.group["betas"])
         found = []
         for p, state in zip(self.params, self.states, strict=True):
             x = real(p).to(wide(p.dtype))
-            t = float(state.get("step", 0.0))
-            if DECAYED[0] not in state or not t:
+            complete_(state, self.group)
+            if not state.get(LAST[2]):
                 found.append(torch.zeros_like(x))
                 continue
             m, v = (real(state[key]).to(x.dtype) for key in ("exp_avg", _denominator(self.group)))
-            move, decay = (state[key] for key in DECAYED)
-            root, left = (1 - beta2**t) ** 0.5, 1 - move * decay
-            u = v.sqrt().add_(root * self.group["eps"])  # one buffer: a fresh one costs more than its arithmetic
-            torch.div(m, u, out=u).mul_(root / (1 - beta1**t) / left)
+            move, decay, ratio, floor = (state[key] for key in LAST)
+            left = 1 - move * decay
+            u = v.sqrt().add_(floor)  # one buffer: a fresh one costs more than its arithmetic
+            torch.div(m, u, out=u).mul_(ratio / left)
             found.append(u.add_(x, alpha=decay / left) if decay else u)
         return found
 
     def move_(self, draw: Draw) -> float:
-        """Move nothing; note at which rate torch will."""
+        """Move nothing; note with which numbers torch will."""
         lr = float(self.group["lr"])
-        for state in self.states:
-            move = lr if draw.s is None else lr * draw.s
-            state.update(zip(DECAYED, (move, float(self.group["weight_decay"])), strict=True))
+        move = lr if draw.s is None else lr * draw.s
+        for state in self.states if self.updates is not None else ():
+            corrections = _corrections(self.group, float(state.get("step", 0.0)) + 1)
+            state.update(zip(LAST, (move, float(self.group["weight_decay"]), *corrections), strict=True))
         return -lr
+
+
+def complete_(state: dict[str, Any], group: Any) -> None:
+    """Fill in what older checkpoints lack of the last step, as if β and ε had been those of now."""
+    t = float(state.get("step", 0.0)) if DECAYED[0] in state and LAST[2] not in state else 0.0
+    if t:
+        state.update(zip(LAST[2:], _corrections(group, t), strict=True))
+
+
+def _corrections(group: Any, t: float) -> tuple[float, float]:
+    """Return √(1 − β₂^t)/(1 − β₁^t) and √(1 − β₂^t)·ε."""
+    beta1, beta2 = map(float, group["betas"])
+    root = (1 - beta2**t) ** 0.5
+    return root / (1 - beta1**t), root * float(group["eps"])
 
 
 def _denominator(group: Any) -> str:

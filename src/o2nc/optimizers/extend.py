@@ -87,6 +87,14 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
     return _extend(optimizer, check_extension(None, scaling, seed, True, True), "random_scaling")
 
 
+_KEPT = frozenset(  # what an extended optimizer sets on itself
+    (
+        *("_param_refs", "_shards", "_is_node", "_is_whole", "_swaps", "_watchers", "_eager_cache", "_engine_cache"),
+        *("_host_cache", "_observed", "_clock", "_is_taken", "_is_unscaled"),
+    )
+)
+
+
 def _extend(optimizer: Any, own: dict[str, Any], name: str) -> Any:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
@@ -115,7 +123,7 @@ def _extend(optimizer: Any, own: dict[str, Any], name: str) -> Any:
             "optimizer's parameter groups have entries of an extended one, from a checkpoint perhaps: "
             f"apply {name} first, then load"
         )
-    taken = _names(type(optimizer)) & (_names(Extended) | {"_observed", "_clock"})
+    taken = (_names(type(optimizer)) | made.keys()) & (_names(Extended) | _KEPT)
     if taken:
         raise ValueError(f"optimizer has names of its own that {name} needs: {sorted(taken)}")
     step = made.get("step")
@@ -139,6 +147,8 @@ def _extend(optimizer: Any, own: dict[str, Any], name: str) -> Any:
             optimizer.step = _noted(optimizer)  # type: ignore[method-assign]
     except BaseException:
         optimizer.__class__ = plain
+        for key in _KEPT:
+            made.pop(key, None)
         for group in (optimizer.defaults, *optimizer.param_groups):
             for key in Extended.shared:
                 group.pop(key, None)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from o2nc import averages, checks
+from o2nc import averages, checks, presence
 from o2nc.averages import Average, check_average
 from o2nc.backends.host import HostCopies, copy_on_host
 from o2nc.backends.triton import engine
@@ -127,6 +127,9 @@ class Extended(CertifiedOptimizer):
         """Take the iterate in; return whether a kernel has moved it already."""
         group = self.param_groups[0]
         self._is_unscaled = False
+        if "_is_taken" in self.__dict__ and self._counts():
+            self._take_up()
+            return False
         is_tidy = not isinstance(group[NAMES["step"]], Tensor) and not group[NAMES["averaged"]]
         if is_tidy and group["average"] is None and not (self.has_other_fused and group["fused"]):
             self._advance()
@@ -140,7 +143,16 @@ class Extended(CertifiedOptimizer):
             for state in self.state.values():
                 if "previous" in state:  # a pop would count as a change, after which tables are written again
                     state.pop("previous")
+            if not moved:  # the tables are of averages
+                self._engine.forget()
         return moved
+
+    def _take_up(self) -> None:
+        """Go on with a step that has failed after its iterate was taken in, perhaps with other gradients."""
+        del self._is_taken
+        rule = self.__dict__.get("_observed")
+        if rule is not None:
+            rule.begun = [(p, new) for p, new in rule.begun if p.grad is not None]
 
     def _advance(self) -> None:
         """Count a step that has nothing to take in: s_n is a function of the seed and n alone."""
@@ -157,6 +169,12 @@ class Extended(CertifiedOptimizer):
             checks.gradient(p.grad)  # type: ignore[arg-type]
         refuse_capture(type(self).__name__, None, self.param_groups[0]["average"])
         if not with_gradients or self._is_called_off():
+            return
+        if self._window is None:  # switched off
+            presence.end(self._groups, self.state.values())
+            self._eager.forget()
+            self.__dict__.pop("_host_cache", None)
+            self._advance()
             return
         first = self._groups[0]
         t = first["step"] + 1
@@ -200,7 +218,10 @@ class Extended(CertifiedOptimizer):
             with self._scaled():
                 inner_step(plain_class(type(self)))(self)
         except BaseException:
-            if self.param_groups[0]["average"] is None and self._advances():  # what only counts is taken back
+            self.__dict__.pop("_clock", None)
+            if self.param_groups[0]["average"] is not None and self._counts():  # the next attempt has this iterate
+                self._is_taken = True
+            elif self._advances():  # what only counts is taken back
                 for group in self.param_groups:
                     group[NAMES["step"]] -= 1
             raise
@@ -210,15 +231,22 @@ class Extended(CertifiedOptimizer):
             new.setdefault("output", copy_on_host(new["average"]))
             self.state[p if self._shards is None or self.in_parts else self._shards.owners[p]].update(new)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for key in ("_is_taken", "_observed", "_clock"):  # of a step before
+            self.__dict__.pop(key, None)
+        super().__setstate__(state)
+
     @property
     def _gradient_scale(self) -> float:
         return 1.0 if self.__dict__.get("_is_unscaled") else super()._gradient_scale
 
     def _advances(self) -> bool:
+        """Say whether this step draws an s."""
+        return self.param_groups[0]["scaling"] is not None and self._counts()
+
+    def _counts(self) -> bool:
         """Say whether this step counts: there are gradients, and a GradScaler has not called it off."""
-        if self.param_groups[0]["scaling"] is None or all(p.grad is None for p in _params(self)):
-            return False
-        return not self._is_called_off()
+        return any(p.grad is not None for p in _params(self)) and not self._is_called_off()
 
     def _is_called_off(self) -> bool:
         """Say whether a GradScaler has called this step off."""

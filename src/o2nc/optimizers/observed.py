@@ -1,5 +1,6 @@
 """The rule of a step that somebody else takes: parameters and gradients are taken in, and nothing is moved."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,7 +84,8 @@ class Seen:
                 state["previous"].copy_(real(p))
             else:
                 state["previous"] = real(p).clone()
-        return 1.0 if draw.s is None else 1 / draw.s
+        rate = 1.0 if draw.s is None else 1 / draw.s if draw.s else 0.0
+        return rate if math.isfinite(rate) else 0.0  # s = 0, or as good as that: nothing moves, and Δ is not seen
 
     def move_block_(self, x: list[Tensor], g: list[Tensor], u: list[Tensor], draw: Draw) -> float:
         """Nothing is moved in blocks either."""

@@ -118,8 +118,10 @@ def progress_of(optimizer: "CertifiedOptimizer") -> float:
 
 def has_averages(optimizer: "CertifiedOptimizer") -> bool:
     """Say whether there is anything to certify: a step was made, and with `OriginalO2NC` a block is complete."""
-    begun = any(optimizer.published.average in state for state in optimizer.state.values())
     group = optimizer._groups[0]
+    if group.get("average", 0.0) is None or not group.get("certificate", True):  # as a checkpoint can have it
+        return False
+    begun = any(optimizer.published.average in state for state in optimizer.state.values())
     return begun and int(group["step"]) > 0 and _has_started(optimizer, group)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from o2nc import presence
 from o2nc.backends.host import copy_on_host
 from o2nc.backends.triton.rules import SGD_PLAYS, device_rule, play_adamw, play_amsgrad, play_observed
-from o2nc.optimizers.adamw import Adam
+from o2nc.optimizers.adamw import Adam, complete_
 from o2nc.optimizers.learned import Learned
 from o2nc.optimizers.observed import Observed
 from o2nc.optimizers.sgdm import Momentum, buffer_is_mean, keep_own_gradient
@@ -125,6 +125,7 @@ def _adam(step: Step, group: dict[str, Any], p: Tensor, state: State) -> tuple[A
     if "exp_avg" not in state:
         state["step"] = 0.0
         fresh = BOTH
+    complete_(state, group)
     for key in slots:
         if key not in state:
             state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)

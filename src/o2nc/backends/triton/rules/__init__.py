@@ -56,7 +56,7 @@ from o2nc.backends.triton.rules.linear import (
 from o2nc.backends.triton.rules.observed import play_observed, settle_observed
 from o2nc.backends.triton.rules.sgd import SGD_PLAYS, play_momentum, settle_sgd
 from o2nc.learners import Learner
-from o2nc.optimizers.adamw import Adam
+from o2nc.optimizers.adamw import LAST, Adam
 from o2nc.optimizers.learned import Learned
 from o2nc.optimizers.observed import Observed
 from o2nc.optimizers.sgdm import Momentum
@@ -99,7 +99,7 @@ ADAMW = Rule(
     settle_adamw,
     play_adamw,
     14,
-    numbers=("step", "last_move", "last_decay"),
+    numbers=("step", *LAST),
     prepare=powers_,
     prepared=4,
     block=256,

@@ -39,18 +39,18 @@ def ratio_of(a, b):
 def settle_adamw(group, is_new, kept, sums, joint, draw, constants):
     lr, beta1, beta2, eps, decay = group
     s, weight = draw
-    step, last_move, last_decay = kept
+    step, last_move, last_decay, last_ratio, last_floor = kept
     move = lr * s
     power1, power2, low1, low2 = sums
     # for parameters of float32 and below torch does this in float32, too
     low_first = (1 - low1.to(tl.float32)).to(tl.float64)
     low_root = root_of(1 - low2.to(tl.float32)).to(tl.float64)
-    now = (beta1, beta2, eps, move, decay, 1 - power1, root_of(1 - power2), low_first, low_root)
-    # of the step that led here
-    last_first = 1 - tl.where((step > 0) & (beta1 > 0), power1 / beta1, 0.0)
-    last_root = root_of(1 - tl.where((step > 0) & (beta2 > 0), power2 / beta2, 0.0))
-    before = (last_move, last_decay, 1 / last_first, 1 / last_root, 1 / (1 - last_move * last_decay))
-    return -lr, now + before, (step + 1, move, decay)
+    first = 1 - power1
+    root = root_of(1 - power2)
+    now = (beta1, beta2, eps, move, decay, first, root, low_first, low_root)
+    last_floor = tl.where(last_ratio > 0, last_floor, 1.0)  # before the first one m and v are zero
+    before = (last_move, last_decay, last_ratio, last_floor, 1 / (1 - last_move * last_decay))
+    return -lr, now + before, (step + 1, move, decay, root / first, root * eps)
 
 
 @triton.jit
@@ -58,8 +58,8 @@ def play_with(x, g, m, v, most, coefficients, AMSGRAD: tl.constexpr):
     """Return x, the direction of the Δ = −lr·u that led to it, m, v, and the largest v."""
     beta1, beta2, eps, move, decay = coefficients[0:5]
     first, root = coefficients[7:9] if x.dtype == tl.float32 else coefficients[5:7]
-    last_move, last_decay, last_first, last_root, back = coefficients[9:14]
-    u = m * last_first / (tl.sqrt(most) * last_root + eps)
+    last_move, last_decay, last_ratio, last_floor, back = coefficients[9:14]  # of the step that led here
+    u = m * last_ratio / (tl.sqrt(most) + last_floor)
     last = u + last_decay * ((x + last_move * u) * back)
     square = g * g
     m = tl.fma(beta1, m, tl.fma(-beta1, g, g))

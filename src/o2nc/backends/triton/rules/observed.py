@@ -7,7 +7,8 @@ import triton.language as tl
 @triton.jit
 def settle_observed(group, is_new, kept, sums, joint, draw, constants):
     s, weight = draw
-    return 1.0 / s, (s,), kept
+    rate = 1.0 / tl.where(s > 0, s, 1.0)
+    return tl.where((s > 0) & (rate < float("inf")), rate, 0.0), (s,), kept  # where nothing moves Δ is not seen
 
 
 @triton.jit
