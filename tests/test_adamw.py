@@ -282,6 +282,19 @@ def test_without_a_certificate_there_is_no_gradient_kept(device):
             pass
 
 
+def test_without_progress_the_rest_is_the_same(device):
+    for fused in (False, True):
+        runs = []
+        for progress in (True, False):
+            params = rig.begin(device if fused else "cpu", torch.float32)
+            opt = o2nc.AdamW(params, average=0.9, progress=progress, fused=fused)
+            rig.advance(opt, params, range(1, 6))
+            runs.append([opt.certificate(c=0.7).value, *(p.detach() for p in params)])
+        torch.testing.assert_close(*runs, rtol=0, atol=0)
+        with pytest.raises(RuntimeError, match="progress=True"):
+            _ = opt.progress
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -290,6 +303,7 @@ def test_without_a_certificate_there_is_no_gradient_kept(device):
         ({"scaling": o2nc.Uniform(weighted=True)}, ValueError, "without weights"),
         ({"seed": -1}, ValueError, "seed"),
         ({"certificate": "no"}, TypeError, "certificate"),
+        ({"progress": "no"}, TypeError, "progress"),
         ({"lr": -1.0}, ValueError, "learning rate"),
         ({"betas": (0.9, 1.0)}, ValueError, "beta"),
     ],

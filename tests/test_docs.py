@@ -6,6 +6,7 @@ other, and test_recipes.py runs them. `make docs` builds the site.
 
 import doctest
 import importlib
+import json
 import os
 import pkgutil
 import re
@@ -48,12 +49,32 @@ def test_page_runs(page, run, capsys):
 
 
 def readme_says(names, printed):
-    loss, certificate = printed
+    last, mean, certificate = printed
+    assert float(last) == pytest.approx(1.3, abs=0.1)
+    assert float(mean) == pytest.approx(1.15, abs=0.05)
     assert certificate.startswith("‖ḡ‖ + c·V = ")
-    assert 0 < float(certificate.split(" = ")[-1].split()[0]) < 1
-    assert 0 < float(loss) < 1
-    names["model"](names["data"]).abs().mean().backward()
+    assert 0 < float(certificate.split(" = ")[-1].split()[0]) < 3
+    names["loss"](32).backward()
     names["opt"].step()
+
+
+# the lines of the README's table of step times, in its order, by their names in the two records
+TIMED = ["SGD fused", "ScaledSGDM fused", "ScaledSGDM fused, average=momentum", "ScaledSGDM fused, average=0.999"]
+LARGE = [
+    *("ScaledSGDM foreach, average=0.999", "AdamW fused", "o2nc.AdamW fused", "o2nc.AdamW fused, x̄"),
+    *("o2nc.AdamW fused, x̄ and certificate", "AdamW fused and swa_utils' EMA"),
+    "extend(AdamW fused), x̄ and certificate",
+]
+
+
+def test_the_step_times_of_the_readme_are_those_of_the_records():
+    table = PAGES["README.md"].split("| | GPT-2 XL", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    columns = zip(*([cell.strip().removesuffix(" ms") for cell in row.split("|")[2:4]] for row in table), strict=True)
+    records = (("bench_h200_adamw", "gpt2-xl", TIMED + LARGE), ("bench_h200_small", "resnet18", TIMED))
+    for column, (record, model, names) in zip(columns, records, strict=True):
+        rows = json.loads((ROOT / "docs" / "results" / f"{record}.json").read_text(encoding="utf-8"))["steps"]
+        steps = {row["contender"]: row["step"] * 1e3 for row in rows if row["model"] == model}
+        assert [float(cell) for cell in column if cell] == [float(f"{steps[name]:.3g}") for name in names]
 
 
 def tutorial_says(names, printed):

@@ -48,7 +48,7 @@ CIFAR10 = {
     "sgdm(lr=0.02):constant+t^12, x̄": ONE_RUN,
     "sgdm(lr=0.02):constant+t^12, last": LAST,
     "sgdm, last": {"label": "cosine", "color": GREEN, "marker": "D"},
-    "sgdm(lr=0.01), last": {"label": "cosine, at the paper's lr", "color": ORANGE, "marker": "s"},
+    "sgdm(lr=0.01), last": {"label": "cosine, lr 0.01, not tuned", "color": ORANGE, "marker": "s"},
 }
 
 

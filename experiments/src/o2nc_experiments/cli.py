@@ -116,7 +116,7 @@ def build_app() -> "typer.Typer":
     ) -> None:
         """Watch momentum walk uphill, and train a network on real handwriting with and without random scaling.
 
-        It takes half a minute on two cores and ends with a page to read: report.html.
+        It takes about a minute on two cores and ends with a page to read: report.html.
 
         Example:  o2nc demo --out pictures --seed 7
         """

@@ -45,6 +45,7 @@ class AdamW(Extended, optim.AdamW):
         scaling: the law of s, which multiplies every update; None, the default, scales nothing.
         seed: a non-negative integer; s_n is a pure function of it and n.
         certificate: False saves ḡ, 4 bytes per parameter, and there is neither a certificate nor ``progress``.
+        progress: False saves time on a CPU, where Δ is computed for it; nothing on a GPU.
         offload: k keeps all averages in the host's memory and takes every k-th iterate into them, so that they cost
             no memory of the device; the step is then torch's own. There is no ``progress``.
 
@@ -84,9 +85,10 @@ class AdamW(Extended, optim.AdamW):
         scaling: Law | None = None,
         seed: int = 0,
         certificate: bool = True,
+        progress: bool = True,
         offload: int | None = None,
     ) -> None:
-        own = check_extension(average, scaling, seed, certificate, progress=certificate, offload=offload)
+        own = check_extension(average, scaling, seed, certificate, progress=certificate and progress, offload=offload)
         super().__init__(
             params,
             lr,
