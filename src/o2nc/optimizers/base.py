@@ -156,8 +156,10 @@ class CertifiedOptimizer(Optimizer):
         """Return what every optimizer's step has, and its groups say."""
         groups = self._groups
         first, window = groups[0], self._window
-        for group in self.param_groups[1:]:  # what they share is the first one's, also after a change by hand
-            group.update({key: self.param_groups[0][key] for key in self.shared})
+        if len(groups) > 1:  # what they share is the first one's, also after a change by hand
+            shared = {key: self.param_groups[0][key] for key in self.shared}
+            for group in self.param_groups[1:]:
+                group.update(shared)
         return Step(
             type(self).__name__,
             groups,
