@@ -24,8 +24,8 @@ from o2nc.certificates.certificate import Certificate
 from o2nc.corrector import Corrector
 from o2nc.logfile import FIELDS, LAYER_FIELDS, PRICE_FIELDS, Lock, LogFile, aside, beside
 from o2nc.optimizers.base import CertifiedOptimizer, certified
-from o2nc.optimizers.readout import has_averages, progress_of
-from o2nc.torch_support.shards import is_first_process
+from o2nc.optimizers.accessors import has_averages
+from o2nc.persist.shards import is_first_process
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

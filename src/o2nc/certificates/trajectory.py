@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.torch_support.private import foreach_copy_
+from o2nc.persist.private import foreach_copy_
 from o2nc.vector import Vector, real, wide
 
 Point: TypeAlias = Tensor | list[Tensor]

@@ -12,8 +12,8 @@ from o2nc import checks
 from o2nc.logger import scalars
 from o2nc.optimizers.base import CertifiedOptimizer, certified
 from o2nc.optimizers.readout import has_averages, progress_of
-from o2nc.torch_support.batchnorm import recalibrated
-from o2nc.torch_support.shards import resharded
+from o2nc.persist.batchnorm import recalibrated
+from o2nc.persist.shards import resharded
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from o2nc import checks
 from o2nc.logger import scalars
 from o2nc.optimizers.base import certified
 from o2nc.optimizers.readout import has_averages, progress_of
-from o2nc.torch_support.shards import resharded
+from o2nc.persist.shards import resharded
 
 FOLDER = "averaged"  # of a checkpoint
 PREFIX = "eval_averaged"  # of metrics
