@@ -14,9 +14,41 @@ from torch import Tensor
 
 from o2nc import averages
 from o2nc.averages import Coupling, Window
-from o2nc.scaling import Draw, Law
+from o2nc.scaling import OUTPUT, ROUNDING, SETTLING, Law, progress_weight, uniform
 
 COUNTERS = ("step", *averages.COUNTERS)  # in every group, the same in each
+
+
+class Draw(NamedTuple):
+    """The random numbers of one step t."""
+
+    s: float | None  # s_{t+1}; None without a law
+    weight: float  # of x_t among the losses and averages
+    progress_weight: float  # of ⟨g_t, Δ_t⟩
+    dither: float  # u − ½, for the rounding of x̄
+    renews: bool  # whether an output is drawn anew: a step t uniform over all so far
+    settles: bool  # whether one that was drawn and not taken yet is x̄_t, at t or a geometric time after it
+
+
+def draw(law: Law | None, seed: int, t: int, *, averaged: bool = True, count: int = 0, settling: float = 1.0) -> Draw:
+    """Draw all random numbers of step t.
+
+    Args:
+        law: of s.
+        seed: the seed.
+        t: the number of the step, >= 1.
+        averaged: whether those of the averages are wanted.
+        count: which of the averages this is that the output is drawn from; 0 for none.
+        settling: with which probability an output that was drawn is taken now.
+    """
+    s = None if law is None else law.sample(seed, t + 1)
+    weight = 1.0
+    if not averaged:
+        return Draw(s, weight, 1.0, 0.0, False, False)
+    renews = count > 0 and uniform(seed, count, stream=OUTPUT) * count < 1  # a reservoir of size one
+    settles = count > 0 and uniform(seed, count, stream=SETTLING) < settling
+    dither = uniform(seed, t, stream=ROUNDING) - 0.5
+    return Draw(s, weight, progress_weight(law, seed, t), dither, renews, settles)
 
 
 class Part(Protocol):

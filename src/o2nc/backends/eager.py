@@ -17,8 +17,8 @@ from torch import Tensor
 from o2nc import presence
 from o2nc.averages import COUNTERS, Coupling, Iterate, inner, move_, segments, widen_
 from o2nc.backends.host import copy_on_host
-from o2nc.scaling import ROUNDING, Draw, draw, uniform
-from o2nc.step import Part, Step
+from o2nc.scaling import ROUNDING, uniform
+from o2nc.step import Draw, Part, Step, draw
 from o2nc.torch_support.compiling import refuse_capture
 from o2nc.torch_support.private import flatten, foreach_copy_
 from o2nc.vector import real, wide

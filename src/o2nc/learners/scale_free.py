@@ -84,13 +84,9 @@ class ScaleFree:
         return self.diagonal
 
     def last_updates(self, states: States) -> Vector:
-        """Return Δ_t = −lead·M/sqrt(v), as it was played; a Δ that an older checkpoint has is let go of."""
+        """Return the last Δ, −lead·M/sqrt(v)."""
         found = [state["momentum"].clone() for state in states]
         _divide_(found, [state["sum_squares"] for state in states])
-        for ratio, state in zip(found, states, strict=True):
-            if "delta" in state:
-                lengths = [torch.linalg.vector_norm(t) for t in (state.pop("delta"), ratio)]
-                state["lead"] = float(lengths[0] / lengths[1]) if lengths[1] else 0.0
         scale_(found, [-state["lead"] for state in states])
         return found
 

@@ -18,9 +18,9 @@ from o2nc.averages import Average
 from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.optimizers.extended import Extended, check_extension
 from o2nc.optimizers.observed import Observed, Seen
-from o2nc.scaling import Draw, Law
+from o2nc.scaling import Law
 from o2nc.state import Field, Fields, Kind
-from o2nc.step import Step
+from o2nc.step import Draw, Step
 from o2nc.vector import DECAYED, real, wide
 
 

@@ -51,7 +51,7 @@ class CertifiedOptimizer(Optimizer):
     _is_node: bool  # whether a compiler sees the step as one node of its graph
     _is_whole: bool  # whether the parameters were found to be whole, and not one process's part of them
     _swaps: list[Any]  # one entry per `averaged` block that is open
-    _watchers: dict[int, Callable[[], None]]  # called after every step, in the operator if the step is compiled
+    _watchers: dict[Any, Any]  # called after every step, in the operator if the step is compiled
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make it known to compiled graphs, copies included; begin with nobody watching, and nothing swapped."""

@@ -22,7 +22,7 @@ from o2nc.optimizers.base import CertifiedOptimizer
 from o2nc.optimizers.multiplied import LINEAR_IN_LR, multiplied_displacement, multiplied_lr
 from o2nc.optimizers.named import NAMES, Named
 from o2nc.optimizers.observed import Observed
-from o2nc.scaling import Law, check_law, is_weighted
+from o2nc.scaling import Law, check_law
 from o2nc.state import Field, Fields, Kind
 from o2nc.step import COUNTERS, Step
 from o2nc.torch_support.compiling import refuse_capture
@@ -34,11 +34,6 @@ def check_extension(
     """Refuse arguments that cannot be meant; return the entries of the parameter groups, by their names there."""
     average = check_average(average)
     check_law(scaling)
-    if is_weighted(scaling):
-        raise ValueError(
-            f"scaling must be without weights, got {scaling!r}: weights belong to the losses, which are another "
-            "optimizer's here; ExponentiatedO2NC and ScaledSGDM take them"
-        )
     checks.integer("seed", seed, 0)
     checks.flag("certificate", certificate)
     checks.flag("progress", progress)

@@ -15,9 +15,8 @@ from torch import Tensor
 from o2nc import averages, checks
 from o2nc.averages import Coupling
 from o2nc.learners import Learner
-from o2nc.scaling import Draw
 from o2nc.state import Field, Fields, Kind, fields_of
-from o2nc.step import Step
+from o2nc.step import Draw, Step
 from o2nc.torch_support.private import foreach_add_, foreach_mul, foreach_mul_
 from o2nc.torch_support.shards import joint_norms
 from o2nc.vector import DECAYED, real, wide, with_decay

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.averages import Coupling
-from o2nc.scaling import Draw
-from o2nc.step import Step
+from o2nc.step import Draw, Step
 from o2nc.vector import real, wide
 
 

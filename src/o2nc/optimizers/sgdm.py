@@ -18,9 +18,9 @@ from torch.optim.optimizer import ParamsT
 from o2nc import averages, checks
 from o2nc.averages import Average, Coupling, check_average, check_output
 from o2nc.optimizers.base import CertifiedOptimizer
-from o2nc.scaling import Draw, Exponential, Law, check_law
+from o2nc.scaling import Exponential, Law, check_law
 from o2nc.state import Field, Fields, Kind
-from o2nc.step import COUNTERS, Step
+from o2nc.step import COUNTERS, Draw, Step
 from o2nc.torch_support.private import check_fused, sgd
 from o2nc.vector import real, wide
 

@@ -164,8 +164,6 @@ def law_voids(law: object) -> str | None:
     if law is None:
         return "without random scaling (s = 1, whose price is infinite) momentum can be trapped"
     scaling.check_law(law, "law")
-    if scaling.is_weighted(law):  # type: ignore[arg-type]
-        return f"{law!r} carries weights, and the theorem is for laws without"
     if not (hasattr(law, "price") and hasattr(law, "second_moment")):
         return f"{law!r} does not tell its price and second_moment"
     return None if math.isfinite(law.price) else f"{law!r} has an infinite price"
