@@ -84,7 +84,7 @@ class ScaleFree:
         return self.diagonal
 
     def last_updates(self, states: States) -> Vector:
-        """Return Δ_t = −lead·M/sqrt(v), as it was played."""
+        """Return the last Δ, −lead·M/sqrt(v)."""
         found = [state["momentum"].clone() for state in states]
         _divide_(found, [state["sum_squares"] for state in states])
         scale_(found, [-float(state["lead"]) for state in states])

@@ -65,6 +65,17 @@ def has_certificate(optimizer: Any) -> bool:
     return optimizer.param_groups[0][KEY]["certificate"] and has_averages(optimizer)
 
 
+def made_with(optimizer: Any) -> dict[str, Any]:
+    """Return the options of the first parameter group and ours, with windows, laws and learners as objects."""
+    group = optimizer.param_groups[0]
+    return group | {key: from_dict(value) for key, value in group.get(KEY, {}).items()}
+
+
+def progress_of(optimizer: Any) -> float:
+    """Return the progress, or nan of an optimizer that has none."""
+    return getattr(optimizer, "progress", math.nan)
+
+
 @torch.no_grad()
 def certificate(optimizer: Any, c: float) -> Certificate:
     """Return the certificate, as `Averaged.certificate` says."""

@@ -82,7 +82,7 @@ class Averaged(Optimizer):
     _has_averaged: bool  # a step failed after it had averaged x_t: the next attempt must not do so again
     _clock: tuple[Any, int, int]  # the counter, its version and its value, where reading it would wait for a device
     _lock: Any  # held while parameters are moved
-    _watchers: dict[int, Callable[[], None]]  # called after every step
+    _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
     _host_copies: HostCopies
 
@@ -488,3 +488,11 @@ def averaged_optimizer(optimizer: Any) -> Averaged:
     if optimizer.param_groups[0][KEY]["average"] is None:
         raise ValueError(f"optimizer keeps no averages, it was made with {optimizer.advice}")
     return optimizer
+
+
+def certified(optimizer: Any) -> Averaged:
+    """Return the optimizer of o2nc that a framework may have wrapped; raise if it keeps no certificate."""
+    found = averaged_optimizer(optimizer)
+    if not found.param_groups[0][KEY]["certificate"]:
+        raise ValueError("optimizer keeps no certificate: pass certificate=True when you construct it")
+    return found
