@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, optim
 
 from o2nc import checks
@@ -11,6 +12,7 @@ from o2nc.fused.engine import OBSERVE, DeviceRule
 from o2nc.optimizers.base import Averaged
 from o2nc.persist.plain import KEY
 
+_HALF = frozenset((torch.bfloat16, torch.float16))
 OPTIONS = frozenset(("average", "scaling", "seed", "certificate", "offload"))
 
 
@@ -62,6 +64,25 @@ class SGD(Averaged, optim.SGD):
         """Add a group of parameters, as in torch; averages, law and seed are those of all groups."""
         super().add_param_group(param_group)
         check_numbers(self.param_groups[-1], ("lr", "momentum", "dampening", "weight_decay"))
+
+    def _move(self, params: list[Any], t: int, s: float | None, closure: Any = None) -> Any:
+        """Have torch step, without its fused kernel where that fails or is wrong."""
+        unfused = [group for group in self.param_groups if group["fused"] and self._fused_fails(group)]
+        try:
+            for group in unfused:
+                group["fused"] = None
+            return super()._move(params, t, s, closure)
+        finally:
+            for group in unfused:
+                group["fused"] = True
+
+    def _fused_fails(self, group: dict[str, Any]) -> bool:
+        """Return whether torch's fused kernel (2.13) fails: for the buffers of new parameters beside others', and in
+        half precision on a CPU, where it leaves every other vector unwritten.
+        """
+        params = [p for p in group["params"] if p.grad is not None]
+        begun = {self.state[p].get("momentum_buffer") is not None for p in params} if group["momentum"] else ()
+        return len(begun) > 1 or any(p.dtype in _HALF and p.device.type == "cpu" for p in params)
 
     def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
         wants = wants_fused(self.param_groups, has_torchs=True)
