@@ -151,7 +151,7 @@ def _names(cls: type) -> set[str]:
 
 
 @cache
-def _with_averages(cls: type[Optimizer]) -> type[Optimizer]:
+def _with_averages(cls: Any) -> type[Optimizer]:
     """Return the class that has `Averaged` before ``cls``, under the same name."""
     namespace = {
         "__module__": cls.__module__,

@@ -35,7 +35,7 @@ from o2nc.fused.engine import DeviceRule
 from o2nc.laws import Uniform
 from o2nc.learners import Learner
 from o2nc.optimizers.paper import Paper
-from o2nc.persist.plain import KEY, from_dict, to_dict
+from o2nc.persist.plain import KEY, to_dict
 from o2nc.persist.private import foreach_add_, foreach_mul_
 from o2nc.persist.shards import total
 from o2nc.scaling import Exponential, Law
@@ -54,16 +54,11 @@ class Learned(Paper):
     keeps_delta = False  # whether Δ is kept even where the learner recalls it from its other state
     # options that torch's other optimizers obey and this one does not
     unsupported_keys = frozenset(("momentum", "dampening", "nesterov", "betas"))
-    _learner: Any
 
     def _begin_learner(self, learner: Any, **settings: Any) -> None:
         self.param_groups[0][KEY] |= {"learner": to_dict(learner), **settings}
         self._note_settings()
         self._refuse_partial()
-
-    def _note_settings(self) -> None:
-        super()._note_settings()
-        self._learner = from_dict(self.param_groups[0][KEY].get("learner"))
 
     def _needs_all_params(self) -> bool:
         return super()._needs_all_params() or not is_elementwise(self._learner)  # its norm is joint
@@ -220,12 +215,12 @@ class ExponentiatedO2NC(Learned):
         self._begin_output(output)
 
     def _device_rule(self) -> DeviceRule | None:
-        demanded, form = any(group["fused"] for group in self.param_groups), getattr(self._learner, "device_rule", "")
-        if not demanded and (not form or any(group["fused"] is False for group in self.param_groups)):
+        demanded = any(group["fused"] for group in self.param_groups)
+        refused = any(group["fused"] is False for group in self.param_groups)
+        here = any(p.device.type in engine.DEVICES for p in self.param_groups[0]["params"][:1])
+        if not demanded and (refused or not here or not hasattr(self._learner, "device_rule")):
             return None
-        first = self.param_groups[0]["params"][:1]
-        if not demanded and not any(p.device.type in engine.DEVICES for p in first):
-            return None
+        form = getattr(self._learner, "device_rule", "")
         return DeviceRule(form, (self._learner, self.param_groups[0][KEY]["beta"]))
 
 
@@ -271,7 +266,7 @@ class OriginalO2NC(Learned):
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
         """Keep the averages of a block that is complete, since the next block takes their place."""
-        if self._window.complete(iterate.t - 1) and iterate.turn.counts:
+        if self._window is not None and self._window.complete(iterate.t - 1) and iterate.turn.counts:
             for entry in iterate.entries:
                 for key in ("average", "gradient", "spread") if "average" in entry else ():
                     entry[f"last_{key}"].copy_(entry[key])
