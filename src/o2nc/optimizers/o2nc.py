@@ -126,9 +126,10 @@ class Learned(Paper):
         foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=s)
 
     def _decay(self, params: list[Any], groups: dict[Any, Any], s: float) -> None:
-        """Set x ← x − s·lr·λx, and note it for the progress."""
+        """Set x ← x − s·lr·λx, and note it for the progress; at lr = 0, too, with which torch initialises state."""
         pulls = [float(groups[p]["lr"]) * groups[p].get("weight_decay", 0.0) for p in params]
-        if any(pulls) or any(_DECAYED[0] in self.state[p][KEY] for p in params):
+        decays = any(groups[p].get("weight_decay") for p in params)
+        if decays or any(_DECAYED[0] in self.state[p][KEY] for p in params):
             foreach_mul_([self._data(p.detach()) for p in params], [1 - s * pull for pull in pulls])
             for p, pull in zip(params, pulls, strict=True):
                 entry = self.state[p][KEY]
