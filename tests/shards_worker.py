@@ -1,13 +1,17 @@
-"""What every process of test_fsdp.py does: ``torchrun … fsdp_worker.py FOLDER TASK…``; else unsharded."""
+"""What every process of test_shards.py does: ``torchrun … shards_worker.py FOLDER TASK…``; imported, the unsharded run.
+
+A task is a function that returns what it found; the process writes that to ``TASK-PROCESSES-RANK.pt``.
+"""
 
 import copy
 import os
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import distributed, nn
+from torch import distributed, nn, optim
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -21,43 +25,39 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import o2nc
-from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, ScaleFree
-from o2nc.torch_support.shards import resharded
-from problem import EXTENDED
+from o2nc import learners
+from registry import OURS, claims, ours_of
 
 STEPS, LATER = 6, 4
+EVERY_4 = o2nc.Polynomial(3, every=4)  # iterates 1, 5 and 9 count: a checkpoint after 6 is between two of them
 
-
-def with_moved_momentum(ps):
-    """Return an optimizer whose buffer tells ḡ until the momentum moves, for one step."""
-    optimizer = o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9)
-    group = optimizer.param_groups[0]
-    optimizer.register_step_post_hook(lambda *_: group.update(momentum=0.85 if group["step"] == 2 else 0.9))
-    return optimizer
-
-
-OPTIMIZERS = {
-    "sgdm": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.99, weight_decay=1e-2),
-    "sgdm, average == momentum": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9),
-    "sgdm, momentum moved": with_moved_momentum,
-    "sgdm, nesterov": lambda ps: o2nc.ScaledSGDM(ps, 0.1, 0.9, 0, 0, True, average=0.99),
-    "sgdm, no averages": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9),
-    "ogd": lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1, decay=1.0), beta=0.9),
-    "ball": lambda ps: o2nc.ExponentiatedO2NC(ps, BallOGD(lr=0.1, radius=0.05), beta=0.9),
-    "ftrl in a ball": lambda ps: o2nc.ExponentiatedO2NC(ps, FTRL(lr=0.1, radius=0.05), beta=0.9),
-    "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.1), beta=0.9, scaling=o2nc.Uniform()),
-    "ball adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, BallAdaGrad(lr=0.02), beta=0.9),
-    "scale-free": lambda ps: o2nc.ExponentiatedO2NC(ps, ScaleFree(lr=0.01), beta=0.9),
-    "scale-free, joint": lambda ps: o2nc.ExponentiatedO2NC(ps, ScaleFree(lr=0.1, diagonal=False), beta=0.9),
-    "coin betting": lambda ps: o2nc.ExponentiatedO2NC(ps, CoinBetting(), beta=0.9),
-    "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.05), period=3),
-    "AdamW, scaled": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.01)),
-    "AdamW, ours": lambda ps: o2nc.AdamW(ps, lr=0.01, average=o2nc.Polynomial(3), scaling=o2nc.Uniform(0.5, 1.5)),
-    "AdamW, offloaded": lambda ps: o2nc.AdamW(ps, lr=0.01, average=o2nc.Polynomial(3), offload=2),
-    "RAdam, offloaded": lambda ps: o2nc.extend(torch.optim.RAdam(ps, lr=0.01), average=0.9, offload=4),
-    "RAdam, extended": lambda ps: o2nc.extend(torch.optim.RAdam(ps, lr=0.01), average=o2nc.Polynomial(3, start=1)),
-    **EXTENDED,
+# torch's own Rprop does not step DTensors
+OPTIMIZERS = {name: make for name, make in OURS.items() if name != "extend(Rprop)"} | {
+    "SGD every=4": lambda ps: OURS["SGD"](ps, average=EVERY_4),
+    "AdamW x̄ alone": lambda ps: OURS["AdamW"](ps, certificate=False),
+    "AdamW offload": lambda ps: OURS["AdamW"](ps, average=EVERY_4, offload=True),
+    "extend(NAdam) offload": lambda ps: OURS["extend(NAdam)"](ps, average=0.9, offload=True),
+    "AdamW scaled, no averages": lambda ps: OURS["AdamW scaled"](ps, average=None),
+    "ScaledSGDM, no averages": lambda ps: OURS["ScaledSGDM"](ps, average=None),
+    "BallOGD": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.BallOGD(lr=0.1, radius=0.05), beta=0.9),
+    "BallAdaGrad": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.BallAdaGrad(lr=0.02), beta=0.9),
+    "ScaleFree joint": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.ScaleFree(lr=0.1, diagonal=False), beta=0.9),
 }
+if hasattr(optim, "Muon"):
+
+    class Muon(optim.Muon):
+        """torch's, of the matrices among its parameters; in float64, since another order of a sum shows in bfloat16."""
+
+        def __init__(self, params, **options):
+            super().__init__([p for p in params if p.dim() == 2], **options)
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+                step = optim.Muon.step
+                getattr(step, "__wrapped__", step)(self, closure)  # with super() hooks would run twice
+
+    OPTIMIZERS["extend(Muon)"] = lambda ps: o2nc.extend(Muon(ps, lr=0.01), o2nc.Polynomial(12), certificate=True)
 
 
 def make(name, mesh=None, width=7, nested=True):
@@ -65,7 +65,7 @@ def make(name, mesh=None, width=7, nested=True):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)).double()
     dims = () if mesh is None else mesh.mesh_dim_names or ("data",)
-    if "tensor" in dims:  # each half of a layer in shards
+    if "tensor" in dims:
         parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         mesh = mesh["data"] if "data" in dims else mesh
     if "data" in dims:
@@ -89,30 +89,23 @@ def whole(tensors):
 
 def summary(model, optimizer):
     """Return all that a user can ask for, in plain tensors and numbers; all processes have to call it."""
-    found = {"parameters": whole(model.parameters())}
-    if not hasattr(optimizer, "certificate") or optimizer.param_groups[0].get("average", 1) is None:
-        return found
-    certificate = optimizer.certificate(c=2.0)
-    with optimizer.averaged():
-        found["averages"] = whole(model.parameters())
-    return found | {
-        "restored": whole(model.parameters()),
-        "certificate": (certificate.gradient, certificate.spread, certificate.ess),
-        "by parameter": [(c.gradient, c.spread) for c in certificate.by_parameter.values()],
-        "progress": getattr(optimizer, "progress", 0.0),  # not with offload
-        "output": whole(optimizer.output()),
-    }
+    found = claims(optimizer) | {"restored": model.parameters()}
+    if certificate := found.pop("certificate", None):
+        parts = certificate.by_parameter.values()
+        found |= {"spreads": [part.spread for part in parts], "gradients": [part.gradient for part in parts]}
+        found["ess"] = certificate.ess
+    return found | {key: whole(found[key]) for key in ("x", "average", "output", "restored") if key in found}
 
 
-def shapes(model, optimizer):
-    """Return the shapes of what a process keeps, by parameter."""
-    return [
-        (
-            tuple(p.to_local().shape),
-            {key: tuple(v.shape) for key, v in optimizer.state[p].items() if hasattr(v, "shape")},
-        )
-        for p in model.parameters()
-    ]
+def kept(optimizer):
+    """Return what a process keeps of ours, by parameter: local shapes, what is a DTensor, its share of the spread."""
+    found = []
+    for p in (p for p in optimizer.state if "o2nc" in optimizer.state[p]):
+        tensors = {key: v for key, v in ours_of(optimizer, p).items() if isinstance(v, torch.Tensor)}
+        placed = {key for key, v in tensors.items() if isinstance(v, DTensor) and v.placements == p.placements}
+        shapes = {key: tuple((v.to_local() if key in placed else v).shape) for key, v in tensors.items()}
+        found.append((tuple(p.to_local().shape), shapes, placed, float(tensors.get("spread", 0.0))))
+    return found
 
 
 class Wrapper:
@@ -126,30 +119,37 @@ class Wrapper:
         return getattr(self._optimizer, name)
 
 
+# --- tasks
+
+
 def equal(mesh, rank, size):
     """Train every optimizer on shards."""
     found = {}
     for name in OPTIMIZERS:
         model, optimizer = make(name, mesh)
         train(model, optimizer, 0, STEPS, rank, size)
-        found[name] = summary(model, optimizer) | {"shapes": shapes(model, optimizer)}
-    model, optimizer = make("sgdm")
+        saved = optimizer.state_dict()["state"].values()
+        spreads = [float(state["o2nc"]["spread"]) for state in saved if "spread" in state.get("o2nc", ())]
+        found[name] = summary(model, optimizer)
+        found[f"{name}, kept"], found[f"{name}, saved spreads"] = kept(optimizer), spreads
+    model, optimizer = make("ScaledSGDM")
     fully_shard(model, mesh=mesh)
     optimizer.param_groups[0]["params"] = list(model.parameters())  # as accelerate does
     train(model, optimizer, 0, STEPS, rank, size)
     found["exchanged"] = summary(model, optimizer)
-    model, optimizer = make("ball", mesh)
+    model, optimizer = make("BallOGD", mesh)
     optimizer.step = torch.compile(optimizer.step, backend="eager")
     train(model, optimizer, 0, STEPS, rank, size)
     found |= {"compiled": summary(model, optimizer), "wrapped": summary(model, Wrapper(optimizer))}
-    model, optimizer = make("sgdm", mesh, nested=False)
+    model, optimizer = make("ScaledSGDM", mesh, nested=False)
     for begin in range(0, STEPS, 2):  # evaluate before, between and after
         train(model, optimizer, begin, begin + 2, rank, size)
-        with torch.no_grad(), resharded(model), optimizer.averaged():
+        with torch.no_grad(), optimizer.averaged(model):
             found["loss at the average"] = model(torch.ones(1, 5).double()).sum().item()
-    found["evaluated"] = summary(model, optimizer)
+            shipped = optimizer.averaged_state_dict(model)
+    found["evaluated"], found["shipped"] = summary(model, optimizer), whole(shipped.values())
     try:
-        OPTIMIZERS["sgdm"]([distribute_tensor(torch.zeros(4, 3, dtype=torch.complex64), mesh, [Shard(0)])])
+        OPTIMIZERS["SGD"]([distribute_tensor(torch.zeros(4, 3, dtype=torch.complex64), mesh, [Shard(0)])])
     except TypeError as error:
         found["complex"] = str(error)
     return found
@@ -160,7 +160,7 @@ def trained_and_loaded(name, mesh, rank=0, size=1):
     model, optimizer = make(name, mesh, width=8)
     train(model, optimizer, 0, STEPS, rank, size)
     twin, again = make(name, mesh, width=8)
-    set_states(twin, again, dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)))
+    set_states(twin, again, states(model, optimizer))
     return summary(model, optimizer), summary(twin, again)
 
 
@@ -174,7 +174,23 @@ def planes(mesh, rank, size):
     """Train on shards of shards: by tensor, and by data."""
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
     rank = mesh["data"].get_local_rank()
-    return {name: trained_and_loaded(name, mesh, rank, 2) for name in ("sgdm", "coin betting", "original")}
+    return {name: trained_and_loaded(name, mesh, rank, 2) for name in ("AdamW", "CoinBetting", "OriginalO2NC")}
+
+
+FULL = StateDictOptions(full_state_dict=True)
+# torch flattens nested dictionaries since 2.10
+CAN_FLATTEN = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+FLAT = StateDictOptions(flatten_optimizer_state_dict=CAN_FLATTEN)
+
+
+def states(model, optimizer, options=None):
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=options), strict=True))
+
+
+def set_states(model, optimizer, found, options=None):
+    set_state_dict(
+        model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"], options=options
+    )
 
 
 def save(mesh, rank, size):
@@ -183,42 +199,37 @@ def save(mesh, rank, size):
     for name in OPTIMIZERS:
         model, optimizer = make(name, mesh)
         train(model, optimizer, 0, STEPS, rank, size)
-        states = get_state_dict(model, optimizer)
-        dcp.save(dict(zip(("model", "optimizer"), states, strict=True)), checkpoint_id=FOLDER / "saved" / name)
+        dcp.save(states(model, optimizer), checkpoint_id=FOLDER / "saved" / name)
+        dcp.save(states(model, optimizer, FLAT), checkpoint_id=FOLDER / "flat" / name)
         at_once = summary(model, optimizer)
         copied = copy.deepcopy(optimizer.state_dict())  # as dcp.async_save does
-        full = StateDictOptions(full_state_dict=True)
-        by_name = get_optimizer_state_dict(model, optimizer, options=full)
+        by_name = get_optimizer_state_dict(model, optimizer, options=FULL)
         for way in ("copied", "full"):
             twin, again = make(name, mesh)
-            twin.load_state_dict(states[0])
+            twin.load_state_dict(model.state_dict())
             if way == "copied":
                 again.load_state_dict(copied)
             else:
-                set_optimizer_state_dict(twin, again, by_name, options=full)
+                set_optimizer_state_dict(twin, again, by_name, options=FULL)
             found[f"{name}, {way}"] = summary(twin, again)
         train(model, optimizer, STEPS, STEPS + LATER, rank, size)
-        found[name] = summary(model, optimizer) | {"at once": at_once}
+        found[name], found[f"{name}, at once"] = summary(model, optimizer), at_once
     return found
-
-
-def set_states(model, optimizer, states):
-    set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
 
 
 def load(mesh, rank, size):
     """Load what other processes, perhaps more or fewer, have saved; save it again, and train on."""
     found = {}
     for name in OPTIMIZERS:
-        model, optimizer = make(name, mesh)
-        states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        dcp.load(states, checkpoint_id=FOLDER / "saved" / name)
-        set_states(model, optimizer, states)
-        at_once = summary(model, optimizer)
-        again = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        dcp.save(again, checkpoint_id=FOLDER / "saved" / name)
+        for kind, options in (("flat", FLAT), ("saved", None)):
+            model, optimizer = make(name, mesh)
+            read = states(model, optimizer, options)
+            dcp.load(read, checkpoint_id=FOLDER / kind / name)
+            set_states(model, optimizer, read, options)
+            found[f"{name}, {kind}"] = summary(model, optimizer)
+        dcp.save(states(model, optimizer), checkpoint_id=FOLDER / "saved" / name)
         train(model, optimizer, STEPS, STEPS + LATER, rank, size)
-        found[name] = summary(model, optimizer) | {"at once": at_once}
+        found[name] = summary(model, optimizer)
     return found
 
 

@@ -1,6 +1,7 @@
 """The log of certificates: what is in it, what is refused, its picture, and several processes."""
 
 import gc
+import math
 import sys
 
 import pytest
