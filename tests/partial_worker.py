@@ -17,7 +17,7 @@ from registry import LEARNERS, OURS
 
 OPTIMIZERS = {
     "averages": OURS["AdamW"],
-    "extended": OURS["extend(NAdam)"],
+    "extended": OURS["extend(Lion)"],
     "joint norm": lambda ps: o2nc.ExponentiatedO2NC(ps, LEARNERS[2], average=False),
     "OriginalO2NC": OURS["OriginalO2NC"],
     "by coordinate": lambda ps: OURS["OGD"](ps, average=False),
@@ -67,7 +67,8 @@ def zero1(make):
             return make(params)
 
     model, batch = model_and_batch()
-    steps(model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=Made, lr=0.1), batch)
+    lr = make([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]  # it gives its own to all groups
+    steps(model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=Made, lr=lr), batch)
     return flat(model.parameters())
 
 

@@ -31,12 +31,13 @@ from registry import OURS, claims, ours_of
 STEPS, LATER = 6, 4
 EVERY_4 = o2nc.Polynomial(3, every=4)  # iterates 1, 5 and 9 count: a checkpoint after 6 is between two of them
 
-# torch's own Rprop does not step DTensors
-OPTIMIZERS = {name: make for name, make in OURS.items() if name != "extend(Rprop)"} | {
+# torch's own Rprop does not step DTensors, and its NAdam loads a number of its state in another precision
+OPTIMIZERS = {name: make for name, make in OURS.items() if name not in ("extend(Rprop)", "extend(NAdam)")} | {
     "SGD every=4": lambda ps: OURS["SGD"](ps, average=EVERY_4),
     "AdamW x̄ alone": lambda ps: OURS["AdamW"](ps, certificate=False),
     "AdamW offload": lambda ps: OURS["AdamW"](ps, average=EVERY_4, offload=True),
-    "extend(NAdam) offload": lambda ps: OURS["extend(NAdam)"](ps, average=0.9, offload=True),
+    "extend(RAdam)": lambda ps: o2nc.extend(optim.RAdam(ps, lr=0.01), o2nc.Polynomial(3, start=1), certificate=True),
+    "extend(RAdam) offload": lambda ps: o2nc.extend(optim.RAdam(ps, lr=0.01), 0.9, certificate=True, offload=True),
     "AdamW scaled, no averages": lambda ps: OURS["AdamW scaled"](ps, average=None),
     "ScaledSGDM, no averages": lambda ps: OURS["ScaledSGDM"](ps, average=None),
     "BallOGD": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.BallOGD(lr=0.1, radius=0.05), beta=0.9),
