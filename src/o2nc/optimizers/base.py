@@ -192,6 +192,8 @@ class Averaged(Optimizer):
         begun = (
             begin(x, g, max(n, 1), offload=settings["offload"]) for x, g in zip(self._data(fresh), gs, strict=True)
         )
+        if settings["offload"]:  # a DTensor would be on the device of its mesh
+            return dict(zip(fresh, begun, strict=True))
         return {p: self._assembled(p, entry) for p, entry in zip(fresh, begun, strict=True)}
 
     def _move(self, params: list[Any], t: int, closure: Any = None) -> Any:
@@ -326,6 +328,8 @@ class Averaged(Optimizer):
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
+        if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
+            raise TypeError("sharded parameters must be real: complex ones can only be whole")
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = not self._is_sharded and not differentiable
         self._is_checked = False

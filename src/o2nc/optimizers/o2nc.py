@@ -137,10 +137,10 @@ class Learned(Paper):
 
     def _rule_gradients(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
         key = self._learner_key()
-        sign = -1 if self.param_groups[0].get("maximize") else 1
+        maximized = {p for group in self.param_groups if group.get("maximize") for p in group["params"]}
         pairs = zip(self._gradients(params), entries, strict=True)
         found = [torch.zeros_like(e[key]) if g is None else g.detach().to(e[key].dtype) for g, e in pairs]
-        return found if sign == 1 else [-g for g in found]
+        return [-g if p in maximized else g for p, g in zip(params, found, strict=True)]
 
     def _directions(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
         """Return Δ_t, with the weight decay that was part of it."""
