@@ -1,6 +1,7 @@
-"""What every process of test_shards.py does: ``torchrun … shards_worker.py FOLDER TASK…``; imported, the unsharded run.
+"""What every process of test_shards.py does: ``torchrun … shards_worker.py FOLDER NAMES TASK…``; imported, the unsharded run.
 
-A task is a function that returns what it found; the process writes that to ``TASK-PROCESSES-RANK.pt``.
+A task is a function that returns what it found with the optimizers of these names, separated by ``|``; the process
+writes that to ``TASK-PROCESSES-RANK.pt``.
 """
 
 import copy
@@ -26,7 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import o2nc
 from o2nc import learners
-from registry import OURS, claims, ours_of
+from registry import OURS, claims, ours_of, params_of
 
 STEPS, LATER = 6, 4
 EVERY_4 = o2nc.Polynomial(3, every=4)  # iterates 1, 5 and 9 count: a checkpoint after 6 is between two of them
@@ -90,7 +91,8 @@ def whole(tensors):
 
 def summary(model, optimizer):
     """Return all that a user can ask for, in plain tensors and numbers; all processes have to call it."""
-    found = claims(optimizer) | {"restored": model.parameters()}
+    places = {p: i for i, p in enumerate(model.parameters())}
+    found = claims(optimizer) | {"restored": model.parameters(), "at": [places[p] for p in params_of(optimizer)]}
     if certificate := found.pop("certificate", None):
         parts = certificate.by_parameter.values()
         found |= {"spreads": [part.spread for part in parts], "gradients": [part.gradient for part in parts]}
@@ -126,7 +128,7 @@ class Wrapper:
 def equal(mesh, rank, size):
     """Train every optimizer on shards."""
     found = {}
-    for name in OPTIMIZERS:
+    for name in NAMES:
         model, optimizer = make(name, mesh)
         train(model, optimizer, 0, STEPS, rank, size)
         saved = optimizer.state_dict()["state"].values()
@@ -168,14 +170,14 @@ def trained_and_loaded(name, mesh, rank=0, size=1):
 def columns(mesh, rank, size):
     """Train every optimizer on shards by tensor."""
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tensor",))
-    return {name: trained_and_loaded(name, mesh) for name in OPTIMIZERS}
+    return {name: trained_and_loaded(name, mesh) for name in NAMES}
 
 
 def planes(mesh, rank, size):
     """Train on shards of shards: by tensor, and by data."""
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
     rank = mesh["data"].get_local_rank()
-    return {name: trained_and_loaded(name, mesh, rank, 2) for name in ("AdamW", "CoinBetting", "OriginalO2NC")}
+    return {name: trained_and_loaded(name, mesh, rank, 2) for name in NAMES}
 
 
 FULL = StateDictOptions(full_state_dict=True)
@@ -197,7 +199,7 @@ def set_states(model, optimizer, found, options=None):
 def save(mesh, rank, size):
     """Train, save, train on."""
     found = {}
-    for name in OPTIMIZERS:
+    for name in NAMES:
         model, optimizer = make(name, mesh)
         train(model, optimizer, 0, STEPS, rank, size)
         dcp.save(states(model, optimizer), checkpoint_id=FOLDER / "saved" / name)
@@ -221,7 +223,7 @@ def save(mesh, rank, size):
 def load(mesh, rank, size):
     """Load what other processes, perhaps more or fewer, have saved; save it again, and train on."""
     found = {}
-    for name in OPTIMIZERS:
+    for name in NAMES:
         for kind, options in (("flat", FLAT), ("saved", None)):
             model, optimizer = make(name, mesh)
             read = states(model, optimizer, options)
@@ -235,11 +237,11 @@ def load(mesh, rank, size):
 
 
 if __name__ == "__main__":
-    FOLDER = Path(sys.argv[1])
+    FOLDER, NAMES = Path(sys.argv[1]), sys.argv[2].split("|")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, size = distributed.get_rank(), distributed.get_world_size()
-    for task in sys.argv[2:]:
+    for task in sys.argv[3:]:
         found = globals()[task](init_device_mesh("cpu", (size,)), rank, size)
         torch.save(found, FOLDER / f"{task}-{size}-{rank}.pt")
     distributed.barrier()

@@ -65,7 +65,8 @@ class Learned(Paper):
         self._learner = from_dict(self.param_groups[0][KEY].get("learner"))
 
     def _needs_all_params(self) -> bool:
-        return super()._needs_all_params() or not is_elementwise(self._learner)  # its norm is joint
+        has_joint_norm = self._learner is not None and not is_elementwise(self._learner)
+        return super()._needs_all_params() or has_joint_norm
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch; averages, law, seed and learner are those of all groups."""
