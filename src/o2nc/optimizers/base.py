@@ -249,9 +249,10 @@ class Averaged(Optimizer):
 
     @torch.no_grad()
     def _finish(self, new: dict[Any, Entry]) -> None:
-        """Advance the counter, and add the averages of new parameters: torch creates its state where there is none."""
+        """Advance the counter, and add the averages of new parameters, now that torch has created its own state."""
+        offload = self.param_groups[0][KEY]["offload"]  # a DTensor would be on the device of its mesh
         for p, entry in new.items():
-            self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
+            self.state[p].setdefault(KEY, {}).update(entry if offload else self._assembled(p, entry))
         step = self.param_groups[0][KEY]["step"]
         tensor, version, value = self._clock
         is_known = tensor is step and version == step._version
@@ -355,14 +356,16 @@ class Averaged(Optimizer):
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
+        if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
+            raise TypeError("sharded parameters must be real: complex ones can only be whole")
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = not self._is_sharded and not differentiable
         self._is_checked = False
 
     def _notice_params(self) -> None:
         """Notice parameters that were exchanged in the groups, or wrapped since, as wrappers of models do."""
-        params = [p for group in self.param_groups for p in group["params"]]
-        if len(params) != len(self._known_params) or any(map(is_not, params, self._known_params)):
+        params, known = [p for group in self.param_groups for p in group["params"]], self._known_params
+        if len(params) != len(known) or any(map(is_not, params, known)):
             self._note_params()
         if not self._is_checked:
             self._refuse_partial()

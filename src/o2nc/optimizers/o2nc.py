@@ -61,7 +61,8 @@ class Learned(Paper):
         self._refuse_partial()
 
     def _needs_all_params(self) -> bool:
-        return super()._needs_all_params() or not is_elementwise(self._learner)  # its norm is joint
+        has_joint_norm = self._learner is not None and not is_elementwise(self._learner)
+        return super()._needs_all_params() or has_joint_norm
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch; averages, law, seed and learner are those of all groups."""
@@ -122,10 +123,9 @@ class Learned(Paper):
         foreach_add_([xs[i] for i in moved], [deltas[i] for i in moved], alpha=s)
 
     def _decay(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
-        """Set x ← x − s·lr·λx, and note it for the progress."""
-        if not any(group.get("weight_decay") for group in groups.values()) and not any(
-            _DECAYED[0] in r[3] for r in rows
-        ):
+        """Set x ← x − s·lr·λx, and note it for the progress; at lr = 0, too, with which torch initialises state."""
+        decays = any(group.get("weight_decay") for group in self.param_groups)
+        if not decays and not any(_DECAYED[0] in entry for *_, entry in rows):
             return
         pulls = [float(groups[p]["lr"]) * groups[p].get("weight_decay", 0.0) for p, *_ in rows]
         foreach_mul_([x for _, x, *_ in rows], [1 - s * pull for pull in pulls])
@@ -136,10 +136,11 @@ class Learned(Paper):
                 entry[key].fill_(value)
 
     def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
-        key, maximize = self._learner_key(), self.param_groups[0].get("maximize")
+        key = self._learner_key()
+        maximized = {p for group in self.param_groups if group.get("maximize") for p in group["params"]}
         pairs = zip(gs, entries, strict=True)
         found = [torch.zeros_like(e[key]) if g is None else g.detach().to(e[key].dtype) for g, e in pairs]
-        return [-g for g in found] if maximize else found
+        return [-g if p in maximized else g for p, g in zip(params, found, strict=True)]
 
     def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
         """Return Δ_t, with the weight decay that was part of it."""
