@@ -206,7 +206,6 @@ REFUSED = [
     ((X, X), {"c": 0.0}, ValueError, "c must be"),
     ((X, X), {"beta": 1.0}, ValueError, "beta must be"),
     ((X, X), {"weights": "best"}, ValueError, "weights must be one of"),
-    ((X, X), {"centre": "middle"}, ValueError, "centre must be one of"),
     ((X, X), {"noise": -1.0}, ValueError, "noise must be"),
 ]
 
