@@ -165,7 +165,7 @@ def law_voids(law: object) -> str | None:
         return "without random scaling (s = 1, whose price is infinite) momentum can be trapped"
     scaling.check_law(law, "law")
     if not (hasattr(law, "price") and hasattr(law, "second_moment")):
-        return f"{law!r} does not tell its price and second_moment"
+        return f"{law!r} has no price or no second_moment"
     return None if math.isfinite(law.price) else f"{law!r} has an infinite price"
 
 

@@ -15,7 +15,7 @@ from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
 from o2nc.theory.guarantees import law_voids
 from o2nc.theory.plans import Plan
 
-MOST = 1 << 72  # steps; with more, α could not be told from 0
+MOST = 1 << 72  # steps; with more, α is 0 in float64
 
 
 class TooFewSteps(ValueError):
@@ -252,7 +252,7 @@ def _check_steps(steps: int) -> None:
 
 
 def check_constants(gap: float, lipschitz: float, noise: float, constants: str, law: object) -> None:
-    """Refuse what cannot be known of F and its gradients, and laws without a theorem."""
+    """Raise if a constant of F or of its gradients is impossible, or if a law has no theorem."""
     checks.positive("gap", gap)
     checks.positive("lipschitz", lipschitz)
     checks.non_negative("noise", noise)
@@ -264,7 +264,7 @@ def check_constants(gap: float, lipschitz: float, noise: float, constants: str, 
 
 
 def check_regime(c: float | None, smoothness: float | None, second_order: float | None) -> None:
-    """Refuse all but one of the three that choose c."""
+    """Raise unless exactly one of the three that choose c is given."""
     given = {"c": c, "smoothness": smoothness, "second_order": second_order}
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) != 1:
