@@ -66,7 +66,7 @@ def test_spread_far_from_the_origin():
 
 @pytest.mark.parametrize(("k", "d", "price"), [(1, 3, 1.0), (6, 2, 0.1), (25, 40, 0.3), (40, 3, 1e-3), (30, 5, 1e4)])
 def test_solver_proves_its_answer(k, d, price):
-    """For p in the simplex and u in the ball min_k (⟨u, g_k⟩ + q_k) <= ‖Σp g‖ + qᵀp: where equal, both are optimal."""
+    """For p in the simplex and u in the ball min_k (⟨u, g_k⟩ + q_k) <= ‖Σp g‖ + qᵀp: where equal, optimal."""
     g, x = run(k, d, k)
     q = price * (x - x.mean(0)).square().sum(1)
     p, u = simplex.minimise(g.T, q)

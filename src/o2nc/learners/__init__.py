@@ -75,5 +75,5 @@ class Learner(Protocol):
 # ``elementwise = True``: it treats every coordinate by itself. It can then update some of the parameters alone, which
 # saves memory; those without a gradient are skipped.
 #
-# ``recalls = True``: ``last_updates(states)`` computes the last Δ from the state, whose first entry has the parameter's
-# shape. `ExponentiatedO2NC` then stores no Δ: see `ScaleFree`.
+# ``recalls = True``: ``last_updates(states)`` computes the last Δ from the state, whose first entry has the shape of
+# the parameter. `ExponentiatedO2NC` then stores no Δ: see `ScaleFree`.
