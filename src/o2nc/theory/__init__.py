@@ -32,6 +32,7 @@ C is of the variance lemma, Σ E V_n <= (C/α²) Σ E‖Δ_n‖², where the pap
 
 from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
 from o2nc.theory.complexity import lower_bound, steps_for
+from o2nc.theory.energy import Falling
 from o2nc.theory.guarantees import Guarantee, guarantee
 from o2nc.theory.lemmas import CONSTANTS as CONSTANTS
 from o2nc.theory.lemmas import output_weights, spread_constant, variance_weights
@@ -41,6 +42,7 @@ from o2nc.theory.stability import stable_lr
 
 __all__ = [
     "AdaptivePlan",
+    "Falling",
     "Guarantee",
     "Plan",
     "adaptive_plan",

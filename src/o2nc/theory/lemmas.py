@@ -1,6 +1,8 @@
 """What the lemmas contribute to a bound: the weights and the constant of spread, the factor of the reductions."""
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +11,18 @@ from o2nc import checks
 
 CONSTANTS = ("sharp", "regret", "paper")
 OUTPUTS = ("uniform", "geometric")
+Found = TypeVar("Found")
+
+
+def in_float64(compute: Callable[[], Found], valid: Callable[[Found], bool], **constants: Any) -> Found:
+    """Return ``compute()``, or raise a ValueError that names the constants where float64 has no room for it."""
+    try:
+        if valid(found := compute()):
+            return found
+    except ArithmeticError:  # a division by 0 that was none, or an overflow
+        pass
+    given = ", ".join(f"{name}={value!r}" for name, value in constants.items() if value is not None)
+    raise ValueError(f"{given} are out of float64's range together: choose other units")
 
 
 def variance_weights(n: int, beta: float) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar, overload
+from typing import overload
 
 import numpy as np
 
@@ -83,10 +83,26 @@ def plan(
     check_constants(gap, lipschitz, noise, constants, law)
     check_regime(c, smoothness, second_order)
     known = {"gap": float(gap), "lipschitz": float(lipschitz), "noise": float(noise)}
+    regime = {"c": c, "smoothness": smoothness, "second_order": second_order}
+    make = partial(_plan, int(steps), c, smoothness, second_order, constants, law, **known)
+    return lemmas.in_float64(
+        make, lambda p: 0 < (p.gradient_bound or p.bound) < math.inf and 0 < p.lr < math.inf, **known, **regime
+    )
+
+
+def _plan(
+    steps: int,
+    c: float | None,
+    smoothness: float | None,
+    second_order: float | None,
+    constants: str,
+    law: Law,
+    **known: float,
+) -> Plan:
     if constants == "sharp":
-        return _energy_plan(int(steps), c, **known, smoothness=smoothness, second_order=second_order, law=law)
+        return _energy_plan(steps, c, **known, smoothness=smoothness, second_order=second_order, law=law)
     planner: Callable[..., Plan] = _paper_plan if constants == "paper" else _regret_plan
-    make = partial(planner, int(steps), **known)
+    make = partial(planner, steps, **known)
     if second_order is not None:
         return replace(_in_range(make(second_order / 2)), second_order=float(second_order))
     if smoothness is not None:
@@ -218,14 +234,12 @@ def _energy_plan(
     return Plan(steps, float(price), gap, lipschitz, noise, "sharp", alpha, radius, smooth, order, law)
 
 
-Found = TypeVar("Found")
-
-
-def _least(at: Callable[[float], tuple[float, Found]], steps: int) -> Found:
+def _least(at: Callable[[float], tuple[float, lemmas.Found]], steps: int) -> lemmas.Found:
     """Return what belongs to the α with the least value: on a grid of log α, then between ever nearer neighbours."""
-    low, high = math.log(max(0.1 / steps, 1e-15)), math.log(0.5)
-    width = (high - low) / 23
-    found = {x: at(math.exp(x)) for x in np.linspace(low, high, 24).tolist()}
+    # where c and σ are tiny α → 0 is best; below 1e-12, 1 − (1 − α) has lost its digits
+    low, high = math.log(max(min(0.1 / steps, 1e-12 + 1e-8 / steps), 1e-15)), math.log(0.5)
+    width = (high - low) / 39
+    found = {x: at(math.exp(x)) for x in np.linspace(low, high, 40).tolist()}
     best = min(found, key=lambda x: found[x][0])
     while width > 1e-10:
         width /= 2
