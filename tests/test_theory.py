@@ -72,7 +72,7 @@ def test_smallest_n_that_is_named_is_enough():
 
 
 @given(
-    st.integers(1, 10**7),
+    st.integers(2, 10**7),  # one step has no spread, so that a longer lr is always better
     KNOWN,
     st.floats(-6, math.log10(0.5)),
     st.floats(-6, 6),
