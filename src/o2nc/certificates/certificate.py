@@ -85,8 +85,8 @@ class Certificate:
 
     @property
     def value(self) -> float:
-        """‖ḡ‖ + c·V."""
-        return self.gradient + self.c * self.spread
+        """‖ḡ‖ + c·V; above 0 if V is, even where float64 has no room for c·V."""
+        return self.gradient + max(self.c * self.spread, 5e-324 if self.spread > 0 else 0.0)
 
     @property
     def noise_floor(self) -> float | None:
@@ -203,7 +203,7 @@ class Certificate:
         clipped = None
         if self._trajectory is not None and self.weights is not None:
             clipped = self._trajectory.clip(self.weights, delta)
-        ratio = 2 * lipschitz / (self.c * delta**2)
+        ratio = 2 * lipschitz / self.c / delta / delta
         if constants == "measured":
             if clipped is None:
                 raise ValueError('constants="measured" needs the iterates: take the certificate with o2nc.certify')
@@ -217,7 +217,7 @@ class Certificate:
         if epsilon >= lipschitz > 0:
             why = f"the certificate's own value is {self.value:.4g}"
             if ratio > 1:
-                why += f" and c = {self.c:.4g}; it takes c >= 2G/δ² = {2 * lipschitz / delta**2:.4g}"
+                why += f" and c = {self.c:.4g}; it takes c >= 2G/δ² = {2 * lipschitz / delta / delta:.4g}"
             warnings.warn(
                 f"epsilon = {epsilon:.4g} is no less than lipschitz = {lipschitz:.4g}, so it holds at every point: "
                 f"{why}",

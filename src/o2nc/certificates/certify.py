@@ -78,12 +78,11 @@ def certify(
         raise ValueError(f"there are {len(trajectory)} iterates but {len(p)} weights")
     sums, gap = trajectory.sums(p), None
     if isinstance(weights, str) and weights == "optimal":
-        sums, gap = best_weights(trajectory, sums, float(c))
+        sums, gap = best_weights(trajectory, sums, trajectory.price(float(c)))
     p = sums.weights
     return Certificate(
         float(c),
-        sums.gradient,
-        sums.spread,
+        *trajectory.in_units(sums),
         1 / float(p @ p),
         weights=p,
         point=trajectory.mean(p),
