@@ -17,6 +17,7 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.certificates.trajectory import Point, Trajectory
+from o2nc.text import printable
 
 CONSTANTS = ("sharp", "paper", "measured")
 
@@ -98,7 +99,7 @@ class Certificate:
         text = f"‖ḡ‖ + c·V = {terms} = {self.value:.4g} over {self.ess:.4g} iterates"
         if self.noise_floor is not None:
             text += f", noise floor σ/√ess = {self.noise_floor:.4g}"
-        return text
+        return printable(text)
 
     def gradient_norm(
         self, *, smoothness: float | None = None, second_order: float | None = None, constants: str = "sharp"
@@ -157,11 +158,11 @@ class Certificate:
         if smoothness**2 > 4 * c * eps > 0:
             warnings.warn(
                 f"c = {c:.4g} is small for smoothness = {smoothness:.4g}: spread alone allows for a gradient of "
-                f"H√(value/c) = {smoothness * (eps / c) ** 0.5:.4g}, the certificate is {eps:.4g}; "
+                f"H√(value/c) = {smoothness * eps**0.5 / c**0.5:.4g}, the certificate is {eps:.4g}; "
                 f"c = H²/value = {smoothness**2 / eps:.4g} would balance, and constants='measured' does without c",
                 stacklevel=2,
             )
-        alone = smoothness * (eps / c) ** 0.5
+        alone = smoothness * eps**0.5 / c**0.5  # not (eps/c)**0.5, which may vanish
         if constants == "paper":
             return eps + alone
         return alone if smoothness**2 > 4 * c * eps else eps + smoothness**2 / (4 * c)

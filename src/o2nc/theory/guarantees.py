@@ -13,6 +13,7 @@ from o2nc.learners import OGD
 from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 from o2nc.optimizers.sgdm import ScaledSGDM
 from o2nc.scaling import Exponential, Law
+from o2nc.text import printable
 from o2nc.theory import energy, lemmas
 from o2nc.theory.energy import Falling, Rates, Run
 
@@ -65,7 +66,8 @@ class Guarantee:
     def __str__(self) -> str:
         parts = " + ".join(f"{value:.3g} {name}" for name, value in self.terms.items() if value)
         nothing = f"; no less than G = {self.lipschitz:.4g}, which holds everywhere" if self.vacuous else ""
-        return f"E‖∇F(x̄)‖_c <= {self.bound:.4g} = {parts} ({self.steps} steps, {self.output} output){nothing}"
+        found = f"{self.bound:.4g} = {parts} ({self.steps} steps, {self.output} output){nothing}"
+        return printable(f"E‖∇F(x̄)‖_c <= {found}")
 
 
 def guarantee(
