@@ -3,7 +3,9 @@
 import sys
 
 # what stands for the paper's letters where there are none; x̄ and ḡ are a letter and a combining bar
-_PLAIN = {"‖": "|", "\u0304": "bar", "ḡ": "gbar", "∇": "grad ", "·": "*", "√": "sqrt ", "σ": "sigma", "−": "-"}
+_PLAIN = str.maketrans(
+    {"‖": "|", "\u0304": "bar", "ḡ": "gbar", "∇": "grad ", "·": "*", "√": "sqrt ", "σ": "sigma", "−": "-"}
+)
 
 
 def printable(text: str) -> str:
@@ -17,5 +19,5 @@ def printable(text: str) -> str:
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
-        text = text.translate(str.maketrans(_PLAIN)).encode("ascii", "replace").decode()
+        text = text.translate(_PLAIN).encode("ascii", "replace").decode()
     return text

@@ -25,6 +25,19 @@ def in_float64(compute: Callable[[], Found], valid: Callable[[Found], bool], **c
     raise ValueError(f"{given} are out of float64's range together: choose other units")
 
 
+def least(at: Callable[[float], tuple[float, Found]], low: float) -> Found:
+    """Return what belongs to the α in [low, ½] with the least value: on a grid of log α, then between neighbours."""
+    start, end = math.log(low), math.log(0.5)
+    width = (end - start) / 39
+    found = {x: at(math.exp(x)) for x in np.linspace(start, end, 40).tolist()}
+    best = min(found, key=lambda x: found[x][0])
+    while width > 1e-10:
+        width /= 2
+        found = {x: at(math.exp(x)) for x in (best - width, best + width) if start <= x <= end} | {best: found[best]}
+        best = min(found, key=lambda x: found[x][0])
+    return found[best][1]
+
+
 def variance_weights(n: int, beta: float) -> NDArray[np.float64]:
     """Return λ_{n,1}, …, λ_{n,n} of the variance lemma, E V_n <= Σ_t λ_{n,t} E‖Δ_t‖².
 

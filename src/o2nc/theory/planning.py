@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import overload
 
-import numpy as np
-
 from o2nc import checks
 from o2nc.scaling import Exponential, Law
 from o2nc.theory import energy, lemmas
@@ -179,7 +177,7 @@ def _regret_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: f
         p = Plan(steps, c, gap, lipschitz, noise, "regret", alpha, radius(alpha))
         return p.bound, p
 
-    return _least(at, steps)
+    return lemmas.least(at, _least_alpha(steps))
 
 
 def _energy_plan(
@@ -229,23 +227,14 @@ def _energy_plan(
         remains = noise * (alpha * (steps - 1) + 1) / (steps * math.sqrt(keep))
         return a * math.sqrt(2 * f / step + e) + remains + spread, (alpha, alpha * math.sqrt(w / constant), price)
 
-    alpha, radius, price = _least(at, steps)
+    alpha, radius, price = lemmas.least(at, _least_alpha(steps))
     smooth, order = (None if value is None else float(value) for value in (smoothness, second_order))
     return Plan(steps, float(price), gap, lipschitz, noise, "sharp", alpha, radius, smooth, order, law)
 
 
-def _least(at: Callable[[float], tuple[float, lemmas.Found]], steps: int) -> lemmas.Found:
-    """Return what belongs to the α with the least value: on a grid of log α, then between ever nearer neighbours."""
-    # where c and σ are tiny α → 0 is best; below 1e-12, 1 − (1 − α) has lost its digits
-    low, high = math.log(max(min(0.1 / steps, 1e-12 + 1e-8 / steps), 1e-15)), math.log(0.5)
-    width = (high - low) / 39
-    found = {x: at(math.exp(x)) for x in np.linspace(low, high, 40).tolist()}
-    best = min(found, key=lambda x: found[x][0])
-    while width > 1e-10:
-        width /= 2
-        found = {x: at(math.exp(x)) for x in (best - width, best + width) if low <= x <= high} | {best: found[best]}
-        best = min(found, key=lambda x: found[x][0])
-    return found[best][1]
+def _least_alpha(steps: int) -> float:
+    """Return the least α to try: for tiny c and σ α → 0 is best, but below 1e-12 1 − (1 − α) has few digits."""
+    return max(min(0.1 / steps, 1e-12 + 1e-8 / steps), 1e-15)
 
 
 def _in_range(p: Plan) -> Plan:
