@@ -125,9 +125,7 @@ class AdaptivePlan:
         checks.positive("wealth", wealth)
         room = math.sqrt(largest / (2 * self.c * lemmas.spread_constant(self.beta))) * self.alpha
         if self.radius > room:
-            raise ValueError(
-                f"largest={largest!r} is too small for this plan: Z = {room:.4g} < D = {self.radius:.4g}"
-            )
+            raise ValueError(f"largest={largest!r} is too small here: Z = {room:.4g} < D = {self.radius:.4g}")
         bets = 2 * largest * self.radius * (self.steps + 1)
         regret = wealth + bets / math.sqrt(self.steps + 1) * math.sqrt(math.log1p((bets / wealth) ** 2))
         return regret / (self.radius * self.steps)
