@@ -1,4 +1,4 @@
-"""Algorithm 2 on small problems, many runs at once: every row of a tensor is a run with numbers and a seed of its own.
+"""Algorithm 2 on small problems, many runs at once: every row of a tensor is a run with its own numbers and seed.
 
 A step of an optimizer costs some 100 µs whatever the dimension; `verify` and `rates` need millions of them. So the
 step is written out here for a whole matrix of runs, and a test compares the rows with `o2nc.ExponentiatedO2NC`.
@@ -89,7 +89,7 @@ def algorithm_2(
         True
     """
     rows = [(setting, seed) for setting in settings for seed in seeds]
-    lr, beta, c, decay = (column([getattr(setting, name) for setting, _ in rows]) for name in ("lr", "beta", "c", "decay"))
+    lr, beta, c, decay = (column(values) for values in zip(*(setting for setting, _ in rows), strict=True))
     drawn = [seed for _, seed in rows]
     shrink = 1 / beta + lr * decay / beta  # OGD with κ = 1: Δ ← (Δ − lr·g)/shrink
     x = oracle.problem.start().to(torch.float64).expand(len(rows), -1).clone()
