@@ -260,10 +260,11 @@ class Store:
     Args:
         path: the file, written again after every run.
         settings: what all runs share; a file with other settings is refused with a `UsageError`.
+        about: the `circumstances`, written with the runs.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path, self.settings = path, _finite(settings)
+    def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        self.path, self.settings, self.about = path, _finite(settings), about
         record = read_json(path) or {}
         self.runs: dict[str, Any] = record.get("runs", {})
         if record and record.get("settings") != self.settings:
@@ -273,9 +274,13 @@ class Store:
             raise UsageError(f"{path} has runs with {texts[0]}, not {texts[1]}; choose another --out")
 
     def add(self, name: str, run: Any) -> None:
-        """Add a finished run, and write the file."""
+        """Add a finished run and write the file."""
         self.runs[name] = run
-        write_json(self.path, {"settings": self.settings, "runs": self.runs})
+        self.write()
+
+    def write(self, **more: Any) -> None:
+        """Write the file, with more entries beside the runs."""
+        write_json(self.path, {"circumstances": self.about, "settings": self.settings, "runs": self.runs, **more})
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

@@ -1,68 +1,47 @@
-"""Schedule-free AdamW (Defazio et al., 2024), written from the published algorithm: the peer that needs no horizon.
+"""Schedule-free AdamW (Defazio et al., 2024), written from the published algorithm: the peer without a horizon.
 
     y = (1 − β₁)z + β₁x                     where the gradient g is taken; the parameters are y while training
     v ← β₂v + (1 − β₂)g²
     z ← z − lr·(g/(√v̂ + ε) + λy)            v̂ = v/(1 − β₂^t)
     x ← (1 − c)x + cz                       c = w_t/Σw,  w_t = t^r·(largest lr so far)²
 
-x is what is evaluated: `averaged`, as with o2nc's own optimizers.
+x is what is evaluated: ``averaged()``, as with o2nc's own optimizers.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 
 class ScheduleFreeAdamW(Optimizer):
-    """AdamW whose steps go to z, whose gradients are taken at y, and whose result is x.
-
-    Args:
-        params: the parameters.
-        lr: learning rate; a warm-up sets it through ``param_groups``.
-        beta1: how near to x the gradient is taken, in [0, 1].
-        beta2: discount of v.
-        eps: ε.
-        weight_decay: λ, at y.
-        r: x weights z by about t^r.
-    """
+    """AdamW that steps z, takes gradients at y and returns x; the letters are those of the module's equations."""
 
     def __init__(
         self,
         params: Any,
         lr: float = 2e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         r: float = 0.0,
     ) -> None:
-        numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay, "r": r}
-        for name, value in numbers.items():
-            allowed, most = (
-                ("in [0, 1]", 1.0) if name.startswith("beta") else ("a finite number >= 0", sys.float_info.max)
-            )
-            if not 0 <= value <= most:
-                raise ValueError(f"{name} must be {allowed}, got {value!r}")
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "r": r}
         super().__init__(params, {**numbers, "count": 0, "largest_lr": 0.0, "weight_sum": 0.0})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Move z, x and y by the gradients at y."""
+        """Update z, x and y with the gradients at y."""
         for group in self.param_groups:
             y = [p for p in group["params"] if p.grad is not None]
-            if not y:
-                continue
             gradients = [p.grad for p in y]
             for p in y:
                 if not self.state[p]:
                     self.state[p] = {"z": p.clone(), "x": p.clone(), "v": torch.zeros_like(p)}
             z, x, v = ([self.state[p][key] for p in y] for key in "zxv")
-            lr, beta1, beta2 = group["lr"], group["beta1"], group["beta2"]
+            lr, (beta1, beta2) = group["lr"], group["betas"]
             group["count"] = t = group["count"] + 1
             group["largest_lr"] = max(group["largest_lr"], lr)
             weight = t ** group["r"] * group["largest_lr"] ** 2
@@ -72,8 +51,7 @@ class ScheduleFreeAdamW(Optimizer):
             denominators = torch._foreach_div(v, 1 - beta2**t)
             torch._foreach_sqrt_(denominators)
             torch._foreach_add_(denominators, group["eps"])
-            if group["weight_decay"]:
-                torch._foreach_add_(z, y, alpha=-lr * group["weight_decay"])
+            torch._foreach_add_(z, y, alpha=-lr * group["weight_decay"])
             torch._foreach_addcdiv_(z, gradients, denominators, -lr)
             torch._foreach_lerp_(x, z, weight / group["weight_sum"] if weight else 0.0)
             torch._foreach_copy_(y, z)
@@ -81,13 +59,13 @@ class ScheduleFreeAdamW(Optimizer):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put x into the parameters inside a ``with`` block, and y back on leaving it."""
+        """Put x into the parameters inside a ``with`` block, and restore y when leaving it."""
         params = [p for group in self.param_groups for p in group["params"] if self.state[p]]
-        former: list[Tensor] = [p.detach().clone() for p in params]
+        before = [p.detach().clone() for p in params]
         with torch.no_grad():
             torch._foreach_copy_(params, [self.state[p]["x"] for p in params])
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(params, former)
+                torch._foreach_copy_(params, before)
