@@ -73,10 +73,10 @@ def run_script(main: Callable[..., object]) -> None:
         kinds = [parameter.annotation, *typing.get_args(parameter.annotation)]
         kind = next(k for k in kinds if isinstance(k, type) and k is not types.NoneType)
         required = default is inspect.Parameter.empty
+        kind = folder if parameter.name == "out" else kind
         parser.add_argument(flag, type=kind, default=None if required else default, required=required)
-    options = vars(parser.parse_args())
     with ending(Path(sys.argv[0]).stem):
-        main(**options)
+        main(**vars(parser.parse_args()))
 
 
 @contextmanager
@@ -123,15 +123,17 @@ def _standard_output() -> Iterator[None]:
         raise OSError(error.errno, error.strerror, "standard output") from error
 
 
+def folder(name: str | Path) -> Path:
+    """Return the path of a folder that may not exist yet; `UsageError` if the name is empty or a file's."""
+    if not str(name).strip() or Path(name).is_file():
+        raise UsageError(f"--out must name a folder, got {str(name)!r}")
+    return Path(name)
+
+
 def make_folder(name: str | Path) -> Path:
-    """Create the folder if it is missing, and return its path; `UsageError` if the name is empty."""
-    if not str(name).strip():
-        raise UsageError("--out must name a folder, got ''")
-    path = Path(name)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise UsageError(f"--out {path} is a file, not a folder") from None
+    """Create the folder if it is missing, and return its path."""
+    path = folder(name)
+    path.mkdir(parents=True, exist_ok=True)
     return path
 
 
