@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -109,10 +109,10 @@ def draw_losses(axes: "Axes", found: Found, horizons: Sequence[int]) -> None:
     """Draw the losses: a line for the one run, a mark for every decayed one."""
     blue, grey = kit.COLOURS["blue"], kit.COLOURS["grey"]
     axes.plot(*_columns(found.average), color=blue, linewidth=2.4, label="no schedule: one run, at its average x̄")
-    style = {"color": grey, "linewidth": 1.2, "linestyle": (0, (3, 2))}
+    style: dict[str, Any] = {"color": grey, "linewidth": 1.2, "linestyle": (0, (3, 2))}
     axes.plot(*_columns(found.last), **style, label="the same run, at its last iterate")
     for (name, words), (colour, marker) in zip(DECAYS.items(), (("red", "o"), ("orange", "^")), strict=True):
-        marks = {"linestyle": "none", "marker": marker, "markersize": 7}
+        marks: dict[str, Any] = {"linestyle": "none", "marker": marker, "markersize": 7}
         axes.plot(
             *_columns(found.decayed[name]), color=kit.COLOURS[colour], **marks, label=f"{words}, a run for each"
         )
@@ -129,7 +129,7 @@ def draw_climber(axes: "Axes", found: Found) -> None:
     """Draw F over the steps for every law, averaged over blocks of steps."""
     for name, heights in found.climber.items():
         blocks = [heights[i : i + BLOCK] for i in range(0, len(heights) - BLOCK + 1, BLOCK)]
-        style = {"color": kit.COLOURS[LAWS[name][1]], "linewidth": 2.4 if LAWS[name][0] is None else 1.4}
+        style: dict[str, Any] = {"color": kit.COLOURS[LAWS[name][1]], "linewidth": 2.4 if LAWS[name][0] is None else 1.4}
         axes.plot([BLOCK * i for i in range(len(blocks))], [fmean(block) for block in blocks], **style, label=name)
     kit.style_panel(axes, "A slope with teeth: momentum alone walks uphill", "steps", "height F (the bottom is 0)")
     axes.set_yscale("log")
@@ -216,7 +216,7 @@ def main(
     seconds = round(perf_counter() - begun)
     for table in tables(found, lengths):
         terminal.table(table)
-    about = lab.store.about | {"seed": seed, "seconds": seconds}
+    about = {**lab.store.about, "seed": seed, "seconds": seconds}
     thinned = asdict(found) | {"climber": {name: own[::BLOCK] for name, own in found.climber.items()}}
     kit.write_json(out / "demo.json", {"circumstances": about, **thinned})
     kit.write_bytes(out / "demo.png", kit.draw(figure(found, lengths), "png"))
