@@ -1,7 +1,7 @@
 """What do averages cost a training step of a GPT: beside the parameters, and in the host's memory (``offload``)?
 
     python experiments/benchmarks/offload.py                                      # 162 M parameters, for a GPU
-    python experiments/benchmarks/offload.py --device cpu --layers 2 --width 64 --heads 4 --context 64 --rows 8 --vocabulary 256
+    python experiments/benchmarks/offload.py --layers 2 --width 64 --heads 4 --context 64 --rows 8 --vocabulary 256
 
 Optimizers take turns of some steps each; ratios are to torch's fused AdamW in the same round, medians over rounds.
 

@@ -118,7 +118,7 @@ def draw_noise(axes: Axes, b: float) -> None:
             h, h * (v * (1 - b) + 2 * b) / (4 * (1 - b**2) * (1 - h / bears)), color=kit.COLOURS[colour], label=name
         )
         axes.axvline(bears, color=kit.COLOURS[colour], linewidth=0.7, linestyle=":")
-    kit.style_panel(axes, f"Loss that noise leaves, momentum {b:g}", "ℓλ", "E F in units of σ²/λ")
+    kit.style_panel(axes, f"Loss that noise leaves, b = {b:g}", "ℓλ", "E F in units of σ²/λ")
     axes.set(xlim=(0.01, 5), ylim=(0.03, 100))
     axes.set_xticks([0.01, 0.1, 1], ["0.01", "0.1", "1"])
     axes.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
