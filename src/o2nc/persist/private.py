@@ -8,10 +8,9 @@ differs between them is settled here:
   so when something is compiled.
 * ``one_node``: `torch.library.custom_op` is public, but takes tags only since 2.8, as a sequence up to 2.11.
 * ``same_pointers``: torch's check of the inputs of its CUDA graphs, faster than a loop in Python; None if it is gone.
-* ``sgd``: the function behind `torch.optim.SGD`, so that ``scaling=None`` is SGD to the bit.
-* ``check_fused``: its check of the parameters of a fused step.
 * ``BatchNorm``: the class of all BatchNorm layers.
-* ``flatten``: tensors of any shape as one vector.
+* ``clear_cast_caches``: autocast and `torch.nn.utils.parametrize.cached` keep weights that were computed from the
+  parameters, and would not notice that x̄ took their place.
 """
 
 from collections.abc import Callable
@@ -19,16 +18,13 @@ from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo as disable_dynamo
-from torch._utils import _flatten_dense_tensors as flatten
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torch.optim.optimizer import _device_dtype_check_for_fused as check_fused
-from torch.optim.sgd import sgd
+from torch.nn.utils import parametrize
 
 __all__ = [
     "BatchNorm",
-    "check_fused",
+    "clear_cast_caches",
     "disable_dynamo",
-    "flatten",
     "foreach_add_",
     "foreach_addcmul_",
     "foreach_clamp_min_",
@@ -40,7 +36,6 @@ __all__ = [
     "foreach_sqrt",
     "one_node",
     "same_pointers",
-    "sgd",
 ]
 
 foreach_add_ = torch._foreach_add_
@@ -66,3 +61,10 @@ def one_node(name: str, schema: str) -> Callable[[Callable[..., None]], Any]:
     # a CUDA graph would replay the s that it was captured with; before 2.8 compilers had no such tag
     tags = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
     return torch.library.custom_op(name, mutates_args=("params",), schema=schema, **tags)  # type: ignore[arg-type]
+
+
+def clear_cast_caches() -> None:
+    """Drop weights that autocast and parametrizations have computed from the parameters and kept."""
+    torch.clear_autocast_cache()
+    if parametrize._cache_enabled:
+        parametrize._cache.clear()

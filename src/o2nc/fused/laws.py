@@ -125,10 +125,10 @@ def device_law(law: Law | None) -> DeviceLaw | None:
     if type(law) is scaling.Exponential:
         return DeviceLaw(_exponential, _exponential_weight, mean, law.rate)
     if type(law) is laws.Uniform or type(law) is laws.Jitter:
-        return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, law.weighted, law.estimates)
+        return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, False, law.estimates)
     if type(law) is laws.Weibull:
-        return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, law.weighted, law.estimates)
-    if type(law) is laws.Gamma and not law.weighted and not law.estimates:  # else its weight is needed
+        return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, False, law.estimates)
+    if type(law) is laws.Gamma and not law.estimates:  # else its weight is needed
         return DeviceLaw(_gamma, _no_weight, mean, law.shape, law.scale, estimates=False)
     return None
 
