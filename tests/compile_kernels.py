@@ -111,7 +111,7 @@ def compile_all():
     for progress in (False, True):
         observe(progress)
     # only the opening knows the law
-    for law in (None, o2nc.Uniform(), o2nc.Uniform(weighted=True), o2nc.Weibull(2.5), o2nc.Gamma(4)):
+    for law in (None, o2nc.Uniform(), o2nc.Weibull(2.5), o2nc.Gamma(4)):
         step(sgdm(momentum=0.9, average=0.99, scaling=law), torch.float32)
     for make in (sgdm(momentum=0.9, average=0.99), o2nc_with(learners.CoinBetting())):
         step(make, torch.float32, scaled=True)

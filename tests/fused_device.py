@@ -221,8 +221,8 @@ INF = float("inf")
 LAWS = [
     o2nc.Exponential(),
     o2nc.Exponential(2.0),
-    o2nc.Uniform(0, 2, weighted=True),
-    o2nc.Weibull(0.8, weighted=True),
+    o2nc.Uniform(0, 2),
+    o2nc.Weibull(0.8),
     o2nc.Jitter(0.25),
     o2nc.Weibull(2.5),
     o2nc.Gamma(16),

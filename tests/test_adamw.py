@@ -300,7 +300,6 @@ def test_without_progress_the_rest_is_the_same(device):
     [
         ({"average": 1.5}, ValueError, "average must be"),
         ({"scaling": "exp"}, TypeError, "scaling"),
-        ({"scaling": o2nc.Uniform(weighted=True)}, ValueError, "without weights"),
         ({"seed": -1}, ValueError, "seed"),
         ({"certificate": "no"}, TypeError, "certificate"),
         ({"progress": "no"}, TypeError, "progress"),

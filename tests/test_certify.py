@@ -1,14 +1,9 @@
 """`o2nc.certify`: the sums, the weights, the duality gap."""
 
-import sys
-
-import clarabel
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import sparse
 from torch import Tensor
 
 import o2nc
@@ -35,25 +30,6 @@ def direct(g: Tensor, x: Tensor, p: Tensor) -> tuple[float, float, Tensor]:
     g, x = g.double(), x.double()
     mean = (p[:, None] * x).sum(0)
     return (p[:, None] * g).sum(0).norm().item(), (p * (x - mean).square().sum(1)).sum().item(), mean
-
-
-def by_clarabel(g: Tensor, q: Tensor) -> float:
-    """min ‖Σp g‖ + qᵀp over the simplex, by a generic solver."""
-    k, d = g.shape
-    matrix = np.zeros((1 + k + 1 + d, k + 1))
-    matrix[0, :k] = 1
-    matrix[1 : 1 + k, :k] = -np.eye(k)
-    matrix[1 + k, k] = -1
-    matrix[2 + k :, :k] = -g.T.numpy()
-    cones = [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(k), clarabel.SecondOrderConeT(d + 1)]
-    options = clarabel.DefaultSettings()
-    options.verbose = False
-    nothing = sparse.csc_matrix((k + 1, k + 1))
-    right = np.eye(1, len(matrix))[0]
-    objective = np.append(q.numpy(), 1.0)
-    return (
-        clarabel.DefaultSolver(nothing, objective, sparse.csc_matrix(matrix), right, cones, options).solve().obj_val
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -89,17 +65,17 @@ def test_spread_far_from_the_origin():
 
 
 @pytest.mark.parametrize(("k", "d", "price"), [(1, 3, 1.0), (6, 2, 0.1), (25, 40, 0.3), (40, 3, 1e-3), (30, 5, 1e4)])
-def test_solver_against_a_generic_one(k, d, price):
+def test_solver_proves_its_answer(k, d, price):
+    """For p in the simplex and u in the ball min_k (⟨u, g_k⟩ + q_k) <= ‖Σp g‖ + qᵀp: where equal, both are optimal."""
     g, x = run(k, d, k)
     q = price * (x - x.mean(0)).square().sum(1)
     p, u = simplex.minimise(g.T, q)
     value = (p @ g).norm().item() + (q @ p).item()
     bound = (g @ u + q).min().item()
-    truth = by_clarabel(g, q)
-    size = max(value, 1e-3)
-    assert value == pytest.approx(truth, abs=1e-6 * size)
-    assert bound - 1e-7 <= truth <= value + 1e-7  # the generic one is good to 1e-8 or so
-    assert value - bound <= 1e-6 * size
+    assert (p >= 0).all()
+    assert p.sum().item() == pytest.approx(1, abs=1e-12)
+    assert u.norm().item() <= 1 + 1e-12
+    assert -1e-12 <= value - bound <= 1e-6 * max(value, 1e-3)
 
 
 @settings(max_examples=40, deadline=None)
@@ -133,7 +109,8 @@ def test_weak_duality_and_never_worse(k, d, seed, c, scale):
 def test_gap_is_small_and_covers_the_truth(d):
     g, x = run(40, d, 5)
     best = o2nc.certify(g, x, 0.3, weights="optimal", beta=BETA)
-    truth = by_clarabel(g, 0.3 * (x - best.point).square().sum(1))
+    p, _ = simplex.minimise(g.T, 0.3 * (x - best.point).square().sum(1))  # a better one for this centre
+    truth = (p @ g).norm().item() + 0.3 * (p @ (x - best.point).square().sum(1)).item()
     assert best.value - best.gap <= truth + 1e-7
     assert best.gap < 0.02 * best.value
 
@@ -166,45 +143,16 @@ def test_large_data_in_float32_is_refined(monkeypatch):
     assert narrow.value == pytest.approx(wide.value, rel=1e-4)
 
 
-@pytest.mark.parametrize("d", [2, 6])
-def test_fixed_centre(d):
-    g, x = run(40, d, 2)
-    plain = o2nc.certify(g, x, beta=BETA)
-    best = o2nc.certify(g, x, weights="optimal", centre="fixed", beta=BETA)
-    torch.testing.assert_close(best.point, plain.point, atol=1e-7, rtol=1e-7)
-    assert best.value < plain.value
-    assert best.gap <= 1e-5 * best.value
-    free = o2nc.certify(g, x, weights="optimal", beta=BETA)
-    assert free.value <= best.value * (1 + 1e-6)
-
-
-def test_fixed_centre_has_one_answer_in_general_position():
-    g, x = run(10, 30, 2)
-    plain, best = o2nc.certify(g, x), o2nc.certify(g, x, weights="optimal", centre="fixed")
-    assert best.value == plain.value
-    assert best.gap == 0
-    twice = o2nc.certify(torch.cat([g, -g]), torch.cat([x, x]), weights="optimal", centre="fixed", beta=BETA)
-    assert twice.value < o2nc.certify(torch.cat([g, -g]), torch.cat([x, x]), beta=BETA).value
-
-
-def test_fixed_centre_without_clarabel(monkeypatch):
-    monkeypatch.setitem(sys.modules, "clarabel", None)
-    g, x = run(10, 2, 0)
-    with pytest.raises(ImportError, match=r"o2nc\[certify\]"):
-        o2nc.certify(g, x, weights="optimal", centre="fixed")
-
-
-@pytest.mark.parametrize("centre", ["free", "fixed"])
-def test_degenerate_runs(centre):
+def test_degenerate_runs():
     x = torch.tensor([[1.0], [2.0], [2.0], [4.0]])
-    zero = o2nc.certify(torch.zeros_like(x), x, weights="optimal", centre=centre)
+    zero = o2nc.certify(torch.zeros_like(x), x, weights="optimal")
     assert zero.gradient == 0
-    same = o2nc.certify(torch.tensor([[1.0], [-1.0], [3.0]]), torch.ones(3, 1), weights="optimal", centre=centre)
+    same = o2nc.certify(torch.tensor([[1.0], [-1.0], [3.0]]), torch.ones(3, 1), weights="optimal")
     assert same.value == pytest.approx(0, abs=1e-6)
-    alone = o2nc.certify(torch.tensor([[3.0, 4.0]]), torch.ones(1, 2), weights="optimal", centre=centre)
+    alone = o2nc.certify(torch.tensor([[3.0, 4.0]]), torch.ones(1, 2), weights="optimal")
     assert (alone.value, alone.gap) == (5.0, 0.0)
     wild = torch.logspace(-12, 12, 9, dtype=torch.float64)[:, None] * torch.randn(9, 3, dtype=torch.float64)
-    assert o2nc.certify(wild, torch.ones(9, 3), weights="optimal", centre=centre).gap >= 0
+    assert o2nc.certify(wild, torch.ones(9, 3), weights="optimal").gap >= 0
 
 
 def test_gradient_function_is_called_once_each_and_may_reuse_memory():

@@ -47,7 +47,7 @@ def test_steps_certificates_and_checkpoints(device, make, fused):
     "make",
     [
         lambda ps: o2nc.OriginalO2NC(ps, learners.BallOGD(lr=0.1, radius=1.0), period=2),
-        lambda ps: o2nc.ExponentiatedO2NC(ps, learners.CoinBetting(), scaling=o2nc.Gamma(1.5, weighted=True)),
+        lambda ps: o2nc.ExponentiatedO2NC(ps, learners.CoinBetting(), scaling=o2nc.Gamma(1.5)),
         lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, average=0.9, momentum=0.9, nesterov=True),
     ],
     ids=["original", "coin", "nesterov"],
@@ -80,16 +80,13 @@ def test_random_scaling(make):
 @pytest.mark.parametrize(
     "weights", ["exponential", "optimal", [1, 2, 3, 4, 5, 6]], ids=["exponential", "optimal", "own"]
 )
-@pytest.mark.parametrize("centre", ["free", "fixed"])
-def test_certify(centre, weights, dimension):
-    if centre == "fixed":
-        pytest.importorskip("clarabel")
+def test_certify(weights, dimension):
     problem = problems.DoubleWell(dimension)
     generator = torch.Generator().manual_seed(0)
     iterates = list(0.01 * torch.randn(6, dimension, dtype=torch.float64, generator=generator))
-    here = o2nc.certify(problem.gradient, iterates, c=10.0, weights=weights, centre=centre)
+    here = o2nc.certify(problem.gradient, iterates, c=10.0, weights=weights)
     with NOWHERE:
-        there = o2nc.certify(problem.gradient, iterates, c=10.0, weights=weights, centre=centre)
+        there = o2nc.certify(problem.gradient, iterates, c=10.0, weights=weights)
         promised = there.goldstein(1.0, lipschitz=problem.lipschitz)
     assert there.value == here.value
     assert torch.equal(there.point, here.point)

@@ -396,7 +396,6 @@ def test_all_that_voids_the_theorem_is_named():
         (sgdm(lr=0.0), "moves nothing"),
         (sgdm(momentum=1.0), "momentum=1.0 is not in"),
         (sgdm(dampening=1.0), "dampening=1.0 takes in no gradient"),
-        (sgdm(scaling=o2nc.Uniform(0, 2, weighted=True)), "carries weights"),
         (exponentiated(AdaGrad(0.01)), "ExponentiatedO2NC with AdaGrad"),
         (o2nc.AdamW([torch.zeros(2)]), "got AdamW"),
     ],

@@ -24,7 +24,7 @@ OPTIMIZERS = {
     "sgdm, average == momentum": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9),
     "sgdm, nesterov": lambda ps: o2nc.ScaledSGDM(ps, 0.1, 0.9, 0, 1e-3, True, average=0.95),
     "ogd": lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1), beta=0.9),
-    "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.02), beta=0.9, scaling=o2nc.Uniform(weighted=True)),
+    "adagrad": lambda ps: o2nc.ExponentiatedO2NC(ps, AdaGrad(lr=0.02), beta=0.9, scaling=o2nc.Uniform()),
     "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.1), period=3),
     **EXTENDED,
 }

@@ -65,10 +65,9 @@ def test_without_layers_there_is_one_file(tmp_path):
     model, optimizer = make()
     log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, layers=False)
     train(model, optimizer, 4)
-    assert {path.name for path in tmp_path.iterdir()} == {"certificate.csv", "certificate.csv.lock"}
+    assert [path.name for path in tmp_path.iterdir()] == ["certificate.csv"]
     assert steps(tmp_path / "certificate.csv") == [2, 4]
     log.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["certificate.csv"]
 
 
 def test_a_writer_gets_the_same(tmp_path):
@@ -256,6 +255,9 @@ def test_refusals(tmp_path):
         CertificateLogger(o2nc.ScaledSGDM(model.parameters(), lr=0.1), path)
     with pytest.raises(TypeError, match=r"one that certifies.*got SGD"):
         CertificateLogger(torch.optim.SGD(model.parameters()), path)
+    without = o2nc.AdamW(model.parameters(), average=0.9, certificate=False)
+    with pytest.raises(ValueError, match=r"keeps no certificate, it was made with certificate=False"):
+        CertificateLogger(without, path)
     for bare in (o2nc.random_scaling(torch.optim.AdamW(model.parameters())), o2nc.AdamW(model.parameters())):
         with pytest.raises(ValueError, match=r"keeps no averages, it was made with average=None: pass average="):
             CertificateLogger(bare, path)
@@ -275,51 +277,21 @@ def test_paths_that_cannot_be_written_and_files_of_others(tmp_path):
         CertificateLogger(optimizer, tmp_path / "mine.csv")
     assert (tmp_path / "mine.csv").read_text() == "step,loss\n1,2\n"
     assert {path.name for path in tmp_path.iterdir()} == {"file", "mine.csv"}
-    assert not tmp_path.with_name(f"{tmp_path.name}.lock").exists()
     assert not optimizer._watchers
-
-
-def test_two_optimizers_do_not_share_a_file(tmp_path):
-    model, optimizer = make()
-    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1)
-    (tmp_path / "link").symlink_to(tmp_path)
-    for folder in (tmp_path, tmp_path / "link"):  # however it is called
-        with pytest.raises(ValueError, match=r"certificate.csv is the log of another .* close\(\) that, or choose"):
-            CertificateLogger(make()[1], folder / "certificate.csv")
-    train(model, optimizer, 2)  # the first goes on
-    assert steps(log.path) == [1, 2]
-    log.close()
-    model, optimizer = make()
-    CertificateLogger(optimizer, tmp_path / "certificate.csv")
-    del model, optimizer
-    CertificateLogger(make()[1], tmp_path / "certificate.csv")
 
 
 # --- notebooks, where cells are run again and results are kept
 
 
 def test_a_cell_that_makes_the_optimizer_is_run_again(tmp_path):
-    """The names are bound anew, one after the other: the old logger is still there when the new one is made."""
-    cell = """
-model, opt = make()
-log = CertificateLogger(opt, path, every=1)
-train(model, opt, 3)
-Out.append(log)
-"""
-    names = {"CertificateLogger": CertificateLogger, "make": make, "train": train}
-    names |= {"path": tmp_path / "certificate.csv", "Out": []}
+    """Each run of the cell starts from scratch, and moves the log of the one before aside."""
+    kept = []
     for _ in range(3):
-        exec(cell, names)
-    first, *_, last = names["Out"]
-    assert last is names["log"]
-    assert steps(last.path) == [1, 2, 3]
+        model, optimizer = make()
+        kept.append(CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1))
+        train(model, optimizer, 3)
+    assert steps(kept[-1].path) == [1, 2, 3]
     assert [steps(tmp_path / f"certificate.old-{k}.csv") for k in (1, 2)] == [[1, 2, 3]] * 2
-    assert first.optimizer is None
-    with pytest.raises(ValueError, match="is closed"):
-        first.record()
-    first.close()  # takes nothing from the last one
-    train(names["model"], names["opt"], 1)
-    assert steps(last.path) == [1, 2, 3, 4]
 
 
 def test_a_cell_that_makes_the_logger_is_run_again(tmp_path):
@@ -344,7 +316,7 @@ def test_an_optimizer_is_not_kept_alive(tmp_path):
     del optimizer
     gc.collect()
     assert log.optimizer is None
-    with pytest.raises(ValueError, match=r"the optimizer of the log .*certificate.csv is gone"):
+    with pytest.raises(ValueError, match=r"the optimizer of the log .*certificate.csv was deleted"):
         log.record()
     log.close()
     assert steps(log.path) == [1, 2]
@@ -379,16 +351,6 @@ def test_the_picture(layers, tmp_path):
     assert len(plot(log.path).axes) == len(figure.axes)  # a log is read without the run
 
 
-def test_progress_stays_visible_beside_a_large_corrector(tmp_path):
-    rows = [f"{k},1,1,2,{-0.1 * k},1,1,1,100" for k in (1, 2, 3)]
-    (tmp_path / "certificate.csv").write_text("\n".join([",".join((*FIELDS, "lipschitz", "corrector")), *rows, ""]))
-    axes = plot(tmp_path / "certificate.csv").axes[1]
-    assert [text.get_text().split()[0] for text in axes.get_legend().get_texts()] == ["progress", "what"]
-    assert axes.lines[-1].get_ydata() == pytest.approx([100, 200, 300])
-    low, high = (axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1] for y in (-0.3, 0.0))
-    assert high - low > 0.1
-
-
 @pytest.mark.parametrize("numbers", [(), (0.0,), (float("nan"), 1.0), (float("inf"), 0.0, 2.0), (1.0,) * 60])
 def test_pictures_of_odd_logs(numbers, tmp_path):
     """No rows, zeros, nans and infinities are drawn without a warning."""
@@ -400,10 +362,10 @@ def test_pictures_of_odd_logs(numbers, tmp_path):
     plot(tmp_path / "certificate.csv", tmp_path / "certificate.svg")
 
 
-@pytest.mark.parametrize("rest", ["", "step,loss\n", ",".join(FIELDS) + "\n1,2,3\n", ",".join(FIELDS) + "\n\0\0\n"])
+@pytest.mark.parametrize("rest", ["", "step,loss\n", "\0\0\n", ",".join(FIELDS)[:-1] + "\n1,2,3\n"])
 def test_no_pictures_of_what_is_no_log(rest, tmp_path):
     (tmp_path / "certificate.csv").write_text(rest)
-    with pytest.raises(ValueError, match=r"certificate.csv.* (not a|no row of a) log of certificates"):
+    with pytest.raises(ValueError, match=r"certificate.csv is not a log of certificates"):
         plot(tmp_path / "certificate.csv")
 
 
@@ -442,14 +404,14 @@ for step in range(5):
 for kind in ("fsdp", "ddp", "full disk"):
     model, _ = make()
     if kind == "full disk":
-        o2nc.logfile.LogFile.add = fail
+        o2nc.logfile.LogFile.append = fail
     if kind != "ddp":
         fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
         trained = model
     else:
         trained = nn.parallel.DistributedDataParallel(model)
     optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99, scaling=o2nc.Gamma(4.0))
-    with CertificateLogger(optimizer, f"{folder}/{rank}/{kind}.csv", every=2, corrector=True):
+    with CertificateLogger(optimizer, f"{folder}/{rank}/{kind}.csv", every=2):
         for step in range(5):
             x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
             optimizer.zero_grad()
@@ -469,7 +431,7 @@ def test_the_first_process_writes_for_all(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3)).double()
     optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99, scaling=o2nc.Gamma(4.0))
-    with CertificateLogger(optimizer, tmp_path / "alone.csv", every=2, corrector=True) as log:
+    with CertificateLogger(optimizer, tmp_path / "alone.csv", every=2) as log:
         for step in range(5):
             x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
             optimizer.zero_grad()
@@ -482,7 +444,6 @@ def test_the_first_process_writes_for_all(tmp_path):
             for a, b in zip(found, alone, strict=True):
                 assert a.pop("parameter", None) == b.pop("parameter", None)
                 assert a == pytest.approx(b, rel=1e-12, nan_ok=True)
-    assert read(log.path)[-1]["corrector"] > 0
     assert not (tmp_path / "1").exists()
     assert steps(tmp_path / "early.csv") == [2, 4]
     assert steps(tmp_path / "0" / "full disk.csv") == []

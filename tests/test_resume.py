@@ -207,7 +207,7 @@ def test_checkpoint_is_plain_data():
     opt = o2nc.ExponentiatedO2NC(params, learners.ScaleFree(lr=0.1), scaling=o2nc.Gamma(0.5))
     advance(opt, params, 1, 3)
     saved = opt.state_dict()
-    assert saved["param_groups"][0]["scaling"] == {"__name__": "Gamma", "shape": 0.5, "scale": 2.0, "weighted": False}
+    assert saved["param_groups"][0]["scaling"] == {"__name__": "Gamma", "shape": 0.5, "scale": 2.0}
     assert saved["param_groups"][0]["learner"]["__name__"] == "ScaleFree"
     for state in saved["state"].values():
         assert all(isinstance(v, torch.Tensor | float | int) for v in state.values())

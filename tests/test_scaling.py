@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 import random
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 import o2nc
-from o2nc.scaling import Law, progress_weight, relative_weight, uniform
+from o2nc.scaling import Law, progress_weight, uniform
 
 LAWS = {
     "exponential": (o2nc.Exponential(), scipy.stats.expon()),
@@ -93,16 +92,6 @@ def test_exponential_alone_has_a_constant_weight():
         second[name] = (weights**2).mean() / reference.mean() ** 2
     assert [second["exponential"], second["exponential, rate 2.5"]] == pytest.approx([1.0, 1.0])
     assert all(v > 1.05 for name, v in second.items() if "exponential" not in name)
-    assert not any(law.weighted for law, _ in LAWS.values())  # no law is, unless it is asked to
-
-
-def test_relative_weight():
-    """Fine print: under a weighted law the first iterate has weight 1, later ones w(s_t)."""
-    assert relative_weight(o2nc.Uniform(0, 2), 0, 5) == 1
-    law = o2nc.Uniform(0, 2, weighted=True)
-    assert relative_weight(law, 0, 1) == 1
-    assert relative_weight(law, 0, 5) == 2 - law.sample(0, 5)
-    assert relative_weight(o2nc.Exponential(3.0), 0, 5) == relative_weight(None, 0, 5) == 1
 
 
 @given(seed=st.integers(0, 2**200), step=st.integers(1, 2**70), stream=st.integers(0, 3), draw=st.integers(0, 9))
@@ -141,14 +130,6 @@ def test_no_global_generator_is_touched():
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-@pytest.mark.parametrize(("law", "numbers"), [(o2nc.Weibull, (2.0,)), (o2nc.Gamma, (2.5,)), (o2nc.Gamma, (2.0, 3.0))])
-def test_infinite_second_moment_warns(law, numbers):
-    """Of weights that are used: without them there is nothing to warn of."""
-    assert not law(*numbers).weighted
-    with pytest.warns(UserWarning, match="infinite"):
-        law(*numbers, weighted=True)
-
-
 def test_progress_weights_have_a_finite_variance():
     """w(s) where it makes an unbiased estimate of finite variance, 1 elsewhere."""
     for law in (o2nc.Exponential(2.0), o2nc.Uniform(0, 2), o2nc.Weibull(1.5), o2nc.Gamma(0.5)):
@@ -167,7 +148,7 @@ def test_uniform_above_zero():
 @pytest.mark.parametrize("width", [0.1, 0.25, 1 / 3, 1.0])
 def test_jitter_is_a_uniform_law_around_one(width):
     law, same = o2nc.Jitter(width), o2nc.Uniform(1 - width, 1 + width)
-    for name in ("low", "high", "mean", "second_moment", "price", "estimates", "weighted"):
+    for name in ("low", "high", "mean", "second_moment", "price", "estimates"):
         assert getattr(law, name) == getattr(same, name)
     assert [law.sample(3, n) for n in range(1, 50)] == [same.sample(3, n) for n in range(1, 50)]
     assert [law.weight(s) for s in (0.1, 0.9, 1.05, 3)] == [same.weight(s) for s in (0.1, 0.9, 1.05, 3)]
@@ -211,7 +192,6 @@ def test_numbers_of_any_kind_are_the_same_law(law, same):
         (lambda: o2nc.Exponential(float("inf")), ValueError, "rate"),
         (lambda: o2nc.Exponential("1"), TypeError, "rate"),
         (lambda: o2nc.Exponential(True), TypeError, "rate"),
-        (lambda: o2nc.Uniform(1, 2, weighted=True), ValueError, "support must start there"),
         (lambda: o2nc.Uniform(-1, 2), ValueError, "low"),
         (lambda: o2nc.Uniform(1, 1), ValueError, "high"),
         (lambda: o2nc.Uniform(0, 0), ValueError, "high"),
@@ -219,8 +199,6 @@ def test_numbers_of_any_kind_are_the_same_law(law, same):
         (lambda: o2nc.Jitter(1.01), ValueError, r"width must be a number in \(0, 1\], got 1.01"),
         (lambda: o2nc.Jitter(1e-17), ValueError, "width"),
         (lambda: o2nc.Jitter("1"), TypeError, "width"),
-        (lambda: o2nc.Jitter(0.25, weighted=True), ValueError, "width must be 1 with weighted=True"),
-        (lambda: o2nc.Jitter(1, weighted=1), TypeError, "weighted"),
         (lambda: o2nc.Weibull(-1), ValueError, "shape"),
         (lambda: o2nc.Weibull(1.2, scale=0), ValueError, "scale"),
         (lambda: o2nc.Gamma(0.5, scale="x"), TypeError, "scale"),
@@ -237,12 +215,3 @@ def test_laws_are_laws():
         assert isinstance(law, Law)
         with pytest.raises(AttributeError):
             law.scale = 3.0
-
-
-def test_pickles_from_when_all_laws_stood_in_one_file(law_and_reference):
-    law, _ = law_and_reference
-    written = pickle.dumps(law, protocol=0).replace(b"o2nc.laws", b"o2nc.scaling")
-    assert b"o2nc.scaling" in written
-    assert pickle.loads(written) == law
-    with pytest.raises(AttributeError, match=r"'o2nc.scaling' has no attribute 'Cauchy'"):
-        o2nc.scaling.Cauchy  # noqa: B018

@@ -111,7 +111,7 @@ def test_with_scaling_it_is_sgd_with_lr_times_s(engine, average, law):
 @pytest.mark.parametrize("engine", [*ENGINES[:2], ENGINES[3]], ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("average", [0.99, 0.9])
-@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(0, 2), o2nc.Uniform(0, 2, weighted=True)], ids=str)
+@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(0, 2)], ids=str)
 def test_averages_against_direct_sums(options, engine, average, law):
     """ḡ and the progress use the gradient that SGD sees: of F + (wd/2)‖x‖², of −F under maximize."""
     n, seed, lr = 25, 2, 0.02

@@ -12,7 +12,6 @@ import torch
 
 import o2nc
 from fused_device import advance, begin, device, ieee, sgdm  # noqa: F401
-from logged import read
 from o2nc import learners
 
 
@@ -95,12 +94,11 @@ def test_a_scale_in_whatever_default_dtype(device, scale):  # noqa: F811
 
 
 def test_a_late_parameter_is_unscaled_once():
-    """torch's fused step wants old and new buffers apart; a weighted gradient is unscaled before."""
+    """torch's fused step wants old and new buffers apart."""
     runs = []
     for scale in (1.0, 1024.0):
         a, b = ones(), ones()
-        law = o2nc.Uniform(0, 2, weighted=True)
-        opt = o2nc.ScaledSGDM([a, b], lr=0.1, momentum=0.9, fused=True, scaling=law)
+        opt = o2nc.ScaledSGDM([a, b], lr=0.1, momentum=0.9, fused=True)
         for t in range(4):
             a.grad = torch.full((2,), scale)
             b.grad = torch.full((2,), scale) if t else None
@@ -129,35 +127,6 @@ def test_a_discount_below_all_rounding():
     with opt.averaged():
         averaged = b.item()
     assert averaged == b.item()
-
-
-def test_complex_parameters_under_a_weighted_law():
-    law = o2nc.Uniform(0, 2, weighted=True)
-    runs = []
-    for dtype in (torch.complex64, torch.float32):
-        p = torch.nn.Parameter(torch.ones(3, dtype=dtype))
-        opt = o2nc.ScaledSGDM([p], lr=0.1, momentum=0.9, weight_decay=0.1, scaling=law, average=0.9)
-        train(opt, [p], 5)
-        runs.append((p.detach().real, opt.certificate().gradient))
-    torch.testing.assert_close(runs[0][0], runs[1][0])
-    assert runs[0][1] == pytest.approx(runs[1][1], rel=1e-6)
-
-
-def test_autograd_goes_through_a_weighted_step():
-    """dx₃/dx₁ of two steps on ½‖x‖², against differences. (torch itself cuts the path through a new buffer.)"""
-
-    def end(start):
-        x = torch.full((1,), start, dtype=torch.float64, requires_grad=True)
-        y = x.clone()
-        opt = o2nc.ScaledSGDM([y], lr=0.1, differentiable=True, scaling=o2nc.Uniform(0, 2, weighted=True))
-        for _ in range(2):
-            y.grad = y.clone()
-            opt.step()
-        return x, y
-
-    x, y = end(1.0)
-    (slope,) = torch.autograd.grad(y.sum(), x)
-    assert slope.item() == pytest.approx((end(1.5)[1] - end(0.5)[1]).item(), rel=1e-9)
 
 
 def test_an_infinite_gradient_ends_with_its_block():
@@ -231,18 +200,6 @@ def test_a_law_that_underflows_on_the_device(device):  # noqa: F811
         assert isinstance(opt.param_groups[0]["scaling_step"], torch.Tensor) == kernels
         found.append(opt.progress)
     assert found == [0.0, 0.0]
-
-
-def test_the_price_of_a_step_that_s_stops_is_not_measured(tmp_path):
-    x = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
-    opt = o2nc.ScaledSGDM([x], lr=0.1, average=0.9, scaling=Dropping())
-    with o2nc.CertificateLogger(opt, tmp_path / "certificate.csv", every=1, corrector=True) as log:
-        train(opt, [x], 12)
-    rows = read(log.path)
-    assert len(rows) == 12
-    assert all(
-        math.isnan(row["corrector"]) for row in rows if row["step"] % 3 != 1
-    )  # s of this step, or the next, is 0
 
 
 def output_of_late_averages(seed, where, fused):
@@ -342,18 +299,6 @@ def test_the_first_checkpoints_go_on():
     train(same, params, 8)
     assert opt.certificate().ess == pytest.approx(same.certificate().ess)
     assert opt.certificate().gradient == pytest.approx(same.certificate().gradient)
-
-
-def test_laws_of_the_first_checkpoints_say_what_they_go_on_with():
-    def make():
-        return o2nc.ExponentiatedO2NC([ones()], learners.OGD(0.1), scaling=o2nc.Uniform(0, 2, weighted=True))
-
-    saved = copy.deepcopy(make().state_dict())
-    del saved["param_groups"][0]["scaling"]["weighted"]
-    opt = make()
-    with pytest.warns(UserWarning, match="weighted=True"):
-        opt.load_state_dict(saved)
-    assert opt.param_groups[0]["scaling"] == o2nc.Uniform(0, 2, weighted=True)
 
 
 def test_a_law_that_does_not_fit_is_named():

@@ -277,7 +277,6 @@ def test_momentum_form():
         ({"noise": -1e-9}, ValueError, "noise"),
         ({"constants": "best"}, ValueError, "constants must be one of"),
         ({"law": None}, ValueError, "no theorem holds: without random scaling"),
-        ({"law": o2nc.Uniform(0, 2, weighted=True)}, ValueError, "carries weights"),
         ({"law": o2nc.Gamma(2.0), "constants": "regret"}, ValueError, "needs constants='sharp'"),
     ],
 )

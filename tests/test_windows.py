@@ -38,15 +38,6 @@ def optimizers(window, **options):
         "OGD": lambda ps: o2nc.ExponentiatedO2NC(
             ps, o2nc.learners.OGD(lr=0.02), beta=0.95, average=window, seed=3, **options
         ),
-        "weighted": lambda ps: o2nc.ExponentiatedO2NC(
-            ps,
-            o2nc.learners.ScaleFree(0.02),
-            beta=0.95,
-            scaling=o2nc.Uniform(weighted=True),
-            average=window,
-            seed=3,
-            **options,
-        ),
     }
 
 
@@ -67,18 +58,14 @@ def run(opt, params, steps, seed=0):
 @pytest.mark.some(16)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("kind", ["ScaledSGDM", "Nesterov", "OGD", "weighted"])
+@pytest.mark.parametrize("kind", ["ScaledSGDM", "Nesterov", "OGD"])
 def test_averages_are_the_sums(kind, window, fused, device):
     place = device if fused else "cpu"
     params = rig.begin(place, torch.float64, shapes=[(5, 3), (4,)])
     opt = optimizers(window, fused=fused)[kind](params)
     steps = 25
     xs, gs = run(opt, params, steps)
-    law, seed = opt.param_groups[0]["scaling"], opt.param_groups[0]["seed"]
-    relative = [1.0] * steps
-    if getattr(law, "weighted", False):
-        relative[1:] = [law.weight(law.sample(seed, t)) for t in range(2, steps + 1)]
-    p = weights(window, steps, relative)
+    p = weights(window, steps, [1.0] * steps)
     mean, gradient = p @ xs, p @ gs
     spread = float(p @ (xs - mean).square().sum(1))
     found = opt.certificate(2.0)

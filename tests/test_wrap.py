@@ -184,11 +184,6 @@ def test_lbfgs_is_refused_and_left_alone():
     assert type(opt) is torch.optim.LBFGS
 
 
-def test_a_weighted_law_is_refused():
-    with pytest.raises(ValueError, match=r"without weights, got Uniform\("):
-        o2nc.random_scaling(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]), o2nc.Uniform(weighted=True))
-
-
 def test_a_wrapper_of_an_optimizer_is_refused_and_left_alone():
     class Wrapper(torch.optim.Optimizer):
         """As accelerate has one: what it is asked for it looks up in the optimizer inside."""

@@ -12,13 +12,6 @@ def weights(n, beta, w):
     return p / p.sum()
 
 
-def law_weights(law, seed, n):
-    """w_1 = 1 and w_t = w(s_t) under a weighted law, all 1 under any other."""
-    if not getattr(law, "weighted", False):
-        return [1.0] * n
-    return [1.0] + [law.weight(law.sample(seed, t)) for t in range(2, n + 1)]
-
-
 def averages(xs, gs, beta, w):
     """x̄_n, ḡ_n, V_n and the effective sample size from the whole history, as direct sums."""
     p = weights(len(xs), beta, w)

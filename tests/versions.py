@@ -32,7 +32,7 @@ PAGE = ROOT / "docs" / "versions.md"
 NEWEST = "newest"
 BETWEEN = ("2.11.0",)
 # what the tests import beside torch and numpy; torch for CUDA has a Triton of its own choice
-PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "scipy", "mpmath", "clarabel", "matplotlib", "triton")
+PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "scipy", "mpmath", "matplotlib", "triton")
 PARTS = ("core", "kernels")
 PYTEST = ("-m", "pytest", "-m", "not slow", "-n", "auto", "--maxprocesses", "4", "--dist", "worksteal")
 

@@ -1,14 +1,14 @@
 """What parameters without a gradient, certificates, checkpoints and half-precision learners cost, as ratios.
 
-    python experiments/benchmarks/costs.py [--device cpu] [--rounds 20]
+    python experiments/benchmarks/costs.py --device cpu --rounds 20
 
 Every ratio is of medians of one run, its two sides taken in turns: a step with most parameters frozen to a step with
 all of them, ours beside torch.optim.SGD's; a certificate and a state_dict of many tensors to one step; the memory
 that a learner takes in a step beside its state, in float32 copies of the model.
 """
 
-import argparse
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -20,30 +20,22 @@ from torch.profiler import ProfilerActivity, profile
 
 import o2nc
 from o2nc import learners
-from o2nc_experiments import record
-from o2nc_experiments.record import describe, find_device
+from o2nc_experiments import kit
 
 FROZEN = {"9 of 10 tensors frozen": (10, 1), "8 of 200 experts active": (200, 8)}
 SIZE = 1 << 20  # elements of a tensor
 MANY = 580  # tensors of a certificate, as many as a large network has
 
 
-def main() -> None:
+def main(device: str | None = None, rounds: int = 20) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device")
-    parser.add_argument("--rounds", type=int, default=20)
-    asked = parser.parse_args()
-    device = find_device(asked.device)
-    about = record.circumstances("python experiments/benchmarks/costs.py", rounds=asked.rounds, **describe(device))
+    where = kit.find_device(device)
+    about = kit.circumstances("python experiments/benchmarks/costs.py", where, rounds=rounds)
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     for title, (tensors, active) in FROZEN.items():
-        frozen(title, device, tensors, active, asked.rounds)
-    certificates(device, asked.rounds)
-    if device.type == "cuda":
-        memory(device, lambda step: _cuda_peak(device, step))
-    else:
-        memory(device, _cpu_peak)
+        frozen(title, where, tensors, active, rounds)
+    certificates(where, rounds)
+    memory(where, partial(_cuda_peak, where) if where.type == "cuda" else _cpu_peak)
 
 
 def frozen(title: str, device: torch.device, tensors: int, active: int, rounds: int) -> None:
@@ -152,4 +144,4 @@ def _cpu_peak(step: Callable[[], Any]) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    kit.run_script(main)

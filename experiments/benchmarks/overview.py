@@ -1,101 +1,112 @@
-"""The README's picture: one run at a constant learning rate, read off at x̄, against runs decayed to end there.
+"""One run at a constant learning rate, read at x̄, against runs decayed to end there: the picture of two H200 records.
 
-    python experiments/benchmarks/overview.py docs/results docs/images
+    python experiments/benchmarks/overview.py --records docs/results --images docs/images
 
-It draws two records, `gpt_h200_small.json` of ``o2nc gpt`` and `cifar10_horizons.json` of ``o2nc cifar10``, in words
-rather than by the names of their arms.
+It draws `gpt_h200_small.json` and `cifar10_horizons.json`, records of `o2nc gpt` and `o2nc cifar10` at cf6f9b7,
+whose rows name an arm by a code such as ``adamw(lr=2e-3):wsd20``; n = 3 seeds, learning rates chosen on a fourth.
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from o2nc_experiments.cifar10 import horizons
-from o2nc_experiments.classification import from_columns
-from o2nc_experiments.comparison import Line
-from o2nc_experiments.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    SKY,
-    VERMILION,
-    draw_points,
-    save,
-    style_horizons,
+from o2nc_experiments import kit
+from o2nc_experiments.gpt import choose
+
+TUNED, SEEDS = 100, (0, 1, 2)
+STEPS, EPOCHS = (250, 500, 1000, 2000, 4000), (10, 20, 40, 80, 200)
+ONE_RUN = {"label": "one run, constant lr, at its average x̄", "color": "blue", "linewidth": 2.4}
+LAST = {"label": "its last iterate", "color": "grey", "linewidth": 1.2, "linestyle": (0, (3, 2))}
+WSD, LINEAR, COSINE, UNTUNED = (
+    {"label": label, "color": colour, "marker": marker, "markersize": 6, "linestyle": "none"}
+    for label, colour, marker in (
+        ("decayed over the last 20 %", "red", "o"),
+        ("linear decay", "pink", "^"),
+        ("cosine", "green", "D"),
+        ("cosine, lr 0.01, not tuned", "orange", "s"),
+    )
 )
-from o2nc_experiments.gpt import results
-from o2nc_experiments.gpt.planning import Row
-
-ONE_RUN: dict[str, Any] = {"label": "one run, constant lr, at its average x̄", "color": BLUE, "linewidth": 2.4}
-LAST: dict[str, Any] = {"label": "its last iterate", "color": GREY, "linewidth": 1.2, "linestyle": (0, (3, 2))}
-GPT = {
-    "adamw:constant, x̄ by t^12": ONE_RUN,
-    "adamw:constant, last": LAST,
-    "adamw:wsd20": {"label": "warm-up-stable-decay", "color": VERMILION, "marker": "o"},
-    "adamw:linear": {"label": "linear decay", "color": PINK, "marker": "^"},
-    "adamw:cosine": {"label": "cosine", "color": GREEN, "marker": "D"},
-    "schedule-free:constant": {"label": "schedule-free AdamW, one run", "color": SKY, "linewidth": 1.6},
-}
-CIFAR10 = {
-    "sgdm(lr=0.02):constant+t^12, x̄": ONE_RUN,
-    "sgdm(lr=0.02):constant+t^12, last": LAST,
-    "sgdm, last": {"label": "cosine", "color": GREEN, "marker": "D"},
-    "sgdm(lr=0.01), last": {"label": "cosine, lr 0.01, not tuned", "color": ORANGE, "marker": "s"},
-}
+SCHEDULE_FREE = {"label": "schedule-free AdamW, one run", "color": "sky", "linewidth": 1.6}
+Points = dict[int, list[float]]
 
 
-def main() -> None:
-    """Draw, and write `overview.png`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", type=Path, help="the folder of the two records")
-    parser.add_argument("images", type=Path, help="the folder for the picture")
-    asked = parser.parse_args()
-    drawn = Figure(figsize=(10.5, 4.4), dpi=130, layout="constrained")
+def read_gpt(path: Path) -> list[tuple[Points, dict[str, Any]]]:
+    """Return losses by horizon of every arm, with its style."""
+    rows = json.loads(path.read_text())["rows"]
+
+    def points(arm: str, weights: str, *, one_run: bool, chosen_at: str = "") -> Points:
+        """Return losses at the learning rate that is best on the tuning seed, one for all horizons or for each."""
+        by_lr: dict[float, dict[tuple[int, int], float]] = {}
+        tuned_by: dict[float, dict[tuple[int, int], float]] = {}
+        for its_arm, lr, seed, horizon, its_weights, loss, *_ in rows:
+            if its_arm == arm and its_weights == weights:
+                by_lr.setdefault(lr, {})[seed, horizon] = loss
+            if its_arm == arm and its_weights == (chosen_at or weights):
+                tuned_by.setdefault(lr, {})[seed, horizon] = loss
+        found: Points = {}
+        for group in [STEPS] if one_run else [(h,) for h in STEPS]:
+            tried = {lr: own for lr, own in tuned_by.items() if all((TUNED, h) in own for h in group)}
+            best = choose({lr: [own[TUNED, h] for h in group] for lr, own in tried.items()})
+            found |= {h: [by_lr[best][seed, h] for seed in SEEDS] for h in group}
+        return found
+
+    constant = "adamw(lr=2e-3):constant+t^4+t^8+t^12+t^16"
+    return [
+        (points(constant, "t^12", one_run=True), ONE_RUN),
+        (points(constant, "last", one_run=True, chosen_at="t^12"), LAST),
+        (points("adamw(lr=2e-3):wsd20", "last", one_run=False), WSD),
+        (points("adamw(lr=2e-3):linear", "last", one_run=False), LINEAR),
+        (points("adamw(lr=2.828e-3):cosine", "last", one_run=False), COSINE),
+        (points("schedule-free(lr=4e-3):constant", "average", one_run=True), SCHEDULE_FREE),
+    ]
+
+
+def read_cifar10(path: Path) -> list[tuple[Points, dict[str, Any]]]:
+    """Return test accuracies by number of epochs of every arm, with its style."""
+    record = json.loads(path.read_text())
+    index = {name: i for i, name in enumerate(record["columns"])}
+    rows = {(row[0], row[1], row[index["epoch"]]): row for row in record["rows"]}
+
+    def points(arms: Mapping[int, str], column: str) -> Points:
+        return {h: [rows[arm, seed, h][index[column]] for seed in SEEDS] for h, arm in arms.items()}
+
+    one_run = dict.fromkeys(EPOCHS, "sgdm(lr=0.02):constant+t^12")
+    tuned = {10: "sgdm(lr=0.02):cosine10"} | {h: f"sgdm(lr=0.05):cosine{h}" for h in (20, 40, 80)}
+    untuned = {h: f"sgdm:cosine{h}" for h in EPOCHS[:-1]}
+    return [
+        (points(one_run, "average_accuracy"), ONE_RUN),
+        (points(one_run, "test_accuracy"), LAST),
+        (points(tuned | {200: "sgdm(lr=0.05)"}, "test_accuracy"), COSINE),
+        (points(untuned | {200: "sgdm"}, "test_accuracy"), UNTUNED),
+    ]
+
+
+def draw(axes: Axes, lines: Sequence[tuple[Points, dict[str, Any]]], lengths: Sequence[int], *words: str) -> None:
+    """Draw means and standard deviations against the length of the run."""
+    for points, style in lines:
+        kit.draw_means(axes, points, style)
+    kit.style_panel(axes, *words)
+    kit.horizon_axis(axes, lengths)
+
+
+def main(records: Path, images: Path) -> None:
+    """Write `overview.png`."""
+    drawn = kit.new_figure(10.5, 4.4)
     left, right = drawn.subplots(1, 2)
-    draw(left, read_gpt(asked.records / "gpt_h200_small.json"), GPT, (250, 500, 1000, 2000, 4000), "steps")
-    left.set(title="GPT, 7 M parameters, AdamW", ylabel="loss on held-out text (nats)")
-    draw(right, read_cifar10(asked.records / "cifar10_horizons.json"), CIFAR10, (10, 20, 40, 80, 200), "epochs")
-    right.set(title="ResNet-18 on CIFAR-10, SGD with momentum", ylabel="test accuracy")
+    gpt = read_gpt(records / "gpt_h200_small.json")
+    draw(left, gpt, STEPS, "GPT, 7 M parameters, AdamW", "steps of the run", "loss on held-out text (nats)")
+    cifar10 = read_cifar10(records / "cifar10_horizons.json")
+    draw(right, cifar10, EPOCHS, "ResNet-18 on CIFAR-10, SGD with momentum", "epochs of the run", "test accuracy")
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    pairs = (axes.get_legend_handles_labels() for axes in (left, right))
-    found = {label: artist for artists, labels in pairs for artist, label in zip(artists, labels, strict=True)}
-    drawn.legend(found.values(), found, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    save(drawn, asked.images, "overview", ["png"])
-
-
-def read_gpt(path: Path) -> Sequence[Line]:
-    """Return the losses."""
-    record = json.loads(path.read_text())
-    return results.make_lines(results.goal_of(record), [Row(*row) for row in record["rows"]])
-
-
-def read_cifar10(path: Path) -> Sequence[Line]:
-    """Return the accuracies."""
-    record = json.loads(path.read_text())
-    goal = horizons.Goal.from_record(record)
-    assert goal is not None
-    return horizons.make_lines(goal, from_columns(record))
-
-
-def draw(
-    axes: Axes, lines: Sequence[Line], styles: Mapping[str, dict[str, Any]], lengths: Sequence[int], unit: str
-) -> None:
-    """Draw the lines that have a style against the length of the run; of several of one name the first."""
-    named = {line.name: line for line in reversed(lines)}
-    for name, style in styles.items():
-        marks: dict[str, Any] = {"linestyle": "none", "markersize": 6} if "marker" in style else {}
-        own = {length: named[name].of(length) for length in lengths if named[name].of(length)}
-        draw_points(axes, own, marks | style, bars=True)
-    style_horizons(axes, lengths, unit)
+    pairs = [pair for axes in (left, right) for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in pairs}
+    drawn.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    kit.write_bytes(images / "overview.png", kit.draw(drawn, "png"))
 
 
 if __name__ == "__main__":
-    main()
+    kit.run_script(main)

@@ -14,26 +14,29 @@ iterates afterwards, `theory` has the theorems as functions, `problems` objectiv
 """
 
 from o2nc import learners, problems, theory
-from o2nc.averages import Polynomial
+from o2nc.averages.windows import Discount, Polynomial, Window
 from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
 from o2nc.laws import Gamma, Jitter, Uniform, Weibull
 from o2nc.logger import CertificateLogger
 from o2nc.optimizers.adamw import AdamW
-from o2nc.optimizers.exponentiated import ExponentiatedO2NC
 from o2nc.optimizers.extend import extend, random_scaling
-from o2nc.optimizers.original import OriginalO2NC
-from o2nc.optimizers.sgdm import ScaledSGDM
+from o2nc.optimizers.o2nc import ExponentiatedO2NC, OriginalO2NC
+from o2nc.optimizers.scaled_sgdm import ScaledSGDM
+from o2nc.optimizers.sgd import SGD
+from o2nc.optimizers.several import averaged
+from o2nc.persist.batchnorm import recalibrated
 from o2nc.scaling import Exponential, Law
 from o2nc.snapshots import Posthoc, Snapshot, posthoc
-from o2nc.torch_support.batchnorm import recalibrated
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SGD",
     "AdamW",
     "Certificate",
     "CertificateLogger",
+    "Discount",
     "Exponential",
     "ExponentiatedO2NC",
     "Gamma",
@@ -47,6 +50,8 @@ __all__ = [
     "Snapshot",
     "Uniform",
     "Weibull",
+    "Window",
+    "averaged",
     "certify",
     "extend",
     "learners",

@@ -1,13 +1,12 @@
-"""The other laws of s, beside `o2nc.scaling.Exponential`: how they are drawn, their weights, and what they cost.
+"""The laws of s other than `o2nc.scaling.Exponential`: how they are drawn, their weights, and what they cost.
 
-Each has what `o2nc.scaling.Law` asks for. ``mean`` is by what a learning rate is multiplied on average, and with
-``second_moment`` and ``price`` `o2nc.theory` says what a law guarantees. ``estimates`` says whether its weights make
-the progress an unbiased estimate of finite variance.
+Each has the methods of `o2nc.scaling.Law`. A learning rate is multiplied by ``mean`` on average; from
+``second_moment`` and ``price`` `o2nc.theory` computes what a law guarantees. ``estimates`` says whether the weights
+make the progress an unbiased estimate of finite variance.
 """
 
 import math
 import sys
-import warnings
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -23,9 +22,8 @@ class Uniform:
     """U(low, high), mean (low + high)/2: U(0, 2) and U(¾, 5/4) have mean 1, U(0, 1) is Algorithm 1's law.
 
     Args:
-        low: the lower end, >= 0; with weights 0, since their identity needs a law whose support starts there.
+        low: the lower end, >= 0; for w(s) to be unbiased 0, since its identity needs a support that starts there.
         high: the upper end, > low.
-        weighted: whether losses and averages carry w(s) = high − s.
 
     Example:
         >>> Uniform(0, 2).weight(0.5)
@@ -34,13 +32,9 @@ class Uniform:
 
     low: float = 0.0
     high: float = 2.0
-    weighted: bool = False
 
     def __post_init__(self) -> None:
-        checks.flag("weighted", self.weighted)
         checks.non_negative("low", self.low)
-        if self.weighted:
-            checks.number("low", self.low, "0 with weighted=True: the support must start there", lambda v: v == 0)
         checks.number("high", self.high, f"a finite number > low = {self.low!r}", lambda v: v > self.low)
         make_plain_(self)
 
@@ -82,44 +76,36 @@ class Jitter(Uniform):
 
     Args:
         width: in (0, 1].
-        weighted: whether losses and averages carry w(s); with a width of 1 only, where the support starts at 0.
 
     Example:
         >>> law = Jitter(0.25)
         >>> law, law.low, law.high
-        (Jitter(width=0.25, weighted=False), 0.75, 1.25)
+        (Jitter(width=0.25), 0.75, 1.25)
         >>> law.sample(seed=0, step=2) == Uniform(0.75, 1.25).sample(seed=0, step=2)
         True
     """
 
     low: float = field(init=False, repr=False)
     high: float = field(init=False, repr=False)
-    weighted: bool = field(default=False, kw_only=True)
     width: float
 
     def __post_init__(self) -> None:
         checks.number("width", self.width, "a number in (0, 1]", lambda v: 0 <= 1 - v < 1)
-        if self.weighted:
-            checks.number("width", self.width, "1 with weighted=True: the support must start at 0", lambda v: v == 1)
         make_plain_(self)
         object.__setattr__(self, "low", 1 - self.width)
         object.__setattr__(self, "high", 1 + self.width)
         super().__post_init__()
-
-    def __repr__(self) -> str:
-        return f"Jitter(width={self.width!r}, weighted={self.weighted!r})"
 
 
 @dataclass(frozen=True)
 class Weibull:
     """Weibull(shape k, scale λ); the default scale 1/Γ(1 + 1/k) gives mean 1. k = 1 is Exp.
 
-    E[w²] = (λ/k)² Γ(2/k − 1) is finite only for k < 2; from 2 on a warning says so if it is weighted.
+    E[w²] = (λ/k)² Γ(2/k − 1) is finite only for k < 2.
 
     Args:
         shape: k > 0.
         scale: λ > 0, or None for mean 1.
-        weighted: whether losses and averages carry w(s).
 
     Example:
         >>> law = Weibull(shape=1.0)
@@ -129,7 +115,6 @@ class Weibull:
 
     shape: float
     scale: float = None  # type: ignore[assignment]  # filled in below
-    weighted: bool = False
 
     def __post_init__(self) -> None:
         _check_shape_scale(self)
@@ -171,13 +156,11 @@ class Weibull:
 class Gamma:
     """Gamma(shape k, scale θ); the default scale 1/k gives mean 1. k = 1 is Exp.
 
-    E[w²] is finite only for k < 2 (the density vanishes like s^{k−1} at 0); from 2 on a warning says so if it is
-    weighted.
+    E[w²] is finite only for k < 2 (the density vanishes like s^{k−1} at 0).
 
     Args:
         shape: k > 0; the larger, the closer s stays to its mean.
         scale: θ > 0, or None for mean 1.
-        weighted: whether losses and averages carry w(s).
 
     Example:
         >>> round(Gamma(shape=1.0).weight(0.3), 12)
@@ -186,7 +169,6 @@ class Gamma:
 
     shape: float
     scale: float = None  # type: ignore[assignment]  # filled in below
-    weighted: bool = False
 
     def __post_init__(self) -> None:
         _check_shape_scale(self)
@@ -239,17 +221,10 @@ class Gamma:
 
 
 def _check_shape_scale(law: Weibull | Gamma) -> None:
-    checks.flag("weighted", law.weighted)
     checks.positive("shape", law.shape)
     if law.scale is not None:
         checks.positive("scale", law.scale)
     make_plain_(law)
-    if law.weighted and law.shape >= 2:
-        warnings.warn(
-            f"{type(law).__name__}(shape={law.shape}, weighted=True): E[w(s)²] is infinite for shape >= 2, so "
-            "weighted gradients have infinite variance; take shape < 2, or no weights",
-            stacklevel=4,
-        )
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""The random scalar s that multiplies every update: its laws, and all random numbers of a step.
+"""The random scalar s that multiplies every update: its laws, and the generator of all random numbers.
 
 With s ~ Exp(1) the update x + sΔ satisfies, for any F that is absolutely continuous along the ray,
 
@@ -8,29 +8,27 @@ and for any law on [0, ·) with density p and survival function S, by exchanging
 
     E[F(x + sΔ) − F(x)] = E[w(s)⟨∇F(x + sΔ), Δ⟩],     w(s) = S(s) / p(s).
 
-Exp(1) is the only law of mean 1 with constant weight, and it minimises E[w²] at a given mean. It is here, beside what
-draws it; `o2nc.laws` has the others.
+Exp(1) is the only law of mean 1 with constant weight, and it minimises E[w²] at a given mean. `o2nc.laws` has the
+others. Losses and averages carry no weights under any law; only the progress, Σ w⟨g, Δ⟩, does.
 
-Other laws need no weights either, as a rule. Let k be a law's renewal density less 1: how long the positions of its
-steps along a line remember where they began. Without weights the identity holds up to a term that telescopes over
-a run, and costs at most G·L·Σ‖Δ_{t+1} − Δ_t‖ with L = ∫ u|dk(u)|, the law's ``price``. Exp(1) has L = 0; s = 1
-remembers for ever. So every law is used without weights unless it is made with ``weighted=True``: then losses and
-averages alike carry w.
+Let k be the renewal density of a law minus 1: it says how long the sums s_1 + … + s_n remember where they started.
+Without weights the identity holds up to a term that telescopes over a run, and costs at most G·L·Σ‖Δ_{t+1} − Δ_t‖
+with L = ∫ u|dk(u)|, the law's ``price``. Exp(1) has L = 0; s = 1 never forgets.
 
-``sample(seed, step)`` is a pure function: a counter-based generator, not a stream. Every process, rank,
-device and order of calls sees the same s_n, a run resumes exactly with no generator state to save, and no
-global generator is touched.
+``sample(seed, step)`` is a pure function: a counter-based generator, not a stream. Every process, rank, device and
+order of calls sees the same s_n, a run resumes exactly with no generator state to save, and no global generator is
+touched.
 """
 
 import math
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from o2nc import checks
 
-# what a seed is used for, each with random numbers of its own; 2 and 3 are CIFAR-10's images
-S, OUTPUT, ROUNDING, SETTLING, CHANGES = 0, 1, 4, 5, 6
+# the streams of random numbers that one seed has; 2 and 3 are free for data (order and augmentation)
+S, OUTPUT, ROUNDING, SETTLING = 0, 1, 4, 5
 _MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, SplitMix64's increment
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # and those of its output function
@@ -38,11 +36,12 @@ MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # and those of its outpu
 
 @runtime_checkable
 class Law(Protocol):
-    """What a law of s must offer. A law of your own is a frozen dataclass with these two members.
+    """What a law of s must have. A law of your own is a frozen dataclass with these two methods.
 
-    With mean 1 a learning rate keeps its meaning. `uniform` gives it its random numbers. ``weighted = True`` on it
-    says that losses and averages carry the weights, which needs a support that starts at 0. For `o2nc.theory` to say
-    what it guarantees it has ``second_moment`` and ``price``, too; `o2nc.renewal.price` computes the latter.
+    With mean 1 a learning rate keeps its meaning; another ``mean`` must be an attribute. `uniform` gives a law its
+    random numbers. `o2nc.theory` also needs ``second_moment`` and ``price``; `o2nc.renewal.price` computes the
+    latter. ``estimates = False`` says that w(s) has no finite variance, or is not unbiased; then the progress does
+    without it.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -118,7 +117,6 @@ class Exponential:
     """
 
     rate: float = 1.0
-    weighted: ClassVar[bool] = False  # its weight is constant
 
     def __post_init__(self) -> None:
         checks.positive("rate", self.rate)
@@ -149,14 +147,14 @@ class Exponential:
 
 
 def make_plain_(law: Any) -> None:
-    """Make a law's numbers Python's own: s would be rounded as those of numpy's narrow types are."""
+    """Convert a law's numbers to Python's own: NumPy's narrow types would round s."""
     for member in fields(law):
-        if member.init and type(value := getattr(law, member.name)) not in (int, float, bool, type(None)):
+        if member.init and type(value := getattr(law, member.name)) not in (int, float, type(None)):
             object.__setattr__(law, member.name, float(value))
 
 
 def check_law(law: object, name: str = "scaling") -> None:
-    """Refuse ``law``, an argument of this name, unless it is a law of s or None."""
+    """Raise unless ``law``, an argument of this name, is a law of s or None."""
     if law is None:
         return
     missing = [name for name in ("sample", "weight") if not hasattr(law, name)]
@@ -165,61 +163,17 @@ def check_law(law: object, name: str = "scaling") -> None:
         raise TypeError(f"{name} must be a law such as o2nc.Exponential(), or None, got {law!r}{reason}")
 
 
-def is_weighted(law: Law | None) -> bool:
-    """Say whether losses and averages carry the weights of the law."""
-    return getattr(law, "weighted", False)
-
-
-class Draw(NamedTuple):
-    """The random numbers of one step t."""
-
-    s: float | None  # s_{t+1}; None without a law
-    weight: float  # of x_t among the losses and averages
-    progress_weight: float  # of ⟨g_t, Δ_t⟩
-    dither: float  # u − ½, for the rounding of x̄
-    renews: bool  # whether an output is drawn anew: a step t uniform over all so far
-    settles: bool  # whether one that was drawn and not taken yet is x̄_t, at t or a geometric time after it
-
-
-def draw(law: Law | None, seed: int, t: int, *, averaged: bool = True, count: int = 0, settling: float = 1.0) -> Draw:
-    """Draw all random numbers of step t.
-
-    Args:
-        law: of s.
-        seed: the seed.
-        t: the number of the step, >= 1.
-        averaged: whether those of the averages are wanted.
-        count: which of the averages this is that the output is drawn from; 0 for none.
-        settling: with which probability an output that was drawn is taken now.
-    """
-    s = None if law is None else law.sample(seed, t + 1)
-    weight = relative_weight(law, seed, t)
-    if not averaged:
-        return Draw(s, weight, 1.0, 0.0, False, False)
-    renews = count > 0 and uniform(seed, count, stream=OUTPUT) * count < 1  # a reservoir of size one
-    settles = count > 0 and uniform(seed, count, stream=SETTLING) < settling
-    dither = uniform(seed, t, stream=ROUNDING) - 0.5
-    return Draw(s, weight, progress_weight(law, seed, t), dither, renews, settles)
-
-
-def relative_weight(law: Law | None, seed: int, step: int) -> float:
-    """Return the weight of iterate x_step among the losses and averages: 1 without weights, and at step 1."""
-    if law is None or not is_weighted(law) or step == 1:
-        return 1.0
-    return law.weight(law.sample(seed, step))
-
-
 def progress_weight(law: Law | None, seed: int, step: int) -> float:
     """Return the weight of ⟨g, Δ⟩ in the progress.
 
-    It is w(s_step), which makes an unbiased estimate of the decrease, where that has a finite variance. Elsewhere it
-    is the mean of s, and with no law 1: then the sum is right up to the term that telescopes.
+    It is w(s_step), an unbiased estimate of the decrease, where that has a finite variance; else the mean of s, which
+    is right up to the term that telescopes.
     """
     return law.weight(law.sample(seed, step)) if estimates(law) and law is not None else mean(law)
 
 
 def mean(law: Law | None) -> float:
-    """Return the mean of s; a law of the user's own may have a ``mean``, which is taken to be 1 otherwise."""
+    """Return the mean of s, 1 for a law that does not say it and without a law."""
     return getattr(law, "mean", 1.0)
 
 
@@ -229,19 +183,10 @@ def second_moment(law: Law | None) -> float:
 
 
 def price(law: Law | None) -> float:
-    """Return L of a law, what it costs without weights; s = 1 remembers for ever."""
+    """Return L of a law; infinite without a law, since s = 1 never forgets."""
     return math.inf if law is None else float(law.price)  # type: ignore[attr-defined]
 
 
 def estimates(law: Law | None) -> bool:
-    """Say whether w(s)⟨g, Δ⟩ estimates the decrease; a law of the user's own may say ``estimates = False``."""
+    """Return whether w(s)⟨g, Δ⟩ estimates the decrease; a law of your own may say ``estimates = False``."""
     return law is not None and getattr(law, "estimates", True)
-
-
-def __getattr__(name: str) -> Any:
-    """Find the laws of `o2nc.laws` here as well, where older pickles look for them."""
-    if name in ("Gamma", "Jitter", "Uniform", "Weibull"):
-        from o2nc import laws
-
-        return getattr(laws, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages import Polynomial
+from o2nc.averages.windows import Polynomial
 
 _STRETCH = 1 << 16  # steps whose weights are in memory at a time
 

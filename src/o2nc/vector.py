@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.torch_support.private import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm
+from o2nc.persist.private import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm
 
 _COMPLETE: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("complete", default=None)
 
@@ -107,33 +107,10 @@ def joint(shares: Vector) -> Tensor:
     return torch.stack([t.to(shares[0].device) for t in shares]).sum()
 
 
-def as_numbers(values: Sequence[Scalar]) -> list[float]:
-    """Return numbers and 0-d tensors as numbers, waiting for a device once."""
-    tensors = [v for v in values if isinstance(v, Tensor)]
-    if not tensors:
-        return list(values)  # type: ignore[arg-type]
-    home = tensors[0].device
-    alike = all(v.dtype == torch.float64 and v.device == home for v in tensors)  # `to` costs as much as all the rest
-    found = iter(torch.stack(tensors if alike else [v.detach().to(home, torch.float64) for v in tensors]).tolist())
-    return [next(found) if isinstance(v, Tensor) else v for v in values]
+def number(value: float = 0.0) -> Tensor:
+    """Return a number of a learner's state: a float64 tensor, on the host until a kernel takes it over."""
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def _like(c: Sequence[Scalar], y: Vector) -> Vector:
     return [torch.as_tensor(v, dtype=t.dtype, device=t.device) for v, t in zip(c, y, strict=True)]
-
-
-DECAYED = ("last_move", "last_decay")  # in the state of a parameter whose last update had weight decay in it
-
-
-def with_decay(u: Tensor, x: Tensor, state: dict[str, Any]) -> Tensor:
-    """Return the direction of the last update with decoupled weight decay: u + λ·(x one step ago).
-
-    Args:
-        u: the direction without, the update being a multiple of it; it is not written to.
-        x: the parameter now.
-        state: its state; ``last_move`` is by what the direction was multiplied to be taken off, ``last_decay`` is λ.
-    """
-    move, decay = (state.get(key, 0.0) for key in DECAYED)
-    if not decay:
-        return u
-    return torch.add(u, x.to(u.dtype), alpha=decay).div_(1 - move * decay)  # of x one step ago: (x + move·u)/(1 − …)

@@ -1,306 +1,155 @@
-"""The command line ``o2nc``: one function per command, which takes its options and calls the experiment.
+"""The command line ``o2nc``: one function per command, which passes its options to the script of that name.
 
-typer, rich and matplotlib are imported when they are needed: `main` says in one line which packages are missing.
-torch and the library are imported by the commands, so that ``--help`` is quick.
+The scripts are imported by the commands, so that ``--help`` and ``--version`` answer without torch.
 """
 
 import logging
-import os
-import signal
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
-from o2nc_experiments import __version__
+from o2nc_experiments import __version__, kit
 
-if TYPE_CHECKING:
-    import typer
-
-EXTRAS = ("typer", "rich", "matplotlib", "sklearn")
-SEEDS = 3
-ROUNDS = 41  # odd, so that the median is one of them
-WORKERS = min(os.cpu_count() or 1, 8)
+NEEDED = ("typer", "rich", "matplotlib", "jinja2")
+GOES_ON = "; the same command goes on"
 
 
 def main() -> None:
     """Run the command line, as the script ``o2nc`` does."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its remarks on font caches are not ours to print
-    if not all(map(find_spec, EXTRAS)):
-        print("The command line needs other packages: pip install o2nc-experiments", file=sys.stderr)
-        sys.exit(1)
-    from o2nc_experiments.console import INTERRUPTED, TERMINATED, print_error
-
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        print(f"o2nc: {', '.join(missing)} missing: pip install o2nc-experiments", file=sys.stderr)
+        raise SystemExit(1)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its remarks on font caches
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a pipe on Windows cannot encode ‖ḡ‖
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that workers are told and files are finished
-    try:
-        code = build_app()(prog_name="o2nc", standalone_mode=False)
-        if code == INTERRUPTED:  # typer's answer to Ctrl-C where no command has answered (`interruptible`)
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a pipe on Windows cannot encode x̄
+    goes_on = GOES_ON if {"gpt", "cifar10", "demo"} & set(sys.argv[1:2]) else ""
+    with kit.ending("o2nc", goes_on):
+        code = _call(build_app())
+        if code == kit.INTERRUPTED:  # typer's own answer to Ctrl-C
             raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        print_error("interrupted")
-        code = INTERRUPTED
-    except OSError as error:
-        print_error(str(error))
-        code = 1
+    raise SystemExit(code)
+
+
+def _call(app: Any) -> int:
+    """Run the application and return its exit code; `kit.UsageError` for options that typer refuses."""
+    try:
+        return app(prog_name="o2nc", standalone_mode=False) or 0
     except Exception as error:
-        # typer's refusals of arguments: their class has moved between its versions, this method has not
+        # The class of typer's refusals has moved between its versions, this method has not.
         if not hasattr(error, "format_message"):
             raise
-        from o2nc_experiments.app import explain
-
-        print_error(explain(error))
-        code = 2
-    sys.exit(code)
+        context = getattr(error, "ctx", None)
+        help_ = f" (see {context.command_path} --help)" if context is not None else ""
+        raise kit.UsageError(f"{error.format_message().removesuffix('.')}{help_}") from None
 
 
-def build_app() -> "typer.Typer":
-    """Return the application, made here because its parts need typer."""
+def build_app() -> Any:
+    """Return the application."""
     import typer
 
-    from o2nc_experiments.app import Command, Group
-    from o2nc_experiments.cifar10.options import Options as Cifar10
-    from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder, refusals
-    from o2nc_experiments.gpt.options import Options as Gpt
-    from o2nc_experiments.options import DEVICE, FIRST_SEED, LARGEST_SEED, QUIET, taking
+    def option(text: str, *names: str, **more: Any) -> Any:
+        return typer.Option(*names, help=text, **more)
 
-    FirstSeed: TypeAlias = Annotated[int, typer.Option(help=FIRST_SEED, min=0, max=LARGEST_SEED)]
-    Seed: TypeAlias = Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)]
-    Workers: TypeAlias = Annotated[int, typer.Option(help="Processes.", min=1)]
-    Device: TypeAlias = Annotated[str | None, typer.Option(help=DEVICE)]
-    Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help=QUIET)]
+    Out = Annotated[str, option("Folder of the results; made if missing.", metavar="DIR")]
+    Device = Annotated[str | None, option("cpu, cuda or cuda:N; without it the GPU if there is one.")]
+    Quiet = Annotated[bool, option("Print nothing.", "--quiet", metavar="")]
+    Seed = Annotated[int, option("Seed of everything that is random.", min=0)]
+    Seeds = Annotated[str, option("The seeds that are reported, with commas between.")]
 
-    def folder(text: str) -> Any:
-        return typer.Option(help=text, parser=folder_name, metavar="<dir>")
+    def run(script: str, out: str, **options: Any) -> Any:
+        """Check the folder's name, then import the script and call its `main`."""
+        folder = kit.folder(out)
+        return import_module(f"o2nc_experiments.{script}").main(folder, **options)
 
-    app = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    common: dict[str, Any] = {
+        "add_completion": False,
+        "pretty_exceptions_enable": False,
+        "invoke_without_command": True,
+    }
+    app = typer.Typer(**common, rich_markup_mode="rich")
+    paper = typer.Typer(**common)
+    app.add_typer(paper, name="paper", help="For readers of the paper: its statements checked by running them.")
 
-    class Plan(Command):
-        """Some of whose options stand for each other."""
+    @paper.callback()
+    def paper_top(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
 
-        one_of = (("steps", "eps"), ("c", "smoothness", "second_order"))
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            print(f"o2nc {__version__}")
+            raise typer.Exit
 
-    @app.callback(invoke_without_command=True)
+    @app.callback(epilog="Start with:  o2nc demo")
     def top(
         context: typer.Context,
-        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    ) -> None:
-        """Any online learner as a PyTorch optimizer, with a stationarity certificate.
-
-        Example:  o2nc demo
-        """
-        if version:
-            print(f"o2nc {__version__}")
-        elif context.invoked_subcommand is None:
-            print(context.get_help())
-        else:
-            return
-        raise typer.Exit
-
-    @app.command(cls=Command)
-    def demo(
-        out: Annotated[
-            Path,
-            typer.Option(
-                help="Folder for report.html, demo.json and climber.png; made if missing.",
-                file_okay=False,
-                writable=True,
-            ),
-        ] = Path("o2nc-demo"),
-        seed: Annotated[int, typer.Option(help=f"First of {SEEDS} consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
-        steps: Annotated[int, typer.Option(help="Steps of every climber.", min=100)] = 5000,
-        epochs: Annotated[int, typer.Option(help="Epochs of every network.", min=2)] = 30,
-        quiet: Quiet = False,
-    ) -> None:
-        """Watch momentum walk uphill, and train a network on real handwriting with and without random scaling.
-
-        It takes about a minute on two cores and ends with a page to read: report.html.
-
-        Example:  o2nc demo --out pictures --seed 7
-        """
-        from o2nc_experiments.demo import command
-
-        with interruptible(), folder_if_used(out):
-            command.show(out, range(seed, seed + SEEDS), steps, epochs, quiet)
-
-    @app.command(cls=Plan)
-    def plan(
-        gap: Annotated[float, typer.Option(help="F*, at least F(start) − inf F.")],
-        lipschitz: Annotated[float, typer.Option(help="G, the largest gradient norm.")],
-        noise: Annotated[float, typer.Option(help="σ, root mean square error of a stochastic gradient.")] = 0.0,
-        steps: Annotated[int | None, typer.Option(help="N; or give --eps.")] = None,
-        eps: Annotated[float | None, typer.Option(help="Target; the least N for it is found.")] = None,
-        c: Annotated[float | None, typer.Option("--c", help="Price of spread.")] = None,
-        smoothness: Annotated[
-            float | None, typer.Option(help="H of a smooth F; chooses the best c (H²/B, B the bound, but for sharp).")
-        ] = None,
-        second_order: Annotated[float | None, typer.Option(help="ρ of ∇²F; chooses c = ρ/2.")] = None,
-        constants: Annotated[str, typer.Option(help="sharp, regret, paper or both (sharp and paper).")] = "both",
-        law: Annotated[
-            list[str] | None,
-            typer.Option(help="Law of s, as gamma(16) or jitter(0.25): a sharp plan for it. May be repeated."),
-        ] = None,
-    ) -> None:
-        """Print the theorem's hyperparameters and what they guarantee.
-
-        Example:  o2nc plan --steps 100000 --c 1 --gap 1 --lipschitz 1 --noise 1
-        """
-        from o2nc_experiments import planning
-
-        known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
-        planning.show(steps, eps, constants, law or (), **known, smoothness=smoothness, second_order=second_order)
-
-    @app.command(cls=Command)
-    def verify(
-        only: Annotated[
-            list[str] | None, typer.Argument(help="Names of checks, or how they begin; all if none.")
-        ] = None,
-        out: Annotated[Path | None, folder("Folder for verify.json, verify.md and report.html.")] = None,
-        seed: Seed = 0,
-        workers: Workers = WORKERS,
-        quiet: Quiet = False,
-    ) -> None:
-        """Check every statement of the paper, and every erratum, by running it (about a minute).
-
-        Exit code 1 if a verdict is wrong.
-
-        Example:  o2nc verify --out results
-        """
-        from o2nc_experiments.verify import command
-
-        with interruptible():
-            if not command.show(only or [], None if out is None else make_folder(out), seed, workers, quiet):
-                raise typer.Exit(1)
-
-    @app.command(cls=Command)
-    def rates(
-        out: Annotated[Path, folder("Folder for rates.json, pictures and report.html.")] = Path("o2nc-rates"),
-        seed: FirstSeed = 0,
-        seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 8,
-        largest: Annotated[int, typer.Option(help="The longest runs have 2^LARGEST steps.", min=12, max=24)] = 17,
-        full: Annotated[bool, typer.Option("--full", help="Go to 2^20 steps, over a million.")] = False,
-        workers: Workers = WORKERS,
-        quiet: Quiet = False,
-    ) -> None:
-        """Measure certificates against steps, with bounds; then guarantees, traps and the hard chain (five minutes).
-
-        Exit code 1 if a bound of a theorem is exceeded.
-
-        Example:  o2nc rates --out results --seeds 3
-        """
-        from o2nc_experiments.rates import command
-
-        with interruptible():
-            chosen = range(seed, seed + seeds)
-            if not command.show(make_folder(out), chosen, 20 if full else largest, workers, quiet):
-                raise typer.Exit(1)
-
-    @app.command(cls=Command)
-    def nonsmooth(
-        out: Annotated[Path, folder("Folder for nonsmooth.json, tables, pictures and report.html.")] = Path(
-            "o2nc-nonsmooth"
-        ),
-        seed: FirstSeed = 0,
-        seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1, max=1000)] = 10,
-        quick: Annotated[bool, typer.Option("--quick", help="Two problems, 400 steps: half a minute.")] = False,
-        others: Annotated[
-            bool, typer.Option("--others", help="AdamW, NAdam and ScaleFree under laws of s, and nothing else.")
+        version: Annotated[
+            bool, option("Print the version.", "--version", metavar="", callback=show_version, is_eager=True)
         ] = False,
-        workers: Workers = WORKERS,
-        quiet: Quiet = False,
     ) -> None:
-        """Measure on non-smooth problems what randomness costs, and what a run without a horizon does.
+        """Weights that need no schedule, for the optimizer that you have.
 
-        It takes a quarter of an hour.
-
-        Example:  o2nc nonsmooth --quick --out try
+        o2nc also tells you what the run is doing, and steps so that non-smooth losses cannot trap it.
         """
-        from o2nc_experiments.nonsmooth import command
+        if context.invoked_subcommand is None:
+            print(context.get_help())
 
-        with interruptible():
-            command.show(make_folder(out), seed, seeds, workers, quick, others, quiet)
+    @app.command()
+    def demo(out: Out = "o2nc-demo", seed: Seed = 0, quiet: Quiet = False) -> None:
+        """Train a small GPT without a schedule, and free momentum from a trap: two minutes, one page.
 
-    @app.command(cls=Command)
-    def bench(
-        model: Annotated[
-            list[str] | None,
-            typer.Option(
-                help="resnet18, gpt2, gpt2-xl or many; may be repeated. Without it: what fits.", metavar="NAME"
-            ),
+        Example:  o2nc demo --out try
+        """
+        run("demo", out, seed=seed, quiet=quiet)
+
+    @app.command()
+    def gpt(
+        out: Out = "o2nc-gpt",
+        data: Annotated[
+            str | None,
+            option("A text, a folder of texts or token files; without it Python's own sources.", metavar="PATH"),
         ] = None,
-        rounds: Annotated[int, typer.Option(help="Timed steps of every contender.", min=1)] = ROUNDS,
+        arms: Annotated[
+            str, option("Of constant, wsd, linear, cosine, schedule-free, scaled, muon, muon-wsd.")
+        ] = "constant,wsd,linear",
+        size: Annotated[str | None, option("tiny, small or medium; without it tiny, on a GPU medium.")] = None,
+        horizons: Annotated[str | None, option("Numbers of steps, with commas between.")] = None,
+        seeds: Seeds = "0,1",
+        tune_seed: Annotated[int, option("The seed on which learning rates are chosen.", min=0)] = 100,
+        grid: Annotated[
+            str, option("Learning rates to try, as multiples of the arm's; one value: no tuning.")
+        ] = "0.5,1,2",
         device: Device = None,
-        training: Annotated[bool, typer.Option("--training", help="Time training steps of ResNet-18, too.")] = False,
-        out: Annotated[Path | None, folder("Folder for bench.json, bench.md and report.html.")] = None,
-        seed: Seed = 0,
+        save_every: Annotated[float, option("Seconds between two checkpoints.", min=0)] = 120.0,
         quiet: Quiet = False,
     ) -> None:
-        """Time optimizer steps against torch's own and a plain copy (about half a minute).
+        """Train a GPT: one run without a schedule, read at x̄ at every horizon, against decayed runs.
 
-        Exit code 1 if a contender fails.
+        A tiny model on a CPU, a usual one on a GPU. Started again, the same command goes on.
 
-        Example:  o2nc bench --model resnet18 --device cpu --out results
+        Example:  o2nc gpt --arms constant,wsd,muon --horizons 100,200,400
         """
-        from o2nc_experiments import bench
-        from o2nc_experiments.bench import command
+        place = Path(data) if data else None
+        settings = {"arms": arms, "size": size, "horizons": horizons, "seeds": seeds, "tune_seed": tune_seed}
+        run("gpt", out, data=place, **settings, grid=grid, device=device, save_every=save_every, quiet=quiet)
 
-        with refusals():
-            planned = bench.plan(model or [], rounds=rounds, device=device, training=training, seed=seed)
-        with interruptible():
-            if not command.show(planned, None if out is None else make_folder(out), quiet):
-                raise typer.Exit(1)
-
-    @app.command(cls=Command)
-    @taking(Cifar10)
-    def cifar10(options: Cifar10) -> None:
-        """Make Table 1 and Figure 1: ResNet-18 on CIFAR-10, scaled and not.
-
-        Started again with the same arguments, it goes on where it was.
-
-        Examples:  o2nc cifar10 --data DIR --seeds 3 --epochs 200
-
-        o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
-        """
-        from o2nc_experiments.cifar10 import command
-
-        with interruptible("; the same command goes on"):
-            command.show(options)
-
-    @app.command(cls=Command)
-    @taking(Gpt)
-    def gpt(options: Gpt) -> None:
-        """Train a language model without a schedule: one run, read off at x̄ at every horizon, against decayed runs.
-
-        Small on a CPU (two minutes), 33 M parameters on a GPU. Started again with the same arguments, it goes on.
-
-        Example:  o2nc gpt --arm adamw:constant+t^12 --arm adamw:wsd20 --horizons 100,200,400 --sweep lr=1e-3,2e-3
-        """
-        from o2nc_experiments.gpt import command
-
-        with interruptible("; the same command goes on"):
-            command.show(options)
-
-    @app.command(cls=Command)
-    def report(
-        folders: Annotated[
-            list[Path], typer.Argument(help="Folders of results, or single files of them.", metavar="DIR")
-        ],
-        out: Annotated[
-            Path | None,
-            typer.Option(help="The page; without it report.html, in the folder if there is but one.", dir_okay=False),
+    @app.command()
+    def bench(
+        out: Out = "o2nc-bench",
+        models: Annotated[
+            str | None, option("Of resnet18, gpt2, gpt2-xl and many; without it what fits the device.")
         ] = None,
+        rounds: Annotated[int, option("Timed steps of every optimizer.", min=1)] = 21,
+        device: Device = None,
         quiet: Quiet = False,
     ) -> None:
-        """Make a page of results again, those of any commands above, several side by side.
+        """Time optimizer steps against torch's own, and count the bytes of their state (a minute).
 
-        Example:  o2nc report o2nc-demo
-
-        o2nc report monday/bench.json friday/bench.json --out compared.html
+        Example:  o2nc bench --models resnet18 --device cpu
         """
-        from o2nc_experiments import console, page
-
-        console.print_plain(console.make_console(quiet), f"Report: {page.write(folders, out)}")
+        run("bench", out, models=models, rounds=rounds, device=device, quiet=quiet)
 
     return app

@@ -73,10 +73,10 @@ def run_script(main: Callable[..., object]) -> None:
         kinds = [parameter.annotation, *typing.get_args(parameter.annotation)]
         kind = next(k for k in kinds if isinstance(k, type) and k is not types.NoneType)
         required = default is inspect.Parameter.empty
+        kind = folder if parameter.name == "out" else kind
         parser.add_argument(flag, type=kind, default=None if required else default, required=required)
-    options = vars(parser.parse_args())
     with ending(Path(sys.argv[0]).stem):
-        main(**options)
+        main(**vars(parser.parse_args()))
 
 
 @contextmanager
@@ -123,15 +123,17 @@ def _standard_output() -> Iterator[None]:
         raise OSError(error.errno, error.strerror, "standard output") from error
 
 
+def folder(name: str | Path) -> Path:
+    """Return the path of a folder that may not exist yet; `UsageError` if the name is empty or a file's."""
+    if not str(name).strip() or Path(name).is_file():
+        raise UsageError(f"--out must name a folder, got {str(name)!r}")
+    return Path(name)
+
+
 def make_folder(name: str | Path) -> Path:
-    """Create the folder if it is missing, and return its path; `UsageError` if the name is empty."""
-    if not str(name).strip():
-        raise UsageError("--out must name a folder, got ''")
-    path = Path(name)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise UsageError(f"--out {path} is a file, not a folder") from None
+    """Create the folder if it is missing, and return its path."""
+    path = folder(name)
+    path.mkdir(parents=True, exist_ok=True)
     return path
 
 
@@ -260,10 +262,11 @@ class Store:
     Args:
         path: the file, written again after every run.
         settings: what all runs share; a file with other settings is refused with a `UsageError`.
+        about: the `circumstances`, written with the runs.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path, self.settings = path, _finite(settings)
+    def __init__(self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        self.path, self.settings, self.about = path, _finite(settings), about
         record = read_json(path) or {}
         self.runs: dict[str, Any] = record.get("runs", {})
         if record and record.get("settings") != self.settings:
@@ -273,9 +276,13 @@ class Store:
             raise UsageError(f"{path} has runs with {texts[0]}, not {texts[1]}; choose another --out")
 
     def add(self, name: str, run: Any) -> None:
-        """Add a finished run, and write the file."""
+        """Add a finished run and write the file."""
         self.runs[name] = run
-        write_json(self.path, {"settings": self.settings, "runs": self.runs})
+        self.write()
+
+    def write(self, **more: Any) -> None:
+        """Write the file, with more entries beside the runs."""
+        write_json(self.path, {"circumstances": self.about, "settings": self.settings, "runs": self.runs, **more})
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

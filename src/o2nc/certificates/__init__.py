@@ -5,6 +5,5 @@
 * `certificate`: the `Certificate` itself, and its reductions to a gradient norm and to a `Goldstein` point.
 * `certify`: the way from a list of iterates to a certificate; an optimizer keeps the sums itself (`o2nc.averages`).
 * `trajectory`: the K iterates and gradients, read in blocks, and every sum over them.
-* `free_centre` and `fixed_centre`: the best weights, with x̄ moving along and with x̄ given; both see the gradients
-  through `factor`, a matrix no wider than K. `simplex` solves the convex problem of the first, Clarabel the second's.
+* `best_weights`: the weights with the least certificate; `simplex` solves its convex problem.
 """

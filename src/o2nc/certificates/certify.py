@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.certificates import fixed_centre, free_centre
+from o2nc.certificates.best_weights import best_weights
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.trajectory import Trajectory
 
@@ -20,23 +20,18 @@ def certify(
     *,
     weights: str | Sequence[float] | Tensor = "exponential",
     beta: float = 0.99,
-    centre: str = "free",
     noise: float | None = None,
 ) -> Certificate:
     """Certify an average of iterates: ‖∇F(x̄)‖_c <= ‖Σp g‖ + c Σp‖y − x̄‖² at x̄ = Σp y.
 
     ``weights="exponential"`` takes p_t ∝ β^{K−t}, the last iterate heaviest, as the optimizers do.
-    ``weights="optimal"`` looks for the p with the least value:
-
-    * ``centre="free"``: solve the convex problem min ‖Σp g‖ + c Σp‖y − z‖² over the simplex, at first with z = x̄ of
-      the exponential weights, then with z = Σp y while that gains more than 1 % (0.01 % if K²d <= 1e8). Since
-      Σp‖y − z‖² is least at z = Σp y, each round lowers the certified value: majorise–minimise for the joint problem
-      in (p, z), which is not convex, so the result is a good certificate and not a global optimum. The search starts
-      also from the iterate with the smallest gradient (from the better of the two only, if K²d > 1e8), and the
-      result is never worse than either. The work is a Gram matrix, K²d multiplications, and a few passes over data.
-    * ``centre="fixed"``: certify the exponential x̄ itself, Σp y = x̄, by a second-order cone program
-      (``pip install 'o2nc[certify]'``). With d >= K and points in general position only one p does this, and it is
-      returned with gap 0.
+    ``weights="optimal"`` searches the p with the least value: it solves the convex problem
+    min ‖Σp g‖ + c Σp‖y − z‖² over the simplex, at first with z = x̄ of the exponential weights, then with z = Σp y
+    while that gains more than 1 % (0.01 % if K²d <= 1e8). Since Σp‖y − z‖² is least at z = Σp y, each round lowers
+    the certified value: majorise–minimise for the joint problem in (p, z), which is not convex, so the result is a
+    good certificate and not a global optimum. The search starts also from the iterate with the smallest gradient
+    (from the better of the two only, if K²d > 1e8), and the result is never worse than either. The work is a Gram
+    matrix, K²d multiplications, and a few passes over data.
 
     With stochastic gradients optimised weights fit the noise, and ``value`` comes out too small: evaluate the weights
     again on fresh gradients, or at least compare with ``noise_floor``, which ``noise=σ`` puts beside the value.
@@ -48,7 +43,6 @@ def certify(
         c: the price of spread, > 0.
         weights: "exponential", "optimal", or K numbers of your own, >= 0.
         beta: the discount of the exponential weights, in (0, 1).
-        centre: "free" or "fixed", for optimal weights.
         noise: σ, the noise of one gradient, or None.
 
     Returns:
@@ -70,17 +64,16 @@ def certify(
         checks.choice("weights", weights, ("exponential", "optimal"))
     else:
         weights = _listed(weights)
-    checks.choice("centre", centre, ("free", "fixed"))
     checks.fraction("beta", beta)
     if noise is not None:
         checks.non_negative("noise", noise)
     with torch.enable_grad():  # the gradient may need it; what it returns is detached
         trajectory = Trajectory(gradient, iterates)
-    return _certify(trajectory, float(c), weights, beta, centre, noise)
+    return _certify(trajectory, float(c), weights, beta, noise)
 
 
 def _certify(
-    trajectory: Trajectory, c: float, weights: str | Tensor, beta: float, centre: str, noise: float | None
+    trajectory: Trajectory, c: float, weights: str | Tensor, beta: float, noise: float | None
 ) -> Certificate:
     if isinstance(weights, Tensor):
         p = weights
@@ -91,7 +84,6 @@ def _certify(
         raise ValueError(f"there are {len(trajectory)} iterates but {len(p)} weights")
     sums, gap = trajectory.sums(p), None
     if isinstance(weights, str) and weights == "optimal":
-        best_weights = free_centre.best_weights if centre == "free" else fixed_centre.best_weights
         sums, gap = best_weights(trajectory, sums, c)
     p = sums.weights
     return Certificate(

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.torch_support.private import foreach_copy_
+from o2nc.persist.private import foreach_copy_
 from o2nc.vector import Vector, real, wide
 
 Point: TypeAlias = Tensor | list[Tensor]
@@ -164,35 +164,28 @@ def blocks(rows: list[Vector], dtype: torch.dtype = torch.float64) -> Iterator[T
             yield block
 
 
-def dots_with_mean(rows: list[Vector], weights: Tensor, centre: Tensor | None = None) -> tuple[Tensor, float]:
-    """Return ⟨x_k, m⟩ for all k, and ‖m‖², for the weighted sum m = Σ w_k x_k of the rows.
-
-    With ``centre`` the rows are taken less their mean under these weights.
-    """
+def dots_with_mean(rows: list[Vector], weights: Tensor) -> tuple[Tensor, float]:
+    """Return ⟨x_k, m⟩ for all k, and ‖m‖², for the weighted sum m = Σ w_k x_k of the rows."""
     dots, square = torch.zeros(len(rows), dtype=torch.float64, device="cpu"), 0.0
     for block in blocks(rows):
-        if centre is not None:
-            block -= centre.to(block.device) @ block
         m = weights.to(block.device) @ block
         dots += (block @ m).cpu()
         square += float(m @ m)
     return dots, square
 
 
-def gram(rows: list[Vector], centre: Tensor | None = None) -> Tensor:
-    """Return ⟨x_i, x_j⟩ for all pairs of rows, or of the rows less their mean under the weights ``centre``.
+def gram(rows: list[Vector]) -> Tensor:
+    """Return ⟨x_i, x_j⟩ for all pairs of rows.
 
     Many products of float32 numbers (`EXACT`) are taken in float32 within a block: the error is some 1e-7 of ‖x‖²,
     which callers make up for by refinement. A result that overflows there is taken again in float64.
     """
     size, width = len(rows), sum(real(x).numel() for x in rows[0])
-    narrow = centre is None and all(x.dtype.to_real() != torch.float64 for x in rows[0])
+    narrow = all(x.dtype.to_real() != torch.float64 for x in rows[0])
     fast = narrow and float(size) * size * width > EXACT
     for dtype in (torch.float32, torch.float64) if fast else (torch.float64,):
         total = torch.zeros(size, size, dtype=torch.float64, device="cpu")
         for block in blocks(rows, dtype):
-            if centre is not None:
-                block -= centre.to(block.device) @ block
             for i in range(0, size, PANEL):
                 total[i : i + PANEL, : i + PANEL] += (block[i : i + PANEL] @ block[: i + PANEL].T).cpu()
         if total.isfinite().all():

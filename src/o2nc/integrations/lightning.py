@@ -10,10 +10,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from o2nc import checks
 from o2nc.logger import scalars
-from o2nc.optimizers.base import CertifiedOptimizer, certified
-from o2nc.optimizers.readout import has_averages, progress_of
-from o2nc.torch_support.batchnorm import recalibrated
-from o2nc.torch_support.shards import resharded
+from o2nc.optimizers.accessors import has_averages, has_certificate, progress_of
+from o2nc.optimizers.base import Averaged, averaged_optimizer
+from o2nc.persist.batchnorm import recalibrated
+from o2nc.persist.shards import resharded
 
 
 @contextmanager
@@ -77,7 +77,7 @@ class CertificateCallback(Callback):
             return
         optimizers = _optimizers(trainer)
         for k, optimizer in enumerate(optimizers):
-            if has_averages(optimizer):
+            if has_certificate(optimizer):
                 found = scalars(optimizer.certificate(self.c), progress_of(optimizer))
                 of_this = "" if len(optimizers) == 1 else f"/{k}"
                 pl_module.log_dict({name + of_this: value for name, value in found.items()}, on_step=True)
@@ -102,5 +102,5 @@ class CertificateCallback(Callback):
     on_exception = on_validation_end
 
 
-def _optimizers(trainer: Trainer) -> list[CertifiedOptimizer]:
-    return [certified(optimizer) for optimizer in trainer.optimizers]
+def _optimizers(trainer: Trainer) -> list[Averaged]:
+    return [averaged_optimizer(optimizer) for optimizer in trainer.optimizers]

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from o2nc.logfile import FIELDS, LAYER_FIELDS, beside, read
+from o2nc.logfile import FIELDS, LAYER_FIELDS, layers_path, read
 
 NAMED = 5  # parameters with a colour and a name
 MARKED = 40  # fewer points than these are marked
@@ -39,7 +39,7 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     """
     log = Path(log)
     run = read(log, FIELDS)
-    layers = read(beside(log), LAYER_FIELDS) if beside(log).exists() else {"step": []}
+    layers = read(layers_path(log), LAYER_FIELDS) if layers_path(log).exists() else {"step": []}
     rows = 2 if layers["step"] else 1
     figure = Figure(figsize=(10, 3.75 * rows), layout="constrained")
     axes: list[Axes] = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel().tolist()
@@ -47,12 +47,6 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     _draw_terms(axes[0], run, style)
     axes[1].axhline(0, color="0.7", linewidth=1)
     axes[1].plot(run["step"], run["progress"], "C2", label="progress", **style)
-    if "corrector" in run:
-        paid = np.nan_to_num(run["corrector"]) * np.diff(run["step"], prepend=0.0)
-        axes[1].plot(run["step"], np.cumsum(paid), "C3--", label="what the law's corrector may add", **style)
-        near = np.abs(np.nan_to_num(run["progress"])).max(initial=0.0)
-        axes[1].set_yscale("symlog", linthresh=near or 1.0)  # the corrector's sum may be thousands of times larger
-        axes[1].legend()
     axes[1].set(title="progress: estimate of F(x) − F(x₀)")
     colours: dict[str, str] = {}
     for field, symbol, ax in zip(("gradient", "spread"), ("‖ḡ‖", "V"), axes[2:], strict=False):

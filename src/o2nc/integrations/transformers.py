@@ -16,9 +16,9 @@ from transformers.training_args import TrainingArguments
 
 from o2nc import checks
 from o2nc.logger import scalars
-from o2nc.optimizers.base import certified
-from o2nc.optimizers.readout import has_averages, progress_of
-from o2nc.torch_support.shards import resharded
+from o2nc.optimizers.accessors import has_averages, has_certificate, progress_of
+from o2nc.optimizers.base import averaged_optimizer
+from o2nc.persist.shards import resharded
 
 FOLDER = "averaged"  # of a checkpoint
 PREFIX = "eval_averaged"  # of metrics
@@ -37,7 +37,7 @@ def averaged(trainer: Any) -> Iterator[None]:
             trainer.evaluate(metric_key_prefix="eval_averaged")
             trainer.save_model("model")  # from_pretrained("model") reads it
     """
-    with resharded(trainer.model), certified(trainer.optimizer).averaged():
+    with resharded(trainer.model), averaged_optimizer(trainer.optimizer).averaged():
         yield
 
 
@@ -72,19 +72,19 @@ class CertificateCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Refuse an optimizer that has no certificates."""
-        certified(self.trainer.optimizer)
+        averaged_optimizer(self.trainer.optimizer)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Log the certificate after the loss."""
-        optimizer = certified(self.trainer.optimizer)
-        if "loss" in kwargs["logs"] and has_averages(optimizer):
+        optimizer = averaged_optimizer(self.trainer.optimizer)
+        if "loss" in kwargs["logs"] and has_certificate(optimizer):
             self.trainer.log(scalars(optimizer.certificate(self.c), progress_of(optimizer)))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """Evaluate x̄ if the Trainer is about to evaluate."""
-        if self.evaluate and control.should_evaluate and has_averages(certified(self.trainer.optimizer)):
+        if self.evaluate and control.should_evaluate and has_averages(averaged_optimizer(self.trainer.optimizer)):
             should_log = control.should_log
             with averaged(self.trainer), torch.random.fork_rng(devices=[]):  # loaders draw: the run must not notice
                 self.trainer.evaluate(metric_key_prefix=PREFIX)
@@ -95,7 +95,7 @@ class CertificateCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save the averaged model into the checkpoint."""
-        if self.save and has_averages(certified(self.trainer.optimizer)):
+        if self.save and has_averages(averaged_optimizer(self.trainer.optimizer)):
             run = self.trainer._get_output_dir(
                 trial=getattr(self.trainer, "_trial", None)
             )  # one of a search, perhaps

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.torch_support.private import foreach_addcmul_, foreach_mul_
-from o2nc.vector import States, Vector, add_shares_, joint, squares
+from o2nc.persist.private import foreach_addcmul_, foreach_mul_
+from o2nc.vector import States, Vector, add_shares_, joint, number, squares
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class AdaGrad:
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep v_t (this parameter's share of it when the norm is joint) and the last D."""
         v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)
-        return {"sum_squares": v, "last_lr": 0.0}
+        return {"sum_squares": v, "last_lr": number()}
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Bring v up to date, then take the mirror step with e_t from before and e_{t+1} from after."""
@@ -77,8 +77,8 @@ class AdaGrad:
             before = [joint(v)] * len(v)
             after = [add_shares_(v, beta**2, squares(grads))] * len(v)
         for delta, g, state, v_t, v_next, scale in zip(deltas, grads, states, before, after, lrs, strict=True):
-            last = state["last_lr"] or scale
-            state["last_lr"] = scale
+            last = float(state["last_lr"]) or scale
+            state["last_lr"].fill_(scale)
             self._step_(delta, g, v_t.to(delta), v_next.to(delta), last, scale, beta)
 
     def _step_(

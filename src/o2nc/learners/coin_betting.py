@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.torch_support.private import foreach_copy_
+from o2nc.persist.private import foreach_copy_
 from o2nc.vector import States, Vector, add_shares_, combine_, dots, scale_, squares
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.torch_support.private import foreach_copy_
-from o2nc.vector import States, Vector, clip_, combine_, scale_
+from o2nc.persist.private import foreach_copy_
+from o2nc.vector import States, Vector, clip_, combine_, number, scale_
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class FTRL:
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and the sum of the regularisers' weights W_{t+1} (W_1 = 1)."""
-        return {"momentum": torch.zeros_like(delta), "decay_weight": 1.0}
+        return {"momentum": torch.zeros_like(delta), "decay_weight": number(1.0)}
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Bring M and W up to date, then play the leader."""
         for state in states:
-            state["decay_weight"] = 1 + beta * state["decay_weight"]
+            state["decay_weight"].mul_(beta).add_(1)
         m = [state["momentum"] for state in states]
         combine_(m, [beta] * len(m), grads, [1.0] * len(m))
         foreach_copy_(deltas, m)
         leader = [
-            -h * beta / (1 + h * self.decay * state["decay_weight"]) for h, state in zip(lrs, states, strict=True)
+            -h * beta / (1 + h * self.decay * float(state["decay_weight"])) for h, state in zip(lrs, states, strict=True)
         ]
         scale_(deltas, leader)
         clip_(deltas, self.radius)

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.vector import States, Vector, combine_
+from o2nc.vector import States, Vector, combine_, number
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -81,14 +81,14 @@ class OGD:
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep h_t, the lr of the last step; 0 before the first."""
-        return {"last_lr": 0.0}
+        return {"last_lr": number()}
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Play Δ_{t+1} = (Δ_t − h_t g_t) / (…), one axpy."""
         a, b = [], []
         for state, h_next in zip(states, lrs, strict=True):
-            h = state["last_lr"] or h_next
-            state["last_lr"] = h_next
+            h = float(state["last_lr"]) or h_next
+            state["last_lr"].fill_(h_next)
             if h_next == 0:
                 a.append(0.0)
                 b.append(0.0)

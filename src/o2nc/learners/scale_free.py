@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.torch_support.private import (
+from o2nc.persist.private import (
     foreach_addcmul_,
     foreach_clamp_min_,
     foreach_copy_,
@@ -34,7 +34,7 @@ from o2nc.torch_support.private import (
     foreach_mul_,
     foreach_sqrt,
 )
-from o2nc.vector import States, Vector, add_shares_, clip_, combine_, scale_, shrinkage, squares
+from o2nc.vector import States, Vector, add_shares_, clip_, combine_, number, scale_, shrinkage, squares
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ScaleFree:
         """Keep M_t and v_t (this parameter's share of it when the norm is joint)."""
         v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)
         kept = {"momentum": torch.zeros_like(delta), "sum_squares": v}
-        return kept | {"lead": 0.0} if self.diagonal else kept
+        return kept | {"lead": number()} if self.diagonal else kept
 
     @property
     def recalls(self) -> bool:
@@ -84,14 +84,10 @@ class ScaleFree:
         return self.diagonal
 
     def last_updates(self, states: States) -> Vector:
-        """Return Δ_t = −lead·M/sqrt(v), as it was played; a Δ that an older checkpoint has is let go of."""
+        """Return the last Δ, −lead·M/sqrt(v)."""
         found = [state["momentum"].clone() for state in states]
         _divide_(found, [state["sum_squares"] for state in states])
-        for ratio, state in zip(found, states, strict=True):
-            if "delta" in state:
-                lengths = [torch.linalg.vector_norm(t) for t in (state.pop("delta"), ratio)]
-                state["lead"] = float(lengths[0] / lengths[1]) if lengths[1] else 0.0
-        scale_(found, [-state["lead"] for state in states])
+        scale_(found, [-float(state["lead"]) for state in states])
         return found
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
@@ -108,7 +104,7 @@ class ScaleFree:
             leads = self._leads(deltas, lrs)
             scale_(deltas, [-lead for lead in leads])
             for state, lead in zip(states, leads, strict=True):
-                state["lead"] = lead
+                state["lead"].fill_(lead)
         else:
             norm = add_shares_(v, keep, squares(grads)).sqrt().clamp(min=max(map(_floor, deltas)))
             scale_(deltas, [-d / norm for d in lrs])

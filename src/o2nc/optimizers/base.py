@@ -1,99 +1,122 @@
-"""The one abstract class: an optimizer that describes its step, has it taken, and survives as torch's do.
+"""The step that all optimizers share.
 
-An optimizer is final. It says what its step is (`o2nc.step.Step`), and here that is handed to a backend, first the
-fused one where it applies. What torch asks of an optimizer beside the step is in `o2nc.torch_support`, what it says
-of its averages in `o2nc.optimizers.readout`.
+    gradient → averages → rule → scaling → parameters
+
+`Averaged` stands before a torch optimizer's class, and the rule is that class's own step. What survives a step is in
+``param_groups[0]["o2nc"]`` and in ``state[p]["o2nc"]``, one dictionary each; all else there is torch's.
 """
 
+import threading
 import warnings
-from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
 from operator import is_not
-from typing import Any, ClassVar
-from weakref import ref
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from o2nc.averages import Discount, check_average
-from o2nc.backends.eager import Eager
-from o2nc.backends.triton import engine
+from o2nc import checks
+from o2nc.averages.offload import HostCopies
+from o2nc.averages.update import Entry, begin, update_
+from o2nc.averages.windows import Average, Window, as_window
 from o2nc.certificates.certificate import Certificate
-from o2nc.optimizers import readout
-from o2nc.optimizers.learned import is_elementwise
-from o2nc.optimizers.readout import Published
-from o2nc.state import Fields
-from o2nc.step import Step
-from o2nc.torch_support import checkpoints, compiling, groups
-from o2nc.torch_support.device_state import to_host
-from o2nc.torch_support.private import disable_dynamo
-from o2nc.torch_support.shards import Shards, is_sharded, local_parts, why_partial
+from o2nc.fused.engine import DEVICES, OBSERVE, DeviceRule, Engine
+from o2nc.optimizers import accessors
+from o2nc.optimizers.swap import SWAPPED, Swap
+from o2nc.persist import checkpoints
+from o2nc.persist.compiling import is_capturing, register, step_in_graph
+from o2nc.persist.plain import KEY, from_dict, to_dict
+from o2nc.persist.shards import assemble, is_sharded, local, local_gradient, why_partial
+from o2nc.scaling import ROUNDING, Law, check_law, uniform
+from o2nc.vector import real
 
 
-class CertifiedOptimizer(Optimizer):
-    """Steps as it describes, keeps averages of the iterates and certifies them."""
+def new_settings(average: Any, scaling: Any, seed: int, certificate: bool, offload: bool) -> dict[str, Any]:
+    """Return ``param_groups[0]["o2nc"]`` before the first step, from the arguments of `Averaged`."""
+    window = as_window(average)
+    check_law(scaling)
+    checks.integer("seed", seed, 0)
+    checks.flag("certificate", certificate)
+    checks.flag("offload", offload)
+    if offload and window is None:
+        raise ValueError("offload=True says where averages are kept, and there are none: pass average=…")
+    return {
+        "step": torch.zeros((), dtype=torch.int64, device="cpu"),  # a tensor, so that a captured step can count
+        "average": to_dict(window),
+        "scaling": to_dict(scaling),
+        "seed": int(seed),
+        "certificate": certificate,
+        "offload": offload,
+    }
 
-    shared: ClassVar[tuple[str, ...]]  # the keys that all parameter groups have in common
-    needed: ClassVar[tuple[str, ...]] = ("lr",)  # the keys that a checkpoint's groups must have
-    foreign: ClassVar[frozenset[str]] = frozenset()  # the keys that other optimizers obey and this one refuses
-    published: ClassVar[Published] = Published()
-    advice = "average=None: pass average=0.999, say, when you construct it"
-    has_other_fused = False  # whether torch has a fused step of its own where ours does not run
-    is_guest = False  # whether the state is another optimizer's, and only what `fields` declares is ours
-    names: ClassVar[dict[str, str]] = {}  # of our entries in the parameter groups, where they have others there
+
+class Averaged(Optimizer):
+    """Puts averages, a certificate and scaling before a torch optimizer: ``class AdamW(Averaged, optim.AdamW)``.
+
+    Args:
+        params: parameters or parameter groups.
+        *args: further arguments of the torch optimizer.
+        average: a window such as ``Polynomial(12)``, or a number β for ``Discount(β)``; None keeps no averages.
+        scaling: the law of s, which multiplies every update; None leaves the updates bitwise as they are.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
+            them, draw the same s with the same seed: give each its own.
+        certificate: keep ḡ and V beside x̄, for ``certificate()``.
+        offload: keep the averages in the host's memory; use it with a window that has ``every``.
+        **kwargs: further arguments of the torch optimizer.
+    """
+
+    is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
+    couples_decay = False  # whether weight decay is part of the gradient
+    shared_options: frozenset[str] = frozenset()  # arguments that a parameter group cannot have for itself
+    advice = "average=None: pass average=o2nc.Polynomial(12), say, when you construct it"
+    shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # that have the parameter's shape
+    _calls_closure = False  # whether the rule evaluates the closure itself
 
     # On the instance, with no defaults on the class: Lightning's wrapper is of a class made from ours, and looks up
     # in the optimizer only what that class lacks.
-    _param_refs: list[ref[Tensor]]  # for a compiler: one that looks at the groups compiles anew with every number
-    _shards: Shards | None
-    _is_node: bool  # whether a compiler sees the step as one node of its graph
-    _is_whole: bool  # whether the parameters were found to be whole, and not one process's part of them
-    _swaps: list[Any]  # one entry per `averaged` block that is open
-    _watchers: dict[int, Callable[[], None]]  # called after every step, in the operator if the step is compiled
+    _known_params: list[Any]  # for a compiler, which would recompile whenever an option in the groups changes
+    _is_node: bool  # whether a compiler sees the step as one operator
+    _is_sharded: bool
+    _is_checked: bool  # whether the parameters were found to be whole
+    _has_averaged: bool  # a step failed after it had averaged x_t: the next attempt must not do so again
+    _clock: tuple[Any, int, int]  # the counter, its version and its value, where reading it would wait for a device
+    _lock: Any  # held while parameters are moved
+    _watchers: dict[str, Callable[[], None]]  # called after every step
+    _engine: Engine
+    _host_copies: HostCopies
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make it known to compiled graphs, copies included; begin with nobody watching, and nothing swapped."""
+        """Set what does not survive in copies: caches and flags."""
         optimizer = super().__new__(cls)
-        optimizer._begin()
+        optimizer._reset()
         return optimizer
 
-    def _begin(self) -> None:
-        compiling.register(self)
-        self._shards, self._is_whole, self._swaps, self._watchers = None, False, [], {}
+    def __init__(
+        self,
+        params: Any,
+        *args: Any,
+        average: Average = None,
+        scaling: Law | None = None,
+        seed: int = 0,
+        certificate: bool = False,
+        offload: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        settings = new_settings(average, scaling, seed, certificate, offload)
+        super().__init__(params, *args, **kwargs)
+        self._begin(settings)
 
-    @property
-    def _groups(self) -> list[Any]:
-        """The parameter groups, with our entries under our names."""
-        return self.param_groups
+    def _reset(self) -> None:
+        self._has_averaged, self._clock, self._watchers = False, (None, 0, 0), {}
+        self._lock, self._engine, self._host_copies = threading.Lock(), Engine(), HostCopies()
 
-    @property
-    def _keeps_state(self) -> bool:
-        """Whether any of the state is ours: it keeps its dtype, and is split where parameters are."""
-        return not self.is_guest or self._groups[0].get("average") is not None
-
-    @property
-    def _window(self) -> Any:
-        """The `Window` of the averages; None where there are none."""
-        average = self._groups[0]["average"]
-        if type(average) is float and 0 < average < 1:
-            return Discount(average)
-        average = check_average(average)  # changed in the groups by hand, perhaps to nonsense
-        return Discount(average) if isinstance(average, float) else average
-
-    @property
-    def fields(self) -> Fields:
-        """The state that is kept per parameter."""
-        return self.fields_for(self.param_groups[0])
-
-    @abstractmethod
-    def fields_for(self, group: dict[str, Any]) -> Fields:
-        """Return the state that is kept per parameter where the groups are like this one."""
-
-    @abstractmethod
-    def _describe(self, step: Step) -> Step:
-        """Return the step with this optimizer's rule, and whatever else is its own, filled in."""
+    def _begin(self, settings: dict[str, Any]) -> None:
+        self.param_groups[0][KEY] = settings
+        # a GradScaler then unscales the gradients itself, and does not call step() after an overflow
+        self._step_supports_amp_scaling = False
+        self._note_params()
+        self._refuse_partial()
 
     # --- the step
 
@@ -106,229 +129,327 @@ class CertifiedOptimizer(Optimizer):
         Returns:
             What the closure returned, or None.
         """
-        if self._swaps:
-            raise RuntimeError("step() inside averaged(): the parameters hold x̄ there; leave the with block first")
+        if torch.compiler.is_compiling():
+            return step_in_graph(self, closure)
+        return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        """Average x_t if it counts, have the rule move, advance the counter. Without gradients nothing changes."""
         loss = None
-        if closure is not None:
+        if closure is not None and not self._calls_closure:
             with torch.enable_grad():
                 loss = closure()
-        if not torch.compiler.is_compiling():
-            self._take_whole()
-        elif self._is_node:
-            compiling.take_as_one_node(self)
-        else:
-            self._take_outside()
-        return loss
-
-    def _take_whole(self) -> None:
-        """Take the step for all parameters, each process for its part of them, and tell those who watch."""
-        with self._local():
-            self._take()
-        if self._watchers:
-            self._notify()
-
-    @disable_dynamo
-    def _take_outside(self) -> None:
-        """Break the graph: shards cannot be handed to an operator, and autograd cannot look into one."""
-        self._take_whole()
-
-    def _take(self) -> bool:
-        """Have a backend carry out the step: the fused one if it is demanded or applies; return whether it was."""
-        for group in self.param_groups if self.foreign else ():
-            if not self.foreign.isdisjoint(group):
-                groups.refuse_foreign(self, group)
-        eager, fused = self._eager, self._wants_fused()
-        with torch.set_grad_enabled(bool(self.defaults.get("differentiable"))):
-            step = self._describe(self._begin_step(fused))
-            if step.fused is not False:
-                reason = self._engine.take(step)
-                if reason is None:
-                    return True
-                if step.fused:
-                    refused = f"fused=True, but the fused step cannot be taken: {reason}"
-                    raise RuntimeError(f"{refused} (fused=None does without by itself)")
-            if isinstance(step.groups[0]["step"], Tensor):
-                to_host(step.groups, self.state, self.fields)
-            eager.take(step)
-        return False
-
-    def _begin_step(self, fused: bool | None) -> Step:
-        """Return what every optimizer's step has, and its groups say."""
-        groups = self._groups
-        first, window = groups[0], self._window
-        if len(groups) > 1:  # what they share is the first one's, also after a change by hand
-            shared = {key: self.param_groups[0][key] for key in self.shared}
-            for group in self.param_groups[1:]:
-                group.update(shared)
-        return Step(
-            type(self).__name__,
-            groups,
-            self.state,
-            window,
-            first.get("scaling"),
-            first["seed"],
-            fused,
-            self._shards is not None,
-            getattr(self, "found_inf", None),
-            getattr(self, "grad_scale", None),
-            1 - window.beta if isinstance(window, Discount) and first.get("output") == "geometric" else 1.0,
-        )
-
-    def _wants_fused(self) -> bool | None:
-        """Return what the groups ask for: True insists on the fused step, None takes it, False does without."""
-        here = demanded = refused = False
-        for group in self.param_groups:
-            here |= any(p.device.type in engine.DEVICES for p in group["params"][:1])
-            fused = group.get("fused")
-            demanded |= fused is True
-            refused |= fused is False or group.get("foreach") is not None
-        if demanded and (here or not self.has_other_fused):  # elsewhere, so that a reason is given
-            return True
-        return None if here and not refused and not demanded else False
-
-    @property
-    def _eager(self) -> Eager:
-        """The backend, with what it has packed: a cache, which copies and pickles leave behind."""
-        if "_eager_cache" not in self.__dict__:
-            self._eager_cache = Eager()
-        return self._eager_cache
-
-    @property
-    def _engine(self) -> engine.Engine:
-        """The fused backend, with its tables: a cache likewise."""
-        if "_engine_cache" not in self.__dict__:
-            self._engine_cache = engine.Engine()
-        return self._engine_cache
-
-    def _notify(self) -> None:
+            closure = None
+        if SWAPPED:
+            self._refuse_swapped("step()")
+        with self._lock:
+            self._notice_params()
+            params = self._with_gradients()
+            settings = self.param_groups[0][KEY]
+            window, law = from_dict(settings["average"]), from_dict(settings["scaling"])
+            if closure is not None:
+                return self._step_with(closure, window, law)
+            if not params:
+                return loss
+            rule = self._device_rule(window, law)
+            fused = rule is not None and self._step_fused(rule, window, law)
+            if not (fused and rule.moves):  # type: ignore[union-attr]
+                t = self._steps_done() + 1
+                new = {} if fused or window is None else self._update_averages(params, window, t)
+                self._has_averaged = True
+                self._move(params, t, self._draw(law, t))
+                self._finish(new)
         for watcher in list(self._watchers.values()):
             watcher()
+        return loss
 
-    @property
-    def _gradient_scale(self) -> float:
-        """By what gradients are multiplied, as they stand after a step: a GradScaler may leave its scale to us."""
-        scale = getattr(self, "grad_scale", None)
-        return 1.0 if scale is None else float(scale)
+    def _with_gradients(self) -> list[Any]:
+        """Return the parameters that have gradients, all of them dense."""
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p in params:
+            if p.grad.layout is not torch.strided or not p.grad.is_floating_point():
+                checks.gradient(p.grad)
+        return params
 
-    # --- parameters, as a compiler and shards want to know them
+    def _draw(self, law: Any, t: int) -> float | None:
+        """Return s_{t+1}; None without a law."""
+        return None if law is None else law.sample(self.param_groups[0][KEY]["seed"], t + 1)
 
-    @property
-    def _all_params(self) -> list[Any]:
-        """The parameters; None in the place of one that is gone, since they are not kept alive here."""
-        return [found() for found in self._param_refs]
+    @torch.no_grad()
+    def _update_averages(self, params: list[Any], window: Window, t: int) -> dict[Any, Entry]:
+        """Take x_t and g_t into the averages if they count; return new ones, for parameters that had none."""
+        if torch.cuda.is_initialized() and is_capturing():
+            raise RuntimeError(
+                f"this step of {type(self).__name__} cannot be captured in a CUDA graph: its counter is on the host, "
+                "and every replay would repeat it; a fused step can be captured (fused=True insists on it)"
+            )
+        settings, entries, n = self.param_groups[0][KEY], self._entries(), window.count(t)
+        offload, certificate = settings["offload"], settings["certificate"]
+        if window.counts(t) and not self._has_averaged:
+            owners = list(entries)  # a parameter without a gradient is part of x_t, too
+            xs: list[Any] = [self._data(p.detach()) for p in owners]
+            gs: list[Any] = [self._gradient(p) if certificate else None for p in owners]
+            if offload:
+                found = self._host_copies(xs + gs)
+                xs, gs = found[: len(xs)], found[len(xs) :]
+            local_entries = [self._local(entry) for entry in entries.values()]
+            dither = uniform(settings["seed"], t, stream=ROUNDING) - 0.5
+            update_(local_entries, xs, gs, float(window.gamma(n)), dither)
+        new = {}
+        for p in params:
+            if p not in entries:
+                g = self._gradient(p) if certificate else None
+                new[p] = self._assembled(p, begin(self._data(p.detach()), g, max(n, 1), offload=offload))
+        return new
+
+    def _move(self, params: list[Any], t: int, s: float | None, closure: Any = None) -> Any:
+        """Have the torch optimizer step, its update multiplied by s; None leaves it bitwise as it is."""
+        step = super().step.__func__  # type: ignore[attr-defined]
+        if getattr(step, "hooked", False):  # wrapped by torch to call the step hooks, which it does around ours
+            step = step.__wrapped__
+        arguments = (self,) if closure is None else (self, closure)
+        if s is None:
+            return step(*arguments)
+        if not self.is_linear_in_lr:
+            before = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
+            result = step(*arguments)
+            with torch.no_grad():
+                for p, x in before:
+                    p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))  # infinities that stood still go on doing so
+            return result
+        lrs = [group["lr"] for group in self.param_groups]
+        try:
+            for group, lr in zip(self.param_groups, lrs, strict=True):
+                group["lr"] = lr * s
+            return step(*arguments)
+        finally:
+            for group, lr in zip(self.param_groups, lrs, strict=True):
+                group["lr"] = lr
+
+    @torch.no_grad()
+    def _finish(self, new: dict[Any, Entry]) -> None:
+        """Advance the counter, and add the averages of new parameters: torch begins its own state where it is empty."""
+        for p, entry in new.items():
+            self.state[p].setdefault(KEY, {}).update(entry)
+        step, t = self.param_groups[0][KEY]["step"], self._steps_done() + 1
+        step.add_(1)
+        self._clock, self._has_averaged = (step, step._version, t), False
+
+    def _step_with(self, closure: Callable[[], Any], window: Window | None, law: Any) -> Any:
+        """Step a rule that evaluates the closure itself, perhaps several times and at other points (SAM).
+
+        The gradients of the closure's first call are averaged; or, if the rule has moved the parameters before that
+        call, those that were there when the step began.
+        """
+        t = self._steps_done() + 1
+        counts = window is not None and window.counts(t) and not self._has_averaged
+        everyone = [p for group in self.param_groups for p in group["params"]]
+        versions = [p._version for p in everyone]
+        before = _remember(everyone) if counts else []
+        new: dict[Any, Entry] | None = None
+
+        def average() -> None:
+            nonlocal new
+            params = self._with_gradients()
+            if new is None and params:
+                new = {} if window is None else self._update_averages(params, window, t)
+                self._has_averaged = True
+
+        def observed() -> Any:
+            if counts and new is None and versions != [p._version for p in everyone]:
+                now = _remember(everyone)
+                _put_back(before)
+                average()
+                _put_back(now)
+            with torch.enable_grad():
+                loss = closure()
+            average()
+            return loss
+
+        loss = self._move(everyone, t, self._draw(law, t), observed)
+        if new is not None:
+            self._finish(new)
+        return loss
+
+    def _steps_done(self) -> int:
+        """Return the counter; where it is on a device, without waiting for it if it is known."""
+        step = self.param_groups[0][KEY]["step"]
+        if step.device.type == "cpu":
+            return int(step)
+        tensor, version, value = self._clock
+        if tensor is not step or version != step._version or self._engine.has_captured:
+            value = int(step)
+            self._clock = (step, step._version, value)
+        return value
+
+    def _entries(self) -> dict[Any, Entry]:
+        """Return the averages, by parameter."""
+        params = (p for group in self.param_groups for p in group["params"])
+        found = {p: self.state[p].get(KEY, {}) for p in params if p in self.state}
+        return {p: entry for p, entry in found.items() if "average" in entry}
+
+    # --- complex and sharded parameters, as real local tensors
+
+    def _data(self, x: Any) -> Any:
+        x = local(x) if self._is_sharded else x
+        return real(x) if x.is_complex() else x
+
+    def _gradient(self, p: Any) -> Any:
+        g = local_gradient(p) if self._is_sharded else p.grad
+        return real(g.detach()) if g is not None and g.is_complex() else g
+
+    def _local(self, entry: Entry) -> Entry:
+        return {key: local(value) for key, value in entry.items()} if self._is_sharded else entry
+
+    def _assembled(self, p: Any, entry: Entry) -> Entry:
+        """Return an entry with what has the shape of a local shard as DTensors."""
+        if not is_sharded(p):
+            return entry
+        shape = p.to_local().shape
+        shaped = (key for key, v in entry.items() if isinstance(v, Tensor) and v.dim() and v.shape == shape)
+        return entry | {key: assemble(p, entry[key]) for key in shaped}
+
+    # --- the fused step
+
+    device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
+
+    def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
+        """Return what kernels can do of this step: all of it, the averages alone, or nothing (None)."""
+        first = next(p for group in self.param_groups for p in group["params"])
+        if first.device.type not in DEVICES or window is None or self.param_groups[0][KEY]["offload"]:
+            return None
+        return OBSERVE
+
+    def _step_fused(self, rule: DeviceRule, window: Window | None, law: Any) -> bool:
+        """Have kernels take the step, or the averages' part of it; return whether they did."""
+        if self._has_averaged and not rule.moves:
+            return True
+        reason = self._engine.take(rule, self.param_groups, self.state, window, law, self._steps_done)
+        if reason is None and rule.moves:
+            step, version, value = self._clock
+            self._clock = (step, version, value + 1)
+        if reason is not None and rule.moves and any(group.get("fused") is True for group in self.param_groups):
+            raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason} (fused=None falls back)")
+        return reason is None
+
+    # --- what torch asks of an optimizer
 
     def _note_params(self) -> None:
-        """Note which parameters there are, and how a compiler and other processes have them."""
-        compiling.register(self)
-        self._param_refs = [ref(p) for group in self.param_groups for p in group["params"]]
-        params = self._all_params
-        self._shards = Shards(params) if self._keeps_state and any(map(is_sharded, params)) else None
+        """Note which parameters there are, for a compiler and for shards."""
+        register(self)
+        self._known_params = [p for group in self.param_groups for p in group["params"]]
+        self._is_sharded = any(map(is_sharded, self._known_params))
         differentiable = any(group.get("differentiable") for group in self.param_groups)
-        self._is_node = self._shards is None and not differentiable
+        self._is_node = not self._is_sharded and not differentiable
+        self._is_checked = False
 
-    def _notice_exchange(self) -> bool:
-        """Notice parameters that were exchanged in the groups, as wrappers of models do; return whether they were."""
+    def _notice_params(self) -> None:
+        """Notice parameters that were exchanged in the groups, or wrapped since, as wrappers of models do."""
         params = [p for group in self.param_groups for p in group["params"]]
-        exchanged = len(params) != len(self._param_refs) or any(map(is_not, params, self._all_params))
-        if exchanged:
+        if len(params) != len(self._known_params) or any(map(is_not, params, self._known_params)):
             self._note_params()
-        if exchanged or not self._is_whole:
-            self._refuse_partial()  # once more: FSDP1 may have wrapped the model since
-            self._is_whole = True
-        return exchanged
+        if not self._is_checked:
+            self._refuse_partial()
+            self._is_checked = True
 
-    def _refuse_partial(self) -> None:
-        """Refuse parameters whose other parts are out of reach, where norms or certificates need them."""
-        group = self._groups[0]
-        learner = group.get("learner")
-        if not self._keeps_state or (group.get("average", 0.0) is None and (not learner or is_elementwise(learner))):
-            return
-        reason = why_partial(self._all_params)
+    def _refuse_partial(self, always: bool = False) -> None:
+        """Raise if this process has only a part of the parameters, where averages need all of them."""
+        needs_all = always or self.param_groups[0][KEY]["average"] is not None
+        reason = why_partial(self._known_params) if needs_all else None
         if reason is not None:
             raise ValueError(
-                f"{type(self).__name__} would average, certify and measure norms for every process alone, since it "
-                f"has only a part of the parameters: {reason}; without averages, learners by coordinate work"
+                f"{type(self).__name__} would average and certify for every process alone, since it has only a part "
+                f"of the parameters: {reason}; without averages it works"
             )
 
-    def _local(self) -> AbstractContextManager[None]:
-        """Return the context in which parameters and state are this process's own."""
-        self._notice_exchange()
-        return nullcontext() if self._shards is None else local_parts(self)
-
-    # --- what survives
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as in torch; seed, law and the like are those of the first group."""
-        groups.check_group(self, param_group)
+        """Add a group of parameters, as in torch; averages, law and seed are those of all groups."""
+        if isinstance(param_group, dict) and not isinstance(param_group["params"], Tensor | set):
+            param_group["params"] = list(param_group["params"])
+            tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]
+            if len({id(p) for p in tensors}) != len(tensors):
+                raise ValueError("params must not repeat: a parameter appears twice in one group")
+        for key in self.shared_options & param_group.keys():
+            raise ValueError(f"{key} is one for all parameter groups, got {param_group[key]!r} in a group")
         super().add_param_group(param_group)
-        self._note_params()
-
-    def _wait(self) -> None:
-        """Wait for kernels that write the output to the host's memory."""
-        for device in {p.device for p in self._all_params if p is not None and p.is_cuda}:
-            torch.cuda.synchronize(device)
+        if KEY in self.param_groups[0]:
+            self._note_params()
 
     def __getstate__(self) -> dict[str, Any]:
         self._warn_if_swapped("a copy of the optimizer")
-        self._wait()
+        self._engine.wait()
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._reset()
         self._note_params()
 
-    def _share(self, entries: dict[str, Any]) -> None:
-        """Give entries to the defaults and to groups that a parent class has already made."""
-        self.defaults.update(entries)
-        for group in self.param_groups:
-            groups.adopt(self, group, self.defaults)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as torch does, with laws and learners as plain dictionaries.
+        """Return the state as torch does; sums over sharded parameters are whole.
 
         Warns:
             UserWarning: inside `averaged`, where a model that is saved along with it would be x̄ and not x.
         """
         self._warn_if_swapped("state_dict()")
-        with self._local():
-            # now, so that what asks for the averages later finds nothing to do and leaves a checkpoint as it is
-            known = {p: state for p, state in self.state.items() if "average" in state and "log_decay" in state}
-            first = self._groups[0]
-            if known and first.get("average", 0.0) is not None:
-                readout.catch_up(self, first, list(known), list(known.values()))
-        with checkpoints.hooks_after_saving(self) as hooked:
-            return hooked(checkpoints.saved(self, super().state_dict()))
+        self._engine.wait()
+        return checkpoints.saved(self, super().state_dict)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned; as in torch, the checkpoint's hyperparameters win.
+
+        A checkpoint of another kind of optimizer is refused. One with another law, learner, seed or window than this
+        optimizer was made with wins, with a warning that names both. Averages that the checkpoint lacks, as one of
+        torch's own optimizer does, begin with the next step.
+
+        Raises:
+            ValueError: it is of another kind of optimizer, or of other parameters.
+        """
+        self._refuse_swapped("load_state_dict()")
+        checkpoints.load(self, state_dict, super().load_state_dict)
+        self._reset_caches()
+
+    def _reset_caches(self) -> None:
+        self._has_averaged, self._clock = False, (None, 0, 0)
+        self._engine.forget()
+        self._note_params()
+
+    def _refuse_swapped(self, what: str) -> None:
+        if any(id(p) in SWAPPED for group in self.param_groups for p in group["params"]):
+            raise RuntimeError(f"{what} inside averaged(): the parameters hold x̄ there; leave the with block first")
 
     def _warn_if_swapped(self, what: str) -> None:
-        if self._swaps:
+        if any(id(p) in SWAPPED for group in self.param_groups for p in group["params"]):
             warnings.warn(
                 f"{what} inside averaged(): the model holds x̄ there, and a run goes on from x; save outside",
                 stacklevel=3,
             )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; as in torch, the checkpoint's hyperparameters win, but not without a word.
-
-        A checkpoint of another kind of optimizer is refused. One with another law, learner, seed or average than
-        this optimizer was made with wins, with a warning that names both, so that the run goes on as it was. Two
-        things stay as they were made: averages that the checkpoint knows nothing of begin with the next step, and
-        ``fused``.
-
-        Raises:
-            ValueError: it is of another kind of optimizer, or of other parameters.
-        """
-        if self._swaps:
-            raise RuntimeError("load_state_dict() inside averaged(): the parameters hold x̄ there")
-        with checkpoints.hooks_around(self, state_dict) as state_dict:
-            self._notice_exchange()
-            checkpoints.load(self, state_dict, super().load_state_dict)
-            self._eager.forget()
-            self._engine.forget()
-
     # --- what it says of its averages
+
+    def averaged(self, model: nn.Module | None = None, *, batches: Iterable[Any] | None = None) -> Swap:
+        """Put x̄ into the parameters inside a ``with`` block and restore them bitwise on leaving it.
+
+        Changes made to the parameters inside are lost; ``step()`` inside is refused.
+
+        Args:
+            model: the model, if its BatchNorm statistics are to be recomputed for x̄ as well.
+            batches: inputs of the model, as in `o2nc.recalibrated`.
+        """
+        return Swap([self], model, batches)
+
+    def averaged_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Return a copy of ``model.state_dict()`` with x̄ in place of this optimizer's parameters, to save and ship.
+
+        Nothing in it shares memory with the model. Buffers, BatchNorm statistics among them, are copies of the
+        model's; inside ``averaged(model, batches=…)`` they are those of x̄.
+        """
+        return accessors.averaged_state_dict(self, model)
 
     def certificate(self, c: float = 1.0) -> Certificate:
         """Return ‖ḡ‖ + c·V, an upper bound on ‖∇F(x̄)‖_c when the gradients are full ones.
+
+        It is collective where parameters are sharded.
 
         Args:
             c: the price of spread, > 0.
@@ -336,54 +457,42 @@ class CertifiedOptimizer(Optimizer):
         Returns:
             The certificate of all parameters together; ``.by_parameter`` has every one's own.
         """
-        return readout.certificate(self, c)
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """Put x̄ into the parameters inside a ``with`` block and restore them bitwise on leaving it.
-
-        Changes made to the parameters inside are lost; ``step()`` inside is refused. Buffers are not averaged:
-        with BatchNorm, evaluate inside `o2nc.recalibrated` as well.
-        """
-        return readout.averaged(self)
-
-    def output(self) -> list[Tensor]:
-        """Return x̄_n for an n that was drawn: the output that the theorems speak of.
-
-        n is uniform over all steps so far, or as ``output`` said when the optimizer was made.
-
-        Returns:
-            A copy for every parameter, in the order of the parameter groups and in the dtype of the averages; a
-            parameter that never had a gradient is returned as it stands.
-        """
-        return readout.output(self)
-
-    @property
-    def progress(self) -> float:
-        """Σ w(s_n)⟨g_n, Δ_n⟩, an estimate of F(x_n) − F(x_0) that cost no evaluation of F.
-
-        Where w is the law's weight it is unbiased. Laws whose weight has no finite variance, or whose support does
-        not start at 0, have the mean of s in its place; then a term that telescopes is left out. Its noise adds up
-        over the steps: with minibatches or long steps one run's value can be far off.
-        """
-        return readout.progress(self)
+        return accessors.certificate(self, c)
 
 
-def certified(optimizer: Any) -> CertifiedOptimizer:
+def _remember(params: list[Any]) -> list[tuple[Any, Tensor, Tensor | None]]:
+    return [(p, p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in params]
+
+
+@torch.no_grad()
+def _put_back(remembered: list[tuple[Any, Tensor, Tensor | None]]) -> None:
+    for p, x, g in remembered:
+        p.copy_(x)
+        p.grad = g
+
+
+def averaged_optimizer(optimizer: Any) -> Averaged:
     """Return the optimizer of o2nc that a framework may have wrapped, as accelerate and Lightning do.
 
     Raises:
-        TypeError: it is none that certifies.
+        TypeError: it is none of o2nc's.
         ValueError: it keeps no averages.
     """
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    if not isinstance(optimizer, CertifiedOptimizer):
+    while hasattr(optimizer, "optimizer") and not (isinstance(optimizer, Averaged) and "state" in vars(optimizer)):
+        optimizer = optimizer.optimizer  # an optimizer of the user's may have one of its own
+    if not isinstance(optimizer, Averaged):
         raise TypeError(
-            "optimizer must be one that certifies, such as o2nc.ScaledSGDM(…, average=0.999), "
+            "optimizer must be one of o2nc's with averages, such as o2nc.AdamW(…, average=o2nc.Polynomial(12)), "
             f"got {type(optimizer).__name__}"
         )
-    if optimizer._groups[0].get("average", 0.0) is None:
+    if optimizer.param_groups[0][KEY]["average"] is None:
         raise ValueError(f"optimizer keeps no averages, it was made with {optimizer.advice}")
-    if not optimizer._groups[0].get("certificate", True):
-        raise ValueError("optimizer keeps no certificate, it was made with certificate=False")
     return optimizer
+
+
+def certified(optimizer: Any) -> Averaged:
+    """Return the optimizer of o2nc that a framework may have wrapped; raise if it keeps no certificate."""
+    found = averaged_optimizer(optimizer)
+    if not found.param_groups[0][KEY]["certificate"]:
+        raise ValueError("optimizer keeps no certificate: pass certificate=True when you construct it")
+    return found

@@ -1,19 +1,21 @@
-"""Any torch optimizer, extended in place: averages, a certificate and random scaling around its own step.
+"""Any torch optimizer with averages, in place: its class becomes one that has `Averaged` before it, as `AdamW` is."""
 
-`o2nc.optimizers.extended` has what such an optimizer does; here is how it becomes one: its class is exchanged for one
-made on demand, which has `Extended` before its own.
-"""
-
+from functools import cache
 from typing import Any
 from weakref import ref
 
 from torch import optim
 from torch.optim import Optimizer
 
-from o2nc.averages import Average
-from o2nc.optimizers.base import CertifiedOptimizer
-from o2nc.optimizers.extended import Extended, check_extension, plain_class
+from o2nc.averages.windows import Average
+from o2nc.optimizers.base import Averaged, new_settings
 from o2nc.scaling import Exponential, Law
+from o2nc.persist.plain import KEY
+
+# Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
+_LINEAR_IN_LR = frozenset(
+    ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "SGD", "SparseAdam")
+)
 
 
 def extend(
@@ -22,28 +24,22 @@ def extend(
     scaling: Law | None = None,
     seed: int = 0,
     *,
-    certificate: bool = True,
-    progress: bool = True,
-    offload: int | None = None,
+    certificate: bool = False,
+    offload: bool = False,
 ) -> Any:
-    """Give ``optimizer`` averages and a certificate, and random scaling if asked for; return the same object.
+    """Give ``optimizer`` averages, and a certificate and random scaling if asked for; return the same object.
 
-    The object stays an instance of its class, with ``averaged``, ``certificate``, ``output`` and ``progress`` like
-    o2nc's own. Without ``scaling`` its parameters move as they would without us, to the bit. Deep copies, pickles
-    and checkpoints go on where it was; a checkpoint is loaded into an optimizer that was extended as well.
+    It stays an instance of its class. Without ``scaling`` its parameters move bitwise as they would without us. Deep
+    copies, pickles and checkpoints go on where it was; load a checkpoint into an optimizer that was extended as well.
 
     Args:
-        optimizer: any torch optimizer that takes one gradient per step, except o2nc's own, which have it all.
-        average: the window of x̄, ḡ and V: a discount β in (0, 1), or `o2nc.Polynomial` for one that grows with the
-            run; None keeps no averages.
+        optimizer: any torch optimizer that is not LBFGS, and none of o2nc's own, which have it all.
+        average: a window such as ``o2nc.Polynomial(12)``, or a number β for ``o2nc.Discount(β)``; None keeps none.
         scaling: the law of s, which multiplies every update; None leaves the updates as they are.
         seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
             them, draw the same s with the same seed: give each its own.
-        certificate: False saves ḡ, 4 bytes per parameter, and there is no certificate.
-        progress: False saves the last iterate, by which Δ is known, and there is no ``progress``.
-        offload: k keeps all averages in the host's memory and takes every k-th iterate into them, so that they cost
-            no memory of the device and little time; the window is as long as without. ḡ is of the gradients at
-            those iterates, and there is no ``progress``. None keeps them beside the parameters.
+        certificate: keep ḡ and V beside x̄, for ``certificate()``.
+        offload: keep the averages in the host's memory; use it with a window that has ``every``.
 
     Returns:
         ``optimizer``.
@@ -51,7 +47,7 @@ def extend(
     Example:
         >>> import torch, o2nc
         >>> model = torch.nn.Linear(3, 1)
-        >>> opt = o2nc.extend(torch.optim.NAdam(model.parameters()), average=o2nc.Polynomial(12))
+        >>> opt = o2nc.extend(torch.optim.NAdam(model.parameters()), average=o2nc.Polynomial(12, every=8))
         >>> for _ in range(20):
         ...     opt.zero_grad()
         ...     model(torch.ones(4, 3)).abs().mean().backward()
@@ -61,7 +57,26 @@ def extend(
         >>> isinstance(opt, torch.optim.NAdam)
         True
     """
-    return _extend(optimizer, check_extension(average, scaling, seed, certificate, progress, offload), "extend")
+    settings = new_settings(average, scaling, seed, certificate, offload)
+    _refuse(optimizer, "extend")
+    plain = type(optimizer)
+    try:
+        optimizer.__class__ = _with_averages(plain)
+    except TypeError as error:  # as for classes with ABC before Optimizer among their bases
+        raise ValueError(f"optimizer cannot be extended in place: {plain.__name__} has another layout: {error}") from error
+    try:
+        optimizer._reset()  # type: ignore[attr-defined]
+        optimizer._begin(settings)  # type: ignore[attr-defined]
+        optimizer._patch_step_function()  # torch calls the step hooks around our step
+        if "step" in vars(optimizer):  # a scheduler's, which calls the step of the class that it has found
+            optimizer.step = _tracked_step(optimizer)  # type: ignore[method-assign]
+    except BaseException:
+        optimizer.__class__ = plain
+        optimizer.param_groups[0].pop(KEY, None)
+        for name in _INSTANCE_NAMES:
+            vars(optimizer).pop(name, None)
+        raise
+    return optimizer
 
 
 def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), seed: int = 0) -> Any:
@@ -84,18 +99,11 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
         >>> isinstance(opt, torch.optim.AdamW)
         True
     """
-    return _extend(optimizer, check_extension(None, scaling, seed, True, True), "random_scaling")
+    return extend(optimizer, None, scaling, seed)
 
 
-_KEPT = frozenset(  # what an extended optimizer sets on itself
-    (
-        *("_param_refs", "_shards", "_is_node", "_is_whole", "_swaps", "_watchers", "_eager_cache", "_engine_cache"),
-        *("_host_cache", "_observed", "_clock", "_is_taken", "_is_unscaled"),
-    )
-)
-
-
-def _extend(optimizer: Any, own: dict[str, Any], name: str) -> Any:
+def _refuse(optimizer: Any, name: str) -> None:
+    """Raise if an optimizer cannot be extended."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if isinstance(optimizer, optim.LBFGS):
@@ -103,57 +111,32 @@ def _extend(optimizer: Any, own: dict[str, Any], name: str) -> Any:
             "optimizer must not be LBFGS: it asks for several gradients per step, and learns the curvature from the "
             "steps that it thinks it made"
         )
-    made = vars(optimizer)
-    if made.get("param_groups") is None or "_optimizer_step_pre_hooks" not in made:  # as accelerate's, Lightning's
+    own = vars(optimizer)
+    if own.get("param_groups") is None or "_optimizer_step_pre_hooks" not in own:  # as accelerate's, Lightning's
         raise ValueError(
             f"optimizer must be a torch optimizer itself, not {type(optimizer).__name__}, which wraps one: "
             f"apply {name} first, then wrap"
         )
-    if isinstance(optimizer, Extended):
-        raise ValueError("optimizer is extended already: say all at once, extend(optimizer, average=…, scaling=…)")
-    if isinstance(optimizer, CertifiedOptimizer):
+    if isinstance(optimizer, Averaged):
         raise ValueError(
-            f"optimizer must not be one of o2nc's own ({type(optimizer).__name__} averages and scales by itself): "
-            "pass average=… and scaling=… when you construct it"
+            f"optimizer is one of o2nc's already ({type(optimizer).__name__}): pass average=… and scaling=… at once, "
+            "when you construct or extend it"
         )
     if optimizer.defaults.get("differentiable"):
         raise ValueError("optimizer must not be differentiable=True: autograd cannot follow its step from outside")
-    if any(key in group for group in optimizer.param_groups for key in Extended.shared):
+    if any(KEY in entries for entries in (*optimizer.param_groups, *optimizer.state.values())):
         raise ValueError(
-            "optimizer's parameter groups have entries of an extended one, from a checkpoint perhaps: "
+            f"optimizer has entries called {KEY!r}, from the checkpoint of an extended one perhaps: "
             f"apply {name} first, then load"
         )
-    taken = (_names(type(optimizer)) | made.keys()) & (_names(Extended) | _KEPT)
+    if "step" in own and not hasattr(own["step"], "_wrapped_by_lr_sched"):
+        raise ValueError(f"optimizer.step was replaced by hand: apply {name} first, then replace it")
+    taken = (_names(type(optimizer)) | own.keys()) & (_names(Averaged) | _INSTANCE_NAMES)
     if taken:
         raise ValueError(f"optimizer has names of its own that {name} needs: {sorted(taken)}")
-    step = made.get("step")
-    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
-        raise ValueError(f"optimizer.step was replaced by hand: apply {name} first, then replace it")
-    plain = type(optimizer)
-    try:
-        optimizer.__class__ = _extended(plain)
-    except TypeError as error:  # as for classes with ABC before Optimizer among their bases
-        raise ValueError(
-            f"optimizer cannot be extended in place, {plain.__name__} is laid out otherwise: {error}"
-        ) from error
-    try:
-        assert isinstance(optimizer, Extended)
-        optimizer._begin()
-        optimizer._share(own)
-        optimizer._note_params()
-        optimizer._refuse_partial()
-        optimizer._patch_step_function()
-        if step is not None:  # a scheduler's, which calls the step that it has found
-            optimizer.step = _noted(optimizer)  # type: ignore[method-assign]
-    except BaseException:
-        optimizer.__class__ = plain
-        for key in _KEPT:
-            made.pop(key, None)
-        for group in (optimizer.defaults, *optimizer.param_groups):
-            for key in Extended.shared:
-                group.pop(key, None)
-        raise
-    return optimizer
+
+
+_INSTANCE_NAMES = frozenset(Averaged.__annotations__)  # what an optimizer of o2nc sets on itself
 
 
 def _names(cls: type) -> set[str]:
@@ -162,30 +145,28 @@ def _names(cls: type) -> set[str]:
     return {name for name in found if not name.startswith(("__", "_abc_"))} - set(dir(Optimizer))
 
 
-# --- classes made on demand
-
-_CLASSES: dict[type[Optimizer], type[Optimizer]] = {}
-
-
-def _extended(cls: type[Optimizer]) -> type[Optimizer]:
-    """Return the class that is ``cls`` with `Extended` in front, under the same name."""
-    if cls not in _CLASSES:
-        namespace = {"__doc__": cls.__doc__, "__module__": cls.__module__, "__reduce_ex__": _reduce}
-        _CLASSES[cls] = type(cls.__name__, (Extended, cls), namespace)
-    return _CLASSES[cls]
-
-
-def _reduce(self: Any, protocol: Any) -> Any:
-    return _restore, (plain_class(type(self)),), self.__getstate__()
+@cache
+def _with_averages(cls: type[Optimizer]) -> type[Optimizer]:
+    """Return the class that has `Averaged` before ``cls``, under the same name."""
+    namespace = {
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+        "__reduce_ex__": lambda self, protocol: (_restore, (cls,), self.__getstate__()),
+        "is_linear_in_lr": cls.__module__.startswith("torch.optim.") and cls.__name__ in _LINEAR_IN_LR,
+        "advice": "average=None: pass average=o2nc.Polynomial(12), say, when you extend it",
+        "_calls_closure": True,
+    }
+    return type(cls.__name__, (Averaged, cls), namespace)
 
 
 def _restore(cls: type[Optimizer]) -> Optimizer:
-    extended = _extended(cls)
+    """Return an empty optimizer of the class with averages, for copies and pickles to fill."""
+    extended = _with_averages(cls)
     return extended.__new__(extended)
 
 
-def _noted(optimizer: Optimizer) -> Any:
-    """Return a step that a scheduler knows to be one, and that finds the class as it is now."""
+def _tracked_step(optimizer: Optimizer) -> Any:
+    """Return a step that tells schedulers that it was called, and finds the class as it is now."""
     owner = ref(optimizer)
 
     def step(*args: Any, **kwargs: Any) -> Any:

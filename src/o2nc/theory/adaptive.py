@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 
 from o2nc import checks
 from o2nc.learners import BallAdaGrad
-from o2nc.optimizers.exponentiated import ExponentiatedO2NC
+from o2nc.optimizers.o2nc import ExponentiatedO2NC
 from o2nc.theory import lemmas
 
 OUTPUTS = ("geometric", "uniform")

@@ -9,9 +9,11 @@ import numpy as np
 from torch.optim import Optimizer
 
 from o2nc import checks, scaling
+from o2nc.averages.windows import Discount
 from o2nc.learners import OGD
-from o2nc.optimizers.exponentiated import ExponentiatedO2NC
-from o2nc.optimizers.sgdm import ScaledSGDM
+from o2nc.optimizers.accessors import made_with
+from o2nc.optimizers.o2nc import ExponentiatedO2NC
+from o2nc.optimizers.scaled_sgdm import ScaledSGDM
 from o2nc.scaling import Exponential, Law
 from o2nc.theory import energy, lemmas
 from o2nc.theory.energy import Rates, Run
@@ -119,7 +121,7 @@ def guarantee(
         checks.positive(name, known[name])
     checks.non_negative("noise", noise)
     if output is None:
-        output = "uniform" if optimizer is None else optimizer.param_groups[0].get("output", "uniform")
+        output = "uniform" if optimizer is None else made_with(optimizer).get("output", "uniform")
     checks.choice("output", output, lemmas.OUTPUTS)
     if optimizer is None:
         run = _named(int(steps), lr, momentum, average, law, output)
@@ -164,8 +166,6 @@ def law_voids(law: object) -> str | None:
     if law is None:
         return "without random scaling (s = 1, whose price is infinite) momentum can be trapped"
     scaling.check_law(law, "law")
-    if scaling.is_weighted(law):  # type: ignore[arg-type]
-        return f"{law!r} carries weights, and the theorem is for laws without"
     if not (hasattr(law, "price") and hasattr(law, "second_moment")):
         return f"{law!r} does not tell its price and second_moment"
     return None if math.isfinite(law.price) else f"{law!r} has an infinite price"
@@ -174,8 +174,7 @@ def law_voids(law: object) -> str | None:
 def _read(optimizer: Optimizer, steps: int, lr: Schedule | None, output: str) -> Run:
     """Return an optimizer's run, or refuse it with all that voids the theorem."""
     is_sgdm = type(optimizer) is ScaledSGDM
-    groups = optimizer.param_groups
-    group = groups[0]
+    groups, group = optimizer.param_groups, made_with(optimizer)
     if not is_sgdm and not (type(optimizer) is ExponentiatedO2NC and type(group["learner"]) is OGD):
         raise ValueError(
             f"the theorem is about ScaledSGDM and ExponentiatedO2NC with OGD, got {type(optimizer).__name__}"
@@ -189,7 +188,7 @@ def _read(optimizer: Optimizer, steps: int, lr: Schedule | None, output: str) ->
         reasons.append(f"weight_decay={group['weight_decay']!r}: the theorem is about neither form of it")
     if reason := law_voids(group["scaling"]):
         reasons.append(reason)
-    if not isinstance(group["average"], float):
+    if not isinstance(group["average"], Discount) or group["average"].start or group["average"].every > 1:
         reasons.append(f"average={group['average']!r}: the averages of the theorem have a discount in (0, 1)")
     if lr is None and any("initial_lr" in other for other in groups):
         reasons.append("a scheduler changes lr: give all of it, as lr=[…]")
@@ -202,7 +201,7 @@ def _read(optimizer: Optimizer, steps: int, lr: Schedule | None, output: str) ->
         raise ValueError("no theorem holds: " + "; ".join(reasons))
     law = group["scaling"]
     rates = _rates(lr, factor * scaling.mean(law), momentum, steps)
-    return Run(steps, rates, momentum, group["average"], dampening, law, output)
+    return Run(steps, rates, momentum, group["average"].beta, dampening, law, output)
 
 
 def _sgdm(group: dict[str, Any]) -> tuple[tuple[float, float, float], list[str]]:

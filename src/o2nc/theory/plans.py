@@ -7,7 +7,7 @@ from torch.optim.optimizer import ParamsT
 
 from o2nc import scaling
 from o2nc.learners import OGD
-from o2nc.optimizers.exponentiated import ExponentiatedO2NC
+from o2nc.optimizers.o2nc import ExponentiatedO2NC
 from o2nc.scaling import Exponential, Law
 from o2nc.theory import energy, lemmas
 

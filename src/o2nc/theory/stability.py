@@ -61,8 +61,8 @@ def stable_lr(
     if nesterov and dampening:
         raise ValueError(f"dampening must be 0 with nesterov=True, got {dampening!r}")
     scaling.check_law(law, "law")
-    if scaling.is_weighted(law) or not (law is None or hasattr(law, "second_moment")):
-        raise ValueError(f"law must be one without weights that tells its second_moment, or None, got {law!r}")
+    if not (law is None or hasattr(law, "second_moment")):
+        raise ValueError(f"law must be one that tells its second_moment, or None, got {law!r}")
     b, v = float(momentum), 1.0 if law is None else energy.second_moment(law)
     checks.number("law's E s² over the square of its mean", v, "a finite number >= 1", lambda v: v > 1 - 1e-12)
     room = 2 * (1 - b) * (1 + b)

@@ -1,0 +1,27 @@
+"""Copies of parameters in the host's memory, from which offloaded averages are updated."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class HostCopies:
+    """Pinned copies of tensors, in memory that is reused from one call to the next."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the tensors in the host's memory, after waiting for the copies; those there stay themselves."""
+        found = [t if t is None or t.device.type == "cpu" else self._copy(i, t) for i, t in enumerate(tensors)]
+        for device in {t.device for t in tensors if t is not None and t.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return found
+
+    def _copy(self, i: int, x: Tensor) -> Tensor:
+        kept = self._buffers.get(i)
+        if kept is None or (kept.shape, kept.dtype) != (x.shape, x.dtype):
+            kept = self._buffers[i] = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+        return kept.copy_(x, non_blocking=x.is_cuda)

@@ -1,0 +1,120 @@
+"""The averages of one run: how they begin, and how one iterate is taken in.
+
+    e = x − x̄,   x̄ ← x̄ + γe,   ḡ ← ḡ + γ(g − ḡ),   V ← (1 − γ)(V + γ‖e‖²)
+
+V is Welford's update in float64 (E‖x‖² − ‖x̄‖² would cancel). All of it is kept per parameter: shards and layers add
+up their own sums, and a step never waits for the host.
+
+In float32, x̄ would stand still where γe is less than half a unit in its last place; at β = 0.999 that is a change of
+x by 3e-5 of itself. So it is rounded up or down at random: u − ½ units are added before the rounding, with one
+u ~ U(0, 1) for all coordinates, a function of seed and step. This costs no memory and is right in the mean; the error
+has a standard deviation of at most (8γ)^(−½) units as long as x moves.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from o2nc.vector import wide
+
+Entry: TypeAlias = dict[str, Any]  # ``state[p]["o2nc"]``
+
+EXPONENT = 0x7F800000  # the exponent bits of a float32
+_CPU_SLICE, _DEVICE_SLICE = 1 << 17, 1 << 26  # elements: temporaries stay in a CPU's cache, and small elsewhere
+_SMALLEST, _LARGEST = 1e-12, 1e18  # norms between which float32 neither underflows nor overflows
+
+
+def begin(x: Tensor, g: Tensor | None, since: int, *, offload: bool = False) -> Entry:
+    """Return the averages of a parameter at its first iterate.
+
+    A parameter that joins late stood still before, so x̄ = x; its earlier gradients were not seen, so ḡ = g.
+
+    Args:
+        x: the parameter, as a real tensor.
+        g: its gradient, or None if no certificate is kept.
+        since: the number of this iterate among those that are averaged.
+        offload: keep the averages in the host's memory.
+    """
+    entry: Entry = {"average": _copy(x, offload), "since": since}
+    if g is not None:
+        entry["gradient"] = _copy(g, offload)
+        entry["spread"] = torch.zeros((), dtype=torch.float64, device="cpu" if offload else x.device)
+    return entry
+
+
+def _copy(x: Tensor, offload: bool) -> Tensor:
+    dtype = wide(x.dtype)
+    if not offload:
+        return x.detach().to(dtype, copy=True)
+    return torch.empty_like(x, dtype=dtype, device="cpu", pin_memory=x.is_cuda).copy_(x.detach())
+
+
+def update_(
+    entries: Sequence[Entry], xs: Sequence[Tensor], gs: Sequence[Tensor | None], gamma: float, dither: float
+) -> None:
+    """Take one iterate of every parameter into its averages, in place.
+
+    Args:
+        entries: the averages; those without ``gradient`` keep x̄ alone.
+        xs: the parameters, as real tensors on the averages' devices.
+        gs: their gradients; None counts as zero.
+        gamma: γ, the share of this iterate.
+        dither: u − ½, for the rounding of x̄ in float32.
+    """
+    for entry, x, g in zip(entries, xs, gs, strict=True):
+        mean, certifies = entry["average"], "gradient" in entry
+        if certifies:
+            _update_gradient_(entry["gradient"], g, gamma)
+        if gamma == 1:  # nothing is left of what was there, even if it was infinite
+            mean.copy_(x)
+            if certifies:
+                entry["spread"].zero_()
+            continue
+        squares = [
+            _update_mean_(mean_part, x_part, gamma, dither, certifies)
+            for mean_part, x_part in zip(_slices(mean), _slices(x), strict=True)
+        ]
+        if certifies:
+            entry["spread"].add_(torch.stack(squares).sum(), alpha=gamma).mul_(1 - gamma)  # type: ignore[arg-type]
+
+
+def _update_gradient_(mean: Tensor, g: Tensor | None, gamma: float) -> None:
+    if g is None:
+        mean.mul_(1 - gamma) if gamma < 1 else mean.zero_()
+    elif gamma == 1:
+        mean.copy_(g)
+    else:
+        mean.lerp_(g.to(mean.dtype), gamma)
+
+
+def _update_mean_(mean: Tensor, x: Tensor, gamma: float, dither: float, certifies: bool) -> Tensor | None:
+    """Move x̄ by γ(x − x̄); return ‖x − x̄‖² in float64 if it is wanted."""
+    e = x.to(mean.dtype) - mean
+    square = _square(e) if certifies else None
+    if mean.dtype == torch.float32:
+        # e += (dither/γ)·unit·sign(e): where e = 0 nothing is added, so that what stands still stays
+        power = torch.bitwise_and(mean.view(torch.int32), EXPONENT).view(torch.float32)
+        e.addcmul_(power, e.sign(), value=dither * 2.0**-23 / gamma)
+    mean.add_(e, alpha=gamma)
+    return square
+
+
+def _square(e: Tensor) -> Tensor:
+    """Return ‖e‖² in float64; on a CPU the fast way, unless the sum underflows or overflows there."""
+    norm = torch.linalg.vector_norm(e, dtype=None if e.device.type == "cpu" else torch.float64)
+    if e.device.type == "cpu" and not _SMALLEST < norm < _LARGEST:
+        norm = torch.linalg.vector_norm(e, dtype=torch.float64)
+    return norm.double().square()
+
+
+def _slices(x: Tensor) -> tuple[Tensor, ...]:
+    """Cut a large tensor along its first axis."""
+    size = _CPU_SLICE if x.device.type == "cpu" else _DEVICE_SLICE
+    return (x,) if x.numel() <= size else x.split(max(1, size * len(x) // x.numel()))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return ⟨a, b⟩ in float64."""
+    return torch.stack([(u * v).sum(dtype=torch.float64) for u, v in zip(_slices(a), _slices(b), strict=True)]).sum()

@@ -1,1 +1,0 @@
-"""How a step (`o2nc.step`) is carried out: `eager`, operation by operation; `triton`, in one pass over memory."""

@@ -1,0 +1,152 @@
+"""The laws of s and the windows of the averages on the device.
+
+s comes from the same counter-based numbers as in `o2nc.scaling`, from the same (seed, step).
+
+The uniform numbers are the host's to the bit. A logarithm may differ from the host's in the last place of float64.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from o2nc import averages, laws, scaling
+from o2nc.averages import Window
+from o2nc.scaling import Law
+
+GOLDEN = tl.constexpr(scaling.GOLDEN)
+FIRST, SECOND = (tl.constexpr(multiplier) for multiplier in scaling.MULTIPLIERS)
+
+
+@triton.jit
+def _mix(z):
+    z = (z ^ (z >> 30)) * FIRST
+    z = (z ^ (z >> 27)) * SECOND
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _word(key, step):
+    return _mix(key.to(tl.uint64) + step.to(tl.uint64) * GOLDEN)
+
+
+@triton.jit
+def _number(word):
+    return ((_mix(word) >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+
+
+@triton.jit
+def uniform(key, step):
+    """`o2nc.scaling.uniform` at draw 0; ``key`` is the hash of seed and stream."""
+    return _number(_word(key, step) + GOLDEN)
+
+
+@triton.jit
+def _one(key, step, a, b):
+    return a * 0.0 + 1.0
+
+
+@triton.jit
+def _no_weight(s, a, b):
+    return s * 0.0 + 1.0
+
+
+@triton.jit
+def _exponential(key, step, a, b):
+    return -tl.log(uniform(key, step)) / a
+
+
+@triton.jit
+def _gamma(key, step, a, b):
+    """`o2nc.Gamma.sample` for shapes from 1 on: trial after trial, three numbers each."""
+    d = a - 1.0 / 3.0
+    word = _word(key, step) + GOLDEN  # of draw 0
+    found = a * 0.0 - 1.0
+    while found < 0.0:
+        first = word + GOLDEN
+        second = first + GOLDEN
+        word = second + GOLDEN
+        u = _number(first)
+        angle = _number(second)
+        accept = _number(word)
+        normal = tl.sqrt(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * angle)
+        v = 1.0 + normal / tl.sqrt(9.0 * d)
+        v = v * v * v
+        room = 0.5 * normal * normal + d * (1.0 - v + tl.log(tl.where(v > 0.0, v, 1.0)))
+        found = tl.where((v > 0.0) & (tl.log(accept) < room), b * d * v, found)
+    return found
+
+
+@triton.jit
+def _exponential_weight(s, a, b):
+    return 1.0 / a
+
+
+@triton.jit
+def _uniform(key, step, a, b):
+    return a + (b - a) * uniform(key, step)
+
+
+@triton.jit
+def _uniform_weight(s, a, b):
+    return tl.maximum(b - s, 0.0)
+
+
+@triton.jit
+def _weibull(key, step, a, b):
+    return b * tl.exp(tl.log(-tl.log(uniform(key, step))) / a)
+
+
+@triton.jit
+def _weibull_weight(s, a, b):
+    return b / a * tl.exp((1.0 - a) * tl.log(s / b))
+
+
+class DeviceLaw(NamedTuple):
+    """A law of s: sample(key, step, a, b), weight(s, a, b), its mean and two parameters.
+
+    ``weighted``: losses and averages carry the weight; ``estimates``: the progress does.
+    """
+
+    sample: Any
+    weight: Any
+    mean: float = 1.0
+    a: float = 0.0
+    b: float = 0.0
+    weighted: bool = False
+    estimates: bool = True
+
+
+def device_law(law: Law | None) -> DeviceLaw | None:
+    """Return a law on the device, or None for one that has no device form."""
+    if law is None:
+        return DeviceLaw(_one, _no_weight)
+    mean = scaling.mean(law)
+    if type(law) is scaling.Exponential:
+        return DeviceLaw(_exponential, _exponential_weight, mean, law.rate)
+    if type(law) is laws.Uniform or type(law) is laws.Jitter:
+        return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, False, law.estimates)
+    if type(law) is laws.Weibull:
+        return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, False, law.estimates)
+    if type(law) is laws.Gamma and not law.estimates:  # else its weight is needed
+        return DeviceLaw(_gamma, _no_weight, mean, law.shape, law.scale, estimates=False)
+    return None
+
+
+class DeviceWindow(NamedTuple):
+    """A window: δ_n is ``discount``, or with a power >= 0 that of `o2nc.Polynomial`."""
+
+    discount: float = 0.0
+    power: float = -1.0
+    start: float = 0.0
+
+
+def device_window(window: Window | None) -> DeviceWindow | None:
+    """Return a window on the device, or None for one that has no device form."""
+    if window is None:
+        return DeviceWindow()
+    if type(window) is averages.Discount:
+        return DeviceWindow(window.beta)
+    if type(window) is averages.Polynomial:
+        return DeviceWindow(power=float(window.power), start=float(window.start))
+    return None

@@ -1,0 +1,137 @@
+"""What an optimizer says of its averages between two steps. Nothing here changes the optimizer's state."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from o2nc import checks
+from o2nc.averages.update import Entry
+from o2nc.certificates.certificate import Certificate
+from o2nc.persist.plain import KEY, from_dict
+from o2nc.persist.shards import is_sharded, local, total
+from o2nc.vector import real
+
+
+class NoAverages(RuntimeError, AttributeError):
+    """There are no averages to read; as an AttributeError, so that ``hasattr(opt, "progress")`` is False."""
+
+
+class Published(NamedTuple):
+    """The averages that can be read: the last that are complete."""
+
+    entries: dict[Any, Entry]  # by parameter
+    count: int  # how many iterates were averaged
+
+
+def published(optimizer: Any, wish: str) -> Published:
+    """Return the averages, or raise and say why there are none.
+
+    Args:
+        optimizer: the optimizer.
+        wish: what needs them, for the message.
+    """
+    settings = optimizer.param_groups[0][KEY]
+    window = from_dict(settings["average"])
+    if window is None:
+        raise NoAverages(f"{wish} needs averages, and this optimizer was made with {optimizer.advice}")
+    t = int(settings["step"])
+    if t == 0:
+        raise NoAverages(f"{wish}: nothing is averaged before the first step()")
+    if t <= window.start:
+        raise NoAverages(f"{wish}: the averages begin after {window.start} steps, and {t} were taken")
+    prefix = "" if window.complete(t) else "last_"
+    if prefix and t < window.period:
+        raise NoAverages(f"{wish}: no block is complete before step() was called {window.period} times")
+    keys = ("average", "gradient", "spread")
+    entries = {}
+    for p, entry in optimizer._entries().items():
+        found = {key: entry[prefix + key] for key in keys if prefix + key in entry}
+        entries[p] = found | {"since": entry["since"]}
+    return Published(entries, window.count(t))
+
+
+def has_averages(optimizer: Any) -> bool:
+    """Return whether there are averages to read."""
+    try:
+        return bool(published(optimizer, "averaged()").entries)
+    except NoAverages:
+        return False
+
+
+def has_certificate(optimizer: Any) -> bool:
+    """Return whether there is a certificate to read."""
+    return optimizer.param_groups[0][KEY]["certificate"] and has_averages(optimizer)
+
+
+def made_with(optimizer: Any) -> dict[str, Any]:
+    """Return the options of the first parameter group and ours, with windows, laws and learners as objects."""
+    group = optimizer.param_groups[0]
+    return group | {key: from_dict(value) for key, value in group.get(KEY, {}).items()}
+
+
+def progress_of(optimizer: Any) -> float:
+    """Return the progress, or nan of an optimizer that has none."""
+    return getattr(optimizer, "progress", math.nan)
+
+
+@torch.no_grad()
+def certificate(optimizer: Any, c: float) -> Certificate:
+    """Return the certificate, as `Averaged.certificate` says."""
+    checks.positive("c", c)
+    c = float(c)
+    settings = optimizer.param_groups[0][KEY]
+    if settings["average"] is not None and not settings["certificate"]:
+        raise NoAverages("certificate(): this optimizer was made with certificate=False; pass certificate=True")
+    entries, count = published(optimizer, "certificate()")
+    window = from_dict(settings["average"])
+    ess = {since: window.ess(count, since) for since in {entry["since"] for entry in entries.values()}}
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    sums = []
+    for p, entry in entries.items():
+        gradient = local(entry["gradient"])
+        if optimizer.couples_decay and groups[p]["weight_decay"]:  # averages are linear: ḡ of F + (λ/2)‖x‖²
+            sign = -1.0 if groups[p]["maximize"] else 1.0
+            gradient = (sign * gradient).add_(local(entry["average"]), alpha=float(groups[p]["weight_decay"]))
+        sums.append((_square(gradient), entry["spread"]))
+    values = torch.stack([torch.stack([v.to(sums[0][0].device) for v in column]) for column in zip(*sums, strict=True)])
+    squares, spreads = (total(values, list(entries)) if optimizer._is_sharded else values).tolist()
+    names = parameter_names(optimizer)
+    parts = {
+        names[p]: Certificate(c, math.sqrt(square), spread, ess[entry["since"]])
+        for (p, entry), square, spread in zip(entries.items(), squares, spreads, strict=True)
+    }
+    return Certificate(c, math.sqrt(math.fsum(squares)), math.fsum(spreads), min(ess.values()), parts)
+
+
+def _square(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
+
+
+def parameter_names(optimizer: Any) -> dict[Any, str | int]:
+    """Return the name of every parameter, or its index if it has none or not its own."""
+    names: dict[Any, str | int] = {}
+    for group in optimizer.param_groups:
+        for p, name in zip(group["params"], group.get("param_names", [None] * len(group["params"])), strict=True):
+            names[p] = len(names) if name is None or name in names.values() else name
+    return names
+
+
+@torch.no_grad()
+def averaged_state_dict(optimizer: Any, model: nn.Module) -> dict[str, Any]:
+    """Return a copy of ``model.state_dict()`` with x̄ in it, as `Averaged.averaged_state_dict` says."""
+    entries, _ = published(optimizer, "averaged_state_dict()")
+    kept, copies = model.state_dict(keep_vars=True), {}
+    for name, value in kept.items():
+        copies[name] = value.detach().clone() if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor) and value in entries:
+            copy_average_(copies[name], entries[value]["average"])
+    return copies
+
+
+def copy_average_(x: Any, average: Any) -> None:
+    """Copy x̄ into a tensor of the parameter's shape, dtype and placement."""
+    if is_sharded(x):
+        x, average = x.to_local(), local(average)
+    real(x).copy_(average)

@@ -1,0 +1,353 @@
+"""Algorithms 1 and 2: any online learner as a torch optimizer.
+
+Algorithm 2, Exponentiated O2NC:
+
+    g_t = ∇f(x_t)                           the gradient at the iterate itself
+    Δ_{t+1} = learner(g_t)                  on the losses β^{−t}⟨g_t, Δ⟩ + (μ_t/2)‖Δ‖²
+    x_{t+1} = x_t + s_{t+1} Δ_{t+1}         s ~ Exp(1), one scalar for all parameters
+    x̄_t, ḡ_t, V_t                           β-weighted averages: ‖∇F(x̄_t)‖_c <= ‖ḡ_t‖ + cV_t
+
+At call t = 1, 2, … of ``step`` the parameters are x_t and ``.grad`` is g_t (x_1 = x_0, since Δ_1 = 0).
+
+Algorithm 1, the original O2NC (Cutkosky, Mehta and Orabona 2023):
+
+    x_n = x_{n−1} + Δ_n,   w_n = x_{n−1} + s_n Δ_n,   s_n ~ U[0, 1],   g_n = ∇f(w_n)
+
+and the output is uniform over the averages w̄_k of blocks of ``period`` consecutive w's. The paper's listing takes the
+gradient at x_n; the identity F(x_n) − F(x_{n−1}) = E⟨∇F(w_n), Δ_n⟩ needs it at w_n. The parameters hold w_n, and x_n
+needs no buffer, since s_n can be drawn again: w_{n+1} = w_n + (1 − s_n)Δ_n + s_{n+1}Δ_{n+1}.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import is_dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from o2nc import checks
+from o2nc.averages.update import Entry
+from o2nc.averages.windows import Average, Blocks, Window
+from o2nc.fused.engine import DeviceRule
+from o2nc.laws import Uniform
+from o2nc.learners import Learner
+from o2nc.optimizers.paper import Paper
+from o2nc.optimizers.sgd import wants_fused
+from o2nc.persist.plain import KEY, from_dict, to_dict
+from o2nc.persist.private import foreach_add_, foreach_mul_
+from o2nc.persist.shards import total
+from o2nc.scaling import Exponential, Law
+from o2nc.vector import completed, number, wide
+
+_RESERVED = frozenset(("average", "gradient", "spread", "since", "output", "progress", "rate", "update", "delta"))
+_DECAYED = ("last_move", "last_decay")  # of the last update: Δ had −last_decay·x in it, which −last_move multiplied
+_SLICE = 1 << 24  # elements that a learner by coordinate is asked for at a time
+
+
+class Learned(Paper):
+    """Steps by an online learner: all parameters that have gradients are one vector of R^d."""
+
+    keeps_delta = False  # whether Δ is kept even where the learner recalls it from its other state
+    # options that torch's other optimizers obey and this one does not
+    unsupported_keys = frozenset(("momentum", "dampening", "nesterov", "betas"))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, as in torch; averages, law, seed and learner are those of all groups."""
+        for key in self.unsupported_keys & param_group.keys():
+            if param_group[key]:
+                raise ValueError(f"{type(self).__name__} has no {key}, got {param_group[key]!r} in a group")
+        super().add_param_group(param_group)
+        if not isinstance(self.param_groups[-1]["lr"], Tensor):
+            checks.non_negative("lr", self.param_groups[-1]["lr"])
+
+    @property
+    def _learner(self) -> Any:
+        return from_dict(self.param_groups[0][KEY]["learner"])
+
+    def _keeps_delta(self, learner: Any) -> bool:
+        return self.keeps_delta or not getattr(learner, "recalls", False)
+
+    @torch.no_grad()
+    def _move(self, params: list[Any], t: int, s: float | None, closure: Any = None) -> None:
+        """Ask the learner for Δ_{t+1}, and set x ← x + sΔ_{t+1}.
+
+        A parameter without a gradient is not moved. To a learner with a joint norm its gradient is zero, since the
+        norm is over all of them; other learners are not asked for it, and its state waits.
+        """
+        s = 1.0 if s is None else s
+        settings, learner = self.param_groups[0][KEY], self._learner
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        everyone = params
+        if not is_elementwise(learner):
+            key = self._learner_key(learner)
+            everyone = [p for p in groups if p.grad is not None or key in self.state.get(p, {}).get(KEY, ())]
+        entries = [self._begun(p, learner) for p in everyone]
+        self._decay(params, groups, s)
+        for low, high in _slices(everyone) if is_elementwise(learner) else [(0, len(everyone))]:
+            self._play(everyone[low:high], entries[low:high], groups, learner, settings["beta"], s)
+        if settings["average"] is not None:
+            for p, entry in self._entries().items():
+                entry["rate"].fill_(0.0 if p.grad is None else 1.0)
+
+    def _begun(self, p: Any, learner: Any) -> Entry:
+        """Return the entry of a parameter, with the learner's state in it."""
+        entry: Entry = self.state[p].setdefault(KEY, {})
+        if self._learner_key(learner) not in entry:
+            x = self._data(p.detach())
+            delta = torch.zeros_like(x, dtype=wide(x.dtype))
+            state = initial(learner, delta)
+            entry.update(self._assembled(p, state | {"delta": delta} if self._keeps_delta(learner) else state))
+        return entry
+
+    def _learner_key(self, learner: Any) -> str:
+        return "delta" if self._keeps_delta(learner) else _first_key(learner)
+
+    def _play(
+        self, params: list[Any], entries: list[Entry], groups: dict[Any, Any], learner: Any, beta: float, s: float
+    ) -> None:
+        """Have the learner replace Δ_t by Δ_{t+1}, and move by it; gradients are given in at least float32."""
+        states = [self._local(entry) for entry in entries]
+        keeps, key = self._keeps_delta(learner), self._learner_key(learner)
+        deltas = [state["delta"] if keeps else torch.empty_like(state[key]) for state in states]
+        grads = [
+            torch.zeros_like(delta) if p.grad is None else self._rule_gradient(p, groups[p])
+            for p, delta in zip(params, deltas, strict=True)
+        ]
+        lrs = [float(groups[p]["lr"]) for p in params]
+        with completed(lambda values: total(values, params)) if self._is_sharded else nullcontext():
+            if learner.update(deltas, grads, states, lrs, beta) is not None:
+                raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
+        if self._is_sharded:  # numbers that the learner has replaced
+            for entry, state in zip(entries, states, strict=True):
+                entry.update({k: v for k, v in state.items() if not isinstance(v, Tensor)})
+        moved = [(self._data(p.detach()), delta) for p, delta in zip(params, deltas, strict=True) if p.grad is not None]
+        foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=s)
+
+    def _decay(self, params: list[Any], groups: dict[Any, Any], s: float) -> None:
+        """Set x ← x − s·lr·λx, and note it for the progress."""
+        pulls = [float(groups[p]["lr"]) * groups[p].get("weight_decay", 0.0) for p in params]
+        if any(pulls) or any(_DECAYED[0] in self.state[p][KEY] for p in params):
+            foreach_mul_([self._data(p.detach()) for p in params], [1 - s * pull for pull in pulls])
+            for p, pull in zip(params, pulls, strict=True):
+                entry = self.state[p][KEY]
+                for key, value in zip(_DECAYED, (-s, -pull), strict=True):
+                    entry.setdefault(key, number()).fill_(value)
+
+    def _rule_gradient(self, p: Any, group: dict[str, Any]) -> Tensor:
+        g = self._gradient(p)
+        g = g.detach().to(wide(g.dtype))
+        return -g if group.get("maximize") else g
+
+    def _directions(self, params: list[Any]) -> list[Tensor]:
+        """Return Δ_t, with the weight decay that was part of it."""
+        learner = self._learner
+        states = [self._local(self.state[p][KEY]) for p in params]
+        deltas = [s["delta"] for s in states] if self._keeps_delta(learner) else learner.last_updates(states)
+        found = []
+        for p, delta, state in zip(params, deltas, states, strict=True):
+            move, decay = (float(state.get(key, 0.0)) for key in _DECAYED)
+            if decay:  # of x one step ago, which is (x + move·Δ)/(1 − move·decay)
+                delta = torch.add(delta, self._data(p.detach()).to(delta.dtype), alpha=decay).div_(1 - move * decay)
+            found.append(delta)
+        return found
+
+    def _begin_learner(self, learner: Any, **settings: Any) -> None:
+        """Add the learner to the settings; a joint norm needs all parameters, as averages do."""
+        self.param_groups[0][KEY] |= {"learner": to_dict(learner), **settings}
+        if not is_elementwise(learner):
+            self._refuse_partial(always=True)
+
+
+class ExponentiatedO2NC(Learned):
+    """Algorithm 2: learner × scaling × averages.
+
+    Args:
+        params: parameters or parameter groups; a group may have an ``lr`` and a ``weight_decay`` of its own.
+        learner: the online learner that plays the updates; ``param_groups[i]["lr"]`` starts at its ``lr``.
+        beta: β in (0, 1), the discount of the losses and of the averages.
+        scaling: the law of s, or None for no scaling (then no guarantee holds).
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
+            them, draw the same s with the same seed: give each its own.
+        average: the window of x̄, ḡ and V: True is Algorithm 2's, with β; a number in (0, 1) or a window such as
+            `o2nc.Polynomial` is another; False or None saves the memory of x̄, ḡ and the kept output.
+        fused: one pass over memory on a GPU; None takes it where it applies, True insists on it.
+        weight_decay: λ >= 0, decoupled as in AdamW: Δ becomes Δ − lr·λx, with the group's lr, and gradients stay
+            those of F. The lr of `ScaleFree` is smaller than Adam's; its λ is to be as much larger.
+        maximize: maximise F, instead of minimise.
+        output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
+            of mean β/(1 − β), cut off at the end, for which more is proved (docs/paper.md).
+
+    Example:
+        >>> import torch, o2nc
+        >>> x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+        >>> opt = o2nc.ExponentiatedO2NC([x], o2nc.learners.OGD(lr=0.01), beta=0.9)
+        >>> for _ in range(300):
+        ...     opt.zero_grad()
+        ...     x.abs().sum().backward()
+        ...     opt.step()
+        >>> opt.certificate(c=1.0).value < 1.0
+        True
+    """
+
+    shared_options = frozenset(("learner", "beta", "scaling", "seed", "average", "output"))
+    advice = "average=False: leave that at True when you construct it"
+
+    def __init__(
+        self,
+        params: Any,
+        learner: Learner,
+        *,
+        beta: float = 0.99,
+        scaling: Law | None = Exponential(),
+        seed: int = 0,
+        average: bool | Average = True,
+        fused: bool | None = None,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+        output: str = "uniform",
+    ) -> None:
+        check_learner(learner)
+        checks.non_negative("weight_decay", weight_decay)
+        checks.flag("maximize", maximize)
+        checks.fraction("beta", beta)
+        if fused is not None:
+            checks.flag("fused", fused)
+        if isinstance(average, bool):
+            average = float(beta) if average else None
+        defaults = {"lr": learner.lr, "weight_decay": weight_decay, "maximize": maximize, "fused": fused}
+        super().__init__(params, defaults, average=average, scaling=scaling, seed=seed, certificate=True)
+        self._begin_learner(learner, beta=float(beta))
+        self._begin_output(output)
+
+    def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
+        learner = self._learner
+        wants = wants_fused(self.param_groups, has_torchs=False)
+        form = getattr(learner, "device_rule", None)
+        if wants is False or (form is None and not wants):
+            return None
+        return DeviceRule(form or "", (learner, self.param_groups[0][KEY]["beta"]))
+
+
+class OriginalO2NC(Learned):
+    """Algorithm 1: gradients between the iterates, averages over blocks.
+
+    ``averaged()``, ``certificate()`` and ``output()`` speak of completed blocks, with uniform weights.
+
+    Args:
+        params: parameters or parameter groups; a group may have an ``lr`` of its own.
+        learner: an online learner, as a rule one on a ball, such as `BallOGD`.
+        period: T >= 1, the length of a block.
+        seed: a non-negative integer.
+        restart: begin every block with a new learner (the learner runs on otherwise).
+
+    Example:
+        >>> import torch, o2nc
+        >>> x = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        >>> opt = o2nc.OriginalO2NC([x], o2nc.learners.BallOGD(lr=0.005, radius=0.02), period=50)
+        >>> for _ in range(500):
+        ...     opt.zero_grad()
+        ...     x.abs().sum().backward()
+        ...     opt.step()
+        >>> opt.certificate(c=1.0).value < 1.0
+        True
+    """
+
+    shared_options = frozenset(("learner", "period", "seed", "restart"))
+    unsupported_keys = Learned.unsupported_keys | {"weight_decay", "maximize"}
+    keeps_delta = True
+
+    def __init__(self, params: Any, learner: Learner, *, period: int, seed: int = 0, restart: bool = False) -> None:
+        check_learner(learner)
+        checks.integer("period", period, 1)
+        checks.flag("restart", restart)
+        defaults = {"lr": learner.lr}
+        super().__init__(
+            params, defaults, average=Blocks(int(period)), scaling=Uniform(0, 1), seed=seed, certificate=True
+        )
+        self._begin_learner(learner, beta=1.0, restart=restart)
+        self._begin_output("uniform")
+
+    @torch.no_grad()
+    def _update_averages(self, params: list[Any], window: Window, t: int) -> dict[Any, Entry]:
+        """Keep the averages of a block that is complete, since the next block takes their place."""
+        if window.complete(t - 1) and not self._has_averaged:
+            for entry in self._entries().values():
+                for key in ("average", "gradient", "spread"):
+                    entry[f"last_{key}"].copy_(entry[key])
+        return super()._update_averages(params, window, t)
+
+    def _new_entry(self, p: Any, entry: Entry) -> Entry:
+        last = {f"last_{key}": entry[key].clone() for key in ("average", "gradient", "spread")}
+        return super()._new_entry(p, entry) | last
+
+    @torch.no_grad()
+    def _move(self, params: list[Any], t: int, s: float | None, closure: Any = None) -> None:
+        """Set w_{t+1} = w_t + (1 − s_t)Δ_t + s_{t+1}Δ_{t+1}."""
+        settings, learner = self.param_groups[0][KEY], self._learner
+        rest = 1 - from_dict(settings["scaling"]).sample(settings["seed"], t)
+        for p in params:
+            delta = self._local(self._begun(p, learner))["delta"]
+            self._data(p.detach()).add_(delta, alpha=rest)
+        if settings["restart"] and from_dict(settings["average"]).complete(t):
+            for p in self._entries():
+                self._restart(p, learner)
+        else:
+            super()._move(params, t, s)
+        for p, entry in self._entries().items():
+            entry["rate"].fill_(0.0 if p.grad is None else 1.0)
+            if p.grad is None:
+                self._local(entry)["delta"].zero_()  # it stays at w_t, which so becomes its x_t
+
+    def _restart(self, p: Any, learner: Any) -> None:
+        """Begin anew with Δ = 0."""
+        entry = self._local(self.state[p][KEY])
+        entry["delta"].zero_()
+        for key, value in initial(learner, entry["delta"]).items():
+            entry[key].copy_(value) if isinstance(value, Tensor) else self.state[p][KEY].update({key: value})
+
+    def _progress_weight(self, law: Any, seed: int, t: int) -> float:
+        return 1.0  # s is uniform on the way from x_{t−1} to x_t: the identity needs no weight
+
+    def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
+        return None
+
+
+def _slices(params: list[Any]) -> Iterator[tuple[int, int]]:
+    """Yield runs of parameters that have about as many elements as a slice, which bounds temporaries."""
+    low = elements = 0
+    for high, p in enumerate(params, 1):
+        elements += p.numel()
+        if elements >= _SLICE or high == len(params):
+            yield low, high
+            low, elements = high, 0
+
+
+@cache
+def _first_key(learner: Any) -> str:
+    """Return the name of the first state of a learner that recalls Δ, which has the parameter's shape."""
+    return next(iter(learner.init(torch.zeros(1, device="cpu"))))
+
+
+def is_elementwise(learner: Any) -> bool:
+    """Return whether the learner plays every coordinate by itself."""
+    return getattr(learner, "elementwise", False)
+
+
+def check_learner(learner: object) -> None:
+    """Raise unless ``learner`` is a dataclass instance that offers lr, init and update."""
+    if isinstance(learner, type) or not (isinstance(learner, Learner) and is_dataclass(learner)):
+        raise TypeError(f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}")
+
+
+def initial(learner: Any, delta: Tensor) -> dict[str, Any]:
+    """Return the learner's own state of one parameter; raise where it would collide with ours."""
+    state = learner.init(delta)
+    name = type(learner).__name__
+    if not isinstance(state, dict):
+        raise TypeError(f"{name}.init must return a dict of tensors and numbers, got {state!r}")
+    taken = sorted(key for key in state if key in _RESERVED or key.startswith("last_") and key[5:] in _RESERVED)
+    if taken:
+        raise ValueError(f"{name}.init must not use the names {taken}: the optimizer keeps its own state under them")
+    return state

@@ -1,0 +1,145 @@
+"""x̄ in the place of the parameters, inside a ``with`` block.
+
+The parameters are copied before anything is changed, and restored in one call that no interrupt can divide. A block
+that was left by an interrupt before it could restore them does so when its object is freed.
+"""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from o2nc.optimizers.accessors import published
+from o2nc.persist.batchnorm import RECALIBRATED, recalibrated, run_through
+from o2nc.persist.private import clear_cast_caches, foreach_copy_
+from o2nc.persist.shards import local, resharded
+from o2nc.vector import real
+
+SWAPPED: dict[int, "_Backup"] = {}  # what holds x̄ now, by the id of the parameter
+
+
+class _Backup:
+    """The parameters of one optimizer while they hold x̄; the blocks that want them so are counted."""
+
+    def __init__(self, optimizer: Any, entries: dict[Any, dict[str, Any]]) -> None:
+        self.owner, self.blocks = optimizer.state, set[int]()
+        self.params = list(entries)
+        self.data = [real(local(p.detach())) for p in self.params]
+        self.averages = [local(entry["average"]) for entry in entries.values()]
+        self.former = [x.clone() for x in self.data]
+
+    @torch.no_grad()
+    def enter(self) -> None:
+        SWAPPED.update((id(p), self) for p in self.params)
+        _copy_(self.data, self.averages)
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        _copy_(self.data, self.former)
+        for p in self.params:
+            SWAPPED.pop(id(p), None)
+
+
+def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        foreach_copy_(targets, sources)
+
+
+class Swap:
+    """A ``with`` block inside which the parameters of some optimizers are x̄. Make it by ``opt.averaged()``.
+
+    Args:
+        optimizers: o2nc's, with averages.
+        model: a warning names its trainable parameters that are in none of the optimizers; FSDP2 and BatchNorm are
+            looked after.
+        batches: inputs of the model, for BatchNorm statistics of x̄, as in `o2nc.recalibrated`.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Any], model: nn.Module | None = None, batches: Iterable[Any] | None = None
+    ) -> None:
+        self._is_entered, self._backups, self._stack = True, list[_Backup](), ExitStack()
+        if batches is not None and model is None:
+            raise ValueError("batches are for the BatchNorm layers of a model: pass model=… as well")
+        self._is_entered, self._optimizers, self._model, self._batches = False, list(optimizers), model, batches
+        if model is not None:
+            self._warn_if_left_out(model)
+
+    def _warn_if_left_out(self, model: nn.Module) -> None:
+        known = {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
+        missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
+        if missing:
+            warnings.warn(
+                f"averaged(): {len(missing)} trainable parameters of the model are in none of the optimizers and stay "
+                f"as they are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; "
+                "o2nc.averaged(opt1, opt2) takes several optimizers",
+                stacklevel=4,
+            )
+
+    def __enter__(self) -> None:
+        """Put x̄ into the parameters."""
+        if self._is_entered:
+            raise RuntimeError("this averaged() block was entered before: call averaged() again")
+        self._is_entered = True
+        try:
+            if self._model is not None:
+                self._stack.enter_context(resharded(self._model))
+            for optimizer in self._optimizers:
+                self._swap(optimizer)
+            clear_cast_caches()
+            if self._model is not None and self._batches is not None:
+                self._stack.enter_context(recalibrated(self._model, self._batches))
+        except BaseException:
+            self._restore()
+            raise
+
+    def _swap(self, optimizer: Any) -> None:
+        if not optimizer._lock.acquire(blocking=False):
+            raise RuntimeError("averaged() while step() is running: the parameters are being moved")
+        try:
+            entries, _ = published(optimizer, "averaged()")
+            if not RECALIBRATED.isdisjoint(map(id, entries)):
+                warnings.warn(
+                    "averaged() inside recalibrated(): the BatchNorm statistics are those of x; enter averaged() first, "
+                    "or write averaged(model, batches=…)",
+                    stacklevel=4,
+                )
+            open_blocks = {id(b): b for b in (SWAPPED.get(id(p)) for p in entries) if b is not None}
+            if not open_blocks:
+                backup = _Backup(optimizer, entries)
+            elif len(open_blocks) == 1 and next(iter(open_blocks.values())).owner is optimizer.state:
+                (backup,) = open_blocks.values()
+            else:
+                raise RuntimeError("averaged(): some parameters hold another optimizer's x̄; leave that block first")
+            self._backups.append(backup)
+            backup.blocks.add(id(self))
+            if len(backup.blocks) == 1:
+                backup.enter()
+        finally:
+            optimizer._lock.release()
+
+    def __exit__(self, *exception: Any) -> None:
+        """Restore the parameters."""
+        self._restore()
+
+    def _restore(self) -> None:
+        run_through(self._stack.close)
+        run_through(self._leave)
+
+    def _leave(self) -> None:
+        while self._backups:
+            backup = self._backups[-1]
+            backup.blocks.discard(id(self))
+            if not backup.blocks:
+                backup.leave()
+            self._backups.pop()
+        clear_cast_caches()
+
+    def __del__(self) -> None:
+        if not self._is_entered:
+            warnings.warn("averaged() does nothing by itself: write `with opt.averaged(): …`", stacklevel=2)
+        elif self._backups:  # an interrupt came just before the block could be left
+            self._restore()

@@ -1,0 +1,177 @@
+"""Checkpoints: torch's own, with one dictionary of ours in the first group and one in every parameter's state.
+
+Saving is torch's. Loading sees to three things that torch does not: our tensors keep their dtype and place (torch
+casts state to the parameter's dtype), a checkpoint of another kind is refused, and one with other settings than the
+optimizer was made with wins, but not silently.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from o2nc import checks
+from o2nc.averages.windows import Window, as_window
+from o2nc.persist.plain import KEY, from_dict
+from o2nc.persist.shards import assemble, is_sharded, local, with_own_sums, with_whole_sums
+from o2nc.scaling import check_law
+from o2nc.vector import real
+
+_COUNTERS = frozenset(("step", "pending"))
+_AVERAGES = frozenset(("average", "gradient", "spread"))  # in the host's memory if they are offloaded
+
+
+def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return torch's state_dict; of sharded parameters with whole sums, and with DTensors of all that has their shape."""
+    if not optimizer._is_sharded:
+        return by_torch()
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def make_whole(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        states = {i: _whole(params[i], state) for i, state in state_dict["state"].items()}
+        return {**state_dict, "state": states}
+
+    hook = optimizer.register_state_dict_post_hook(make_whole, prepend=True)  # before the user's, who see the result
+    try:
+        return by_torch()
+    finally:
+        hook.remove()
+
+
+def _whole(p: Any, state: dict[str, Any]) -> dict[str, Any]:
+    if KEY not in state or not is_sharded(p):
+        return state
+    shard = p.to_local()
+    entry = with_whole_sums(p, state[KEY])
+    for key, value in entry.items():
+        if isinstance(value, Tensor) and not is_sharded(value) and value.dim() and value.shape == shard.shape:
+            entry[key] = assemble(p, value.to(shard.device))
+    return {**state, KEY: entry}
+
+
+def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[str, Any]], None]) -> None:
+    """Load a state_dict as `Averaged.load_state_dict` says; ``by_torch`` is torch's own function."""
+    entries: dict[Any, dict[str, Any]] = {}
+    messages: list[str] = []
+
+    def take_out(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+        """Take our entries out before torch can cast them."""
+        groups = [dict(group) for group in loaded["param_groups"]]
+        _refuse_other_kinds(optimizer, groups)
+        if groups:
+            groups[0][KEY] = _settings_to_load(optimizer, groups[0].get(KEY), messages)
+        for group, mine in zip(groups, optimizer.param_groups, strict=False):
+            if "fused" in mine:  # how a step is taken, not what it does
+                group["fused"] = mine["fused"]
+        ids = [i for group in groups for i in group["params"]]
+        strangers = loaded["state"].keys() - {*ids}
+        if strangers:
+            raise ValueError(f"the checkpoint has state of parameters that are in none of its groups: {[*strangers]}")
+        states = {i: dict(state) for i, state in loaded["state"].items()}
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        for i, p in zip(ids, params, strict=False):  # torch says itself when there are more of one
+            entry = states.get(i, {}).pop(KEY, None)
+            if entry is not None:
+                entries[p] = _own_entry(optimizer, i, p, entry, groups[0][KEY])
+        return {**loaded, "state": states, "param_groups": groups}
+
+    def put_back(_: Any) -> None:
+        for p, entry in entries.items():
+            optimizer.state[p][KEY] = entry
+
+    # the last before torch loads and the first after it, so that the user's hooks see all there is
+    before = optimizer.register_load_state_dict_pre_hook(take_out)
+    after = optimizer.register_load_state_dict_post_hook(put_back, prepend=True)
+    try:
+        by_torch(state_dict)
+    finally:
+        before.remove()
+        after.remove()
+    for message in messages:
+        warnings.warn(message, stacklevel=3)
+
+
+def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
+    """Raise if a checkpoint's groups lack numbers that this optimizer steps by."""
+    name = type(optimizer).__name__
+    numbers = [k for k, v in optimizer.defaults.items() if isinstance(v, int | float | tuple) and type(v) is not bool]
+    missing = [key for key in numbers if any(key not in group for group in groups)]
+    if missing:
+        raise ValueError(f"the checkpoint is not one of {name}: its groups lack {missing}")
+    for group in groups:
+        for key in getattr(optimizer, "unsupported_keys", ()) & group.keys():
+            if group[key]:
+                raise ValueError(f"the checkpoint is not one of {name}: its groups have {key}={group[key]!r}")
+        if isinstance(group.get("lr"), int | float):
+            checks.non_negative("lr", group["lr"])
+
+
+def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
+    """Return the settings to go on with: the checkpoint's, and ours where it has none."""
+    ours, name = optimizer.param_groups[0][KEY], type(optimizer).__name__
+    no_averages = f"the checkpoint has no averages: those of average={from_dict(ours['average'])!r} begin now"
+    if theirs is None and "learner" not in ours:  # one of torch's own optimizer
+        if ours["average"] is not None:
+            messages.append(no_averages)
+        return ours | {key: ours[key].new_zeros((), device="cpu") for key in _COUNTERS & ours.keys()}
+    if theirs is None or theirs.keys() != ours.keys():
+        raise ValueError(f"the checkpoint is not one of {name}: its groups have other entries under {KEY!r}")
+    theirs = theirs | {key: theirs[key].detach().cpu().clone() for key in _COUNTERS & theirs.keys()}
+    _check(theirs)
+    if theirs["average"] is None and ours["average"] is not None:
+        messages.append(no_averages)
+        theirs |= {key: ours[key] for key in ("average", "certificate", "offload")}
+        if "start" in ours["average"]:
+            theirs["average"] = ours["average"] | {"start": ours["average"]["start"] + int(theirs["step"])}
+        return theirs
+    changed = [key for key in ours if key not in _COUNTERS and theirs[key] != ours[key]]
+    if changed:
+        replaced = (f"{key}={from_dict(theirs[key])!r} (made with {from_dict(ours[key])!r})" for key in changed)
+        messages.append(
+            f"the checkpoint changes this {name}, which goes on with {', '.join(replaced)}: construct it with the "
+            "checkpoint's values if that is meant"
+        )
+    return theirs
+
+
+def _check(settings: dict[str, Any]) -> None:
+    """Raise for values that the constructors would refuse, too."""
+    for key in _COUNTERS & settings.keys():
+        checks.integer(key, settings[key].item(), 0)
+    checks.integer("seed", settings["seed"], 0)
+    checks.flag("certificate", settings["certificate"])
+    checks.flag("offload", settings["offload"])
+    check_law(from_dict(settings["scaling"]))
+    window = from_dict(settings["average"])
+    if not isinstance(window, Window):
+        as_window(window)
+    if "learner" in settings:
+        from_dict(settings["learner"])
+        checks.number("beta", settings["beta"], "a number in (0, 1]", lambda v: 0 < v <= 1)
+
+
+def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter's entry with tensors of its own, where they belong."""
+    missing = [] if "average" not in entry else [key for key in ("since",) if key not in entry]
+    if settings["average"] is not None and settings["certificate"] and "average" in entry:
+        missing += [key for key in ("gradient", "spread") if key not in entry]
+    if missing:
+        raise ValueError(f"the checkpoint is incomplete: its state of parameter {i} lacks {missing}")
+    entry = with_own_sums(p, entry) if is_sharded(p) else entry
+    shape, device = real(p.detach()).shape, p.device
+    found = {}
+    for key, value in entry.items():
+        if isinstance(value, Tensor):
+            if key in optimizer.shaped_entries and value.shape != shape:
+                raise ValueError(
+                    f"the checkpoint's {key} of parameter {i} has shape {tuple(value.shape)}, "
+                    f"the parameter has {tuple(shape)}: are the parameters in another order?"
+                )
+            value = value.redistribute(p.device_mesh, p.placements) if is_sharded(value) else value
+            on_host = key == "output" or (settings["offload"] and key in _AVERAGES)
+            value = local(value).detach().to("cpu", copy=True) if on_host else value.detach().clone()
+            if not on_host and (value.dim() or key in ("spread", "last_spread", "progress", "rate")):
+                value = value.to(device)
+        found[key] = value
+    return found

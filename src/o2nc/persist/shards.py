@@ -1,0 +1,119 @@
+"""Sharded parameters (DTensor, as FSDP2 makes them): every process steps its local shard.
+
+x̄, ḡ, Δ and whatever has the parameter's shape are DTensors placed like the parameter, and are updated on their local
+shards. Norms of R^d are sums over the processes: a learner that needs one waits for it at every step. V and the
+progress are kept as this process's share and summed when they are read; checkpoints hold the whole sums, so that any
+number of processes can load them.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+SUMS = frozenset(("spread", "progress", "last_spread"))  # entries that are sums over coordinates
+
+
+def is_sharded(x: Any) -> bool:
+    """Return whether a tensor is a DTensor."""
+    return hasattr(x, "to_local") and hasattr(x, "placements")
+
+
+def local(x: Any) -> Any:
+    """Return the local shard of a DTensor, and anything else as it is."""
+    return x.detach().to_local() if is_sharded(x) else x
+
+
+def local_gradient(p: Any) -> Tensor | None:
+    """Return the local shard of a parameter's gradient, placed like the parameter."""
+    g: Any = p.grad
+    if g is None or not is_sharded(p):
+        return g
+    if g.placements != p.placements:
+        g = g.redistribute(p.device_mesh, p.placements)
+    return g.to_local()
+
+
+def assemble(p: Any, shard: Tensor) -> Tensor:
+    """Return the DTensor whose local shard this is, placed like the parameter."""
+    from torch.distributed.tensor import DTensor
+
+    if shard.storage_offset():  # deepcopy of a DTensor needs shards that begin where their memory does (torch 2.13)
+        shard = shard.clone()
+    return DTensor.from_local(shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
+def total(values: Tensor, params: Sequence[Any]) -> Tensor:
+    """Return the sums over the processes of values that have one column per parameter."""
+    dims: dict[Any, list[int]] = {}
+    for i, p in enumerate(params):
+        for dim, placement in enumerate(p.placements if is_sharded(p) else ()):
+            if not placement.is_replicate():  # is_shard() is False of the strided shards of tensor parallelism
+                dims.setdefault((p.device_mesh, dim), []).append(i)
+    if dims:
+        values = values.to(local(params[0]).device, copy=True)  # where the processes can add them up
+    for (mesh, dim), at in dims.items():
+        some = values[..., at].contiguous()
+        distributed.all_reduce(some, group=mesh.get_group(dim))
+        values[..., at] = some
+    return values
+
+
+def with_whole_sums(p: Any, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry of a sharded parameter with its sums over all processes, for a checkpoint."""
+    return {k: total(v.reshape(1), [p]).reshape(()) if k in SUMS else v for k, v in entry.items()}
+
+
+def with_own_sums(p: Any, entry: dict[str, Any]) -> dict[str, Any]:
+    """Undo `with_whole_sums`: the first process takes the sum, the others zero."""
+    coordinate = p.device_mesh.get_coordinate()
+    first = all(c == 0 for c, placement in zip(coordinate, p.placements, strict=True) if not placement.is_replicate())
+    return entry if first else {k: torch.zeros_like(v) if k in SUMS else v for k, v in entry.items()}
+
+
+def is_first_process() -> bool:
+    """Return whether this process writes for all; before they are connected, by what torchrun has told it."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
+
+
+def why_partial(params: Sequence[Tensor]) -> str | None:
+    """Return why these parameters are only a part, with the other parts out of reach; None if they are not.
+
+    FSDP1 marks what it has flattened. ZeroRedundancyOptimizer marks nothing: it is found among the callers while it
+    constructs the optimizer of its part.
+    """
+    if any(getattr(p, "_fsdp_flattened", False) for p in params):
+        return "FullyShardedDataParallel (FSDP1) flattens them; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    frame = sys._getframe() if zero is not None else None
+    while zero is not None and frame is not None:
+        if isinstance(frame.f_locals.get("self"), zero.ZeroRedundancyOptimizer):
+            return "ZeroRedundancyOptimizer deals them out; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
+        frame = frame.f_back
+    return None
+
+
+@contextmanager
+def resharded(model: torch.nn.Module) -> Iterator[None]:
+    """Have FSDP2 drop its gathered weights before and after a ``with`` block.
+
+    It keeps the root's after an evaluation, for a backward pass, and would not notice that they were replaced.
+    """
+    roots: list[Any] = []
+    if distributed.is_available():
+        from torch.distributed.fsdp import FSDPModule
+
+        roots = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    try:
+        for module in roots:
+            module.reshard()
+        yield
+    finally:
+        for module in roots:
+            module.reshard()
