@@ -267,14 +267,14 @@ def main(
         raise kit.UsageError(f"a batch has {BATCH} images, the training set only {len(images.train)}")
     if images.digest != OFFICIAL:
         terminal.say("note: these files are not the official CIFAR-10")
-    settings = {"width": width, "limit": limit, "batch": BATCH, "data": images.digest}
-    store = kit.Store(out / "cifar10.json", settings)
-    left = [run for run in runs if run.name not in store.runs]
-    terminal.say(f"{len(runs)} runs on {place}, {len(runs) - len(left)} of them finished")
     asked = {"study": study, "seeds": seeds, "epochs": epochs, "horizons": horizons, "lr": lr}
     defaults = {"study": "table", "seeds": SEEDS, "epochs": EPOCHS, "horizons": HORIZONS, "lr": None}
     options = asked | {"width": width, "limit": limit}, defaults | {"width": WIDTH, "limit": None}
     about = kit.circumstances(kit.written_command("o2nc cifar10 --data DIR", *options), place)
+    settings = {"width": width, "limit": limit, "batch": BATCH, "data": images.digest}
+    store = kit.Store(out / "cifar10.json", settings, about)
+    left = [run for run in runs if run.name not in store.runs]
+    terminal.say(f"{len(runs)} runs on {place}, {len(runs) - len(left)} of them finished")
     with terminal.progress(sum(run.epochs for run in left), "CIFAR-10") as advance:
         for run in left:
             looks = frozenset(ends) | frozenset(range(max(1, run.epochs // 10), run.epochs, max(1, run.epochs // 10)))
@@ -291,7 +291,10 @@ def main(
                     terminal.say(f"{text}, {row['seconds']:.1f} s")
 
             train(training, tell, save_every)
-            store.add(run.name, run._asdict() | {"circumstances": about, "course": training.result()})
+            store.add(
+                run.name,
+                run._asdict() | {"hardware": about["hardware"], "torch": about["torch"], "course": training.result()},
+            )
             checkpoint.unlink(missing_ok=True)
     tables = results.write(out, store.runs, about, ends)
     for table in tables:

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,27 +23,14 @@ BETA, H, H_NEXT, MU = 0.8, 0.5, 0.4, 0.7  # of a step of the learner
 played = partial(play, decay=MU, beta=BETA, lrs=(H, H_NEXT))
 
 
-@dataclass(frozen=True, eq=False)
-class Recorded:
-    """A learner that plays what another one does, and keeps every Δ."""
-
-    learner: OGD | BallOGD
-    updates: list[Tensor] = field(default_factory=list)
-
-    @property
-    def lr(self) -> float:
-        """The other learner's."""
-        return self.learner.lr
-
-    def init(self, delta: Tensor) -> dict[str, Any]:
-        """Keep Δ_1 = 0."""
-        self.updates.append(delta.clone())
-        return self.learner.init(delta)
-
-    def update(self, deltas: Any, grads: Any, states: Any, lrs: list[float], beta: float) -> None:
-        """Play and keep Δ_{t+1}."""
-        self.learner.update(deltas, grads, states, lrs, beta)
-        self.updates.append(deltas[0].clone())
+def replay(learner: OGD | BallOGD, gradients: Tensor, beta: float) -> Tensor:
+    """Return Δ_1 = 0, Δ_2, …, Δ_{N+1} as the learner plays them against these gradients."""
+    delta = torch.zeros_like(gradients[0])
+    state, rows = learner.init(delta), [delta.clone()]
+    for g in gradients:
+        learner.update([delta], [g], [state], [learner.lr], beta)
+        rows.append(delta.clone())
+    return torch.stack(rows)
 
 
 def follow(optimizer: Any, problem: Problem, x: Tensor, steps: int) -> Tensor:
@@ -120,10 +107,10 @@ def decay_has_one_d_too_many(seed: int, scale: float) -> Sides:
 @row("erratum-d", "x_{t+1} = x_t − s_{n+1}·η̃·m_{t+1}")
 def one_scalar_serves_all_steps(seed: int, scale: float) -> Sides:
     """The first SGDM display: the scalar is s_{t+1}, a new one in every step; and the first step is a no-op."""
-    problem, steps, learner = DoubleWell(1), 50, Recorded(OGD(lr=0.01))
+    problem, steps, learner = DoubleWell(1), 50, OGD(lr=0.01)
     x = problem.start().requires_grad_()
-    points = follow(ExponentiatedO2NC([x], learner, beta=0.9, seed=seed), problem, x, steps)[:, 0].numpy()
-    updates = torch.cat(learner.updates).numpy()
+    run = follow(ExponentiatedO2NC([x], learner, beta=0.9, seed=seed), problem, x, steps)
+    points, updates = run[:, 0].numpy(), replay(learner, problem.gradient(run), 0.9)[:, 0].numpy()
     moves = np.diff(points)  # x_{t+1} − x_t, t = 1..N−1
     drawn = np.array([Exponential().sample(seed, t + 1) for t in range(1, steps)])
     fixed = Exponential().sample(seed, steps + 1)
@@ -216,10 +203,9 @@ def algorithm_1_takes_the_gradient_at_x(seed: int, scale: float) -> Sides:
     problem, steps = MultiKink(2), 20
     printed, corrected, truth = [], [], []
     for k in range(seed, seed + enough(200, scale, 60)):
-        x, learner = problem.start().requires_grad_(), Recorded(BallOGD(lr=0.5, radius=0.7))
+        x, learner = problem.start().requires_grad_(), BallOGD(lr=0.5, radius=0.7)
         optimizer = OriginalO2NC([x], learner, period=steps, seed=k)
-        follow(optimizer, problem, x, steps)
-        updates = torch.stack(learner.updates[:steps])
+        updates = replay(learner, problem.gradient(follow(optimizer, problem, x, steps)), 1.0)[:steps]
         at = problem.start() + updates.cumsum(0)  # x_n
         printed.append((problem.gradient(at) * updates).sum().item())
         corrected.append(optimizer.progress)
@@ -345,12 +331,13 @@ def goldstein_price_is_too_low(seed: int, scale: float) -> Sides:
 
 def after_two(gradients: Sequence[float], seed: int) -> tuple[float, float]:
     """Return x_3 and Δ_3 of Algorithm 2 with β = ½ and η = 1, from x_0 = 0 and these two gradients."""
-    x, learner = torch.zeros(1, dtype=torch.float64), Recorded(OGD(lr=1.0))
+    x, learner = torch.zeros(1, dtype=torch.float64), OGD(lr=1.0)
     optimizer = ExponentiatedO2NC([x], learner, beta=0.5, seed=seed)
     for g in gradients:
         x.grad = torch.full_like(x, g)
         optimizer.step()
-    return x.item(), learner.updates[-1].item()
+    seen = torch.tensor(gradients, dtype=torch.float64).unsqueeze(1)
+    return x.item(), replay(learner, seen, 0.5)[-1].item()
 
 
 def believed_rise(steps: int, seed: int, *, shuffled: bool) -> float:
