@@ -332,7 +332,7 @@ def choose(losses: Mapping[float, Sequence[float]]) -> float:
     """Return the learning rate that is least behind the best one, in the median over the horizons.
 
     Example:
-        >>> choose({1e-3: [3.0, 2.0, 1.0], 2e-3: [2.9, 1.9, 1.1], 4e-3: [2.8, math.nan, 2.0]})
+        >>> choose({1e-3: [3.0, 2.1, 1.0], 2e-3: [2.9, 1.9, 1.1], 4e-3: [2.8, math.nan, 2.0]})
         0.002
     """
     finite = {lr: [x if math.isfinite(x) else math.inf for x in own] for lr, own in losses.items()}
