@@ -87,7 +87,7 @@ def test_a_benchmark_says_how_it_is_called(path):
 SMALL = {
     "certify": ["--quick"],
     "costs": ["--rounds", "1", "--device", "cpu"],
-    "offload": "--layers 1 --width 8 --heads 2 --context 8 --rows 2 --vocabulary 16 --every 2 --rounds 1 --device cpu",
+    "offload": "--layers 1 --width 8 --heads 2 --context 8 --rows 2 --vocabulary 9 --every 2 --rounds 1 --device cpu",
     "overview": ["--records", "docs/results", "--images", "OUT"],
     "quadratics": ["--steps", "20", "--dimension", "10"],
     "stability": ["--images", "OUT"],

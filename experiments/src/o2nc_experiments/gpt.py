@@ -166,7 +166,8 @@ ARMS = {
     "muon": Arm("Muon, constant lr, one run at its average x̄", averaged_muon, constant, _line("green")),
     "muon-wsd": Arm("Muon, warm-up-stable-decay (last 20 %)", muon, wsd, _marks("black", "s")),
 }
-LAST: dict[str, Any] = {"color": "grey", "linewidth": 1.2, "linestyle": (0, (3, 2)), "label": "the same run at its last iterate"}
+LAST: dict[str, Any] = {"label": "the same run at its last iterate", "color": "grey"}
+LAST |= {"linewidth": 1.2, "linestyle": (0, (3, 2))}
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
