@@ -154,7 +154,7 @@ def build_app() -> Any:
         width: Annotated[int, option("Of the network.", min=1)] = 64,
         limit: Annotated[int | None, option("Images to use of each part, for a try.", min=1)] = None,
         device: Device = None,
-        save_every: Annotated[float, option("Seconds between two checkpoints.", min=0)] = 120.0,
+        save_every: Annotated[float, option("Seconds between two checkpoints.", min=0)] = 60.0,
         quiet: Quiet = False,
     ) -> None:
         """Train ResNet-18 on CIFAR-10: the paper's Table 1, or one run without a schedule against cosines.
