@@ -13,7 +13,7 @@ import torch
 
 import o2nc
 from o2nc import learners
-from o2nc.backends.triton import engine
+from o2nc.fused import engine
 from o2nc.vector import wide
 from problem import parameters
 
@@ -92,25 +92,26 @@ def _hasten(monkeypatch):
 
 def _guard(monkeypatch):
     """Have every step fail, rather than corrupt memory, when the tables do not point at what the state holds now."""
-    from o2nc.backends.triton.tables import Tables
+    from o2nc.fused.tables import Tables
 
     write, run = Tables._write, Tables.run
     own = ("average", "gradient", "output")
 
-    def note(self, rows, *others):
-        write(self, rows, *others)
-        keys = [(row.state, key) for row in rows for key in (*row.slots, *own) if key in row.state]
+    def note(self, *others):
+        write(self, *others)
+        keys = [(row.holder(key), key) for row in self.rows for key in (*row.slots, *own) if key in row.holder(key)]
         self.promised = [(state, key, state[key].data_ptr()) for state, key in keys]
 
     def check(self, *arguments):
         for state, key, address in self.promised:
             assert key in state, f"the tables point at a {key} that is gone"
             assert state[key].data_ptr() == address, f"the tables point at a {key} that was replaced"
-        for p, state in zip(self.params, self.states, strict=True):
+        for row in self.rows:
             for key in own:
-                if key in state:
-                    assert state[key].dtype == wide(p.dtype), f"{key} is {state[key].dtype}, read as {wide(p.dtype)}"
-                    assert state[key].numel() == p.numel(), f"{key} is shorter or longer than its parameter"
+                if key in row.entry:
+                    found, p = row.entry[key], row.param
+                    assert found.dtype == wide(p.dtype), f"{key} is {found.dtype}, read as {wide(p.dtype)}"
+                    assert found.numel() == p.numel(), f"{key} is shorter or longer than its parameter"
         run(self, *arguments)
 
     monkeypatch.setattr(Tables, "_write", note)
@@ -120,7 +121,7 @@ def _guard(monkeypatch):
 @pytest.fixture
 def counted(monkeypatch, device):
     """How often tables were laid out and uploaded."""
-    from o2nc.backends.triton.uploads import Uploads
+    from o2nc.fused.uploads import Uploads
 
     counts = {"layouts": 0, "uploads": 0}
     write, upload = engine.Engine._write, Uploads.upload
@@ -166,15 +167,16 @@ def advance(opt, params, steps, rates=None):
 
 def is_fused(opt):
     """Whether the last step was taken by the kernels: then the counter is on the device."""
-    return isinstance(opt.param_groups[0]["step"], torch.Tensor)
+    return bool(opt._engine.tables)
 
 
 def facts(opt):
     """All that an optimizer says of its run, by name, in float64."""
     params = [p for group in opt.param_groups for p in group["params"]]
-    step = int(opt.param_groups[0]["step"])
+    settings = opt.param_groups[0]["o2nc"]
+    step = int(settings["step"])
     found = {"step": step} | {f"x {i}": p.detach() for i, p in enumerate(params)}
-    if opt.param_groups[0]["average"] is not None and step > 0:
+    if settings["average"] is not None and step > 0:
         certificate = opt.certificate(c=0.7)
         found |= {key: getattr(certificate, key) for key in ("gradient", "spread", "ess", "value")}
         found["progress"] = opt.progress
@@ -280,11 +282,3 @@ def some(*names):
 
 
 cases = some(*CASES)
-
-
-def call_off(opt, params, t, missing=()):
-    """Step with an overflow, as a GradScaler calls it off."""
-    set_noise(params, t, missing, scale=INF)
-    opt.found_inf, opt.grad_scale = (torch.tensor([v], device=params[0].device) for v in (1.0, 1024.0))
-    opt.step()
-    del opt.found_inf, opt.grad_scale

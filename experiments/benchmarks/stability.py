@@ -53,7 +53,7 @@ def main(images: Path) -> None:
 
 def square(law: Law | None) -> float:
     """Return E s²."""
-    return 1.0 if law is None else law.second_moment
+    return 1.0 if law is None else float(law.second_moment)  # type: ignore[attr-defined]
 
 
 def query_bears(b: float, nesterov: bool) -> float:

@@ -166,7 +166,8 @@ ARMS = {
     "muon": Arm("Muon, constant lr, one run at its average x̄", averaged_muon, constant, _line("green")),
     "muon-wsd": Arm("Muon, warm-up-stable-decay (last 20 %)", muon, wsd, _marks("black", "s")),
 }
-LAST: dict[str, Any] = {"color": "grey", "linewidth": 1.2, "linestyle": (0, (3, 2)), "label": "the same run at its last iterate"}
+LAST: dict[str, Any] = {"label": "the same run at its last iterate", "color": "grey"}
+LAST |= {"linewidth": 1.2, "linestyle": (0, (3, 2))}
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
@@ -332,7 +333,7 @@ def choose(losses: Mapping[float, Sequence[float]]) -> float:
     """Return the learning rate that is least behind the best one, in the median over the horizons.
 
     Example:
-        >>> choose({1e-3: [3.0, 2.0, 1.0], 2e-3: [2.9, 1.9, 1.1], 4e-3: [2.8, math.nan, 2.0]})
+        >>> choose({1e-3: [3.0, 2.1, 1.0], 2e-3: [2.9, 1.9, 1.1], 4e-3: [2.8, math.nan, 2.0]})
         0.002
     """
     finite = {lr: [x if math.isfinite(x) else math.inf for x in own] for lr, own in losses.items()}

@@ -71,7 +71,7 @@ def run_script(main: Callable[..., object]) -> None:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
             continue
         kinds = [parameter.annotation, *typing.get_args(parameter.annotation)]
-        kind = next(k for k in kinds if isinstance(k, type) and k is not types.NoneType)
+        kind: Any = next(k for k in kinds if isinstance(k, type) and k is not types.NoneType)
         required = default is inspect.Parameter.empty
         kind = folder if parameter.name == "out" else kind
         parser.add_argument(flag, type=kind, default=None if required else default, required=required)
@@ -92,8 +92,8 @@ def ending(program: str = "o2nc", advice: str = "") -> Iterator[None]:
     except UsageError as error:
         code, text = 2, str(error)
     except OSError as error:
-        code = 1
-        text = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        # what has no name is standard output: our own writes and reads name their file
+        code, text = 1, f"{error.filename or 'standard output'}: {error.strerror}" if error.strerror else str(error)
         if isinstance(error, BrokenPipeError):
             text = ""  # the reader of a pipe, `head` for example, has seen enough
     else:

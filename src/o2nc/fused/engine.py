@@ -1,13 +1,232 @@
 """Whether kernels can take a step, and having them take it."""
-from typing import Any, NamedTuple
-DEVICES = ("cuda",)
+
+import importlib.util
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import chain
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from o2nc.persist.compiling import is_capturing
+from o2nc.persist.plain import KEY
+from o2nc.persist.shards import is_sharded
+
+if TYPE_CHECKING:
+    from o2nc.fused.rule import Rule
+    from o2nc.fused.tables import Tables
+
+DEVICES = ("cuda",)  # the tests add "cpu", where Triton's interpreter stands in
+OLDEST_TRITON = (3, 3)
+ON_DEVICE = math.nan  # stands for a number that is copied from a tensor on the device; equal to no plain number
+NOT_BEGUN = "some parameters have no state yet, which their first step creates"
+
+
 class DeviceRule(NamedTuple):
-    form: str
-    arguments: tuple[Any, ...] = ()
-    moves: bool = True
+    """The device form of a rule, by name: nothing of it is imported before it is needed."""
+
+    form: str  # "module:function", which returns a `o2nc.fused.rule.Rule` for the parameter groups
+    arguments: tuple[Any, ...] = ()  # further arguments of that function
+    moves: bool = True  # False: the kernels only average, and the optimizer moves by itself
+
+    def resolve(self, groups: list[dict[str, Any]]) -> "Rule | None":
+        """Return the rule, or None if it has no device form."""
+        if not self.form:
+            return None
+        module, _, function = self.form.partition(":")
+        found: Rule = getattr(importlib.import_module(module), function)(groups, *self.arguments)
+        return found
+
+
 OBSERVE = DeviceRule("o2nc.fused.rules.observe:observe", moves=False)
+
+
+class OtherDtype(Exception):
+    """A gradient has not the dtype of its parameter."""
+
+
+class Request(NamedTuple):
+    """One step, as kernels are asked to take it."""
+
+    rule: DeviceRule
+    groups: list[dict[str, Any]]
+    state: dict[Any, dict[str, Any]]
+    window: Any
+    law: Any
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Our entries of the first parameter group."""
+        found: dict[str, Any] = self.groups[0][KEY]
+        return found
+
+
+def why_not(request: Request) -> str | None:
+    """Return the reason for which the fused step cannot be taken, or None if it can."""
+    params = [p for group in request.groups for p in group["params"]]
+    elsewhere = {p.device.type for p in params} - {*DEVICES}
+    if elsewhere:
+        return f"it runs on CUDA, and some parameters are on {', '.join(sorted(elsewhere))}"
+    if importlib.util.find_spec("triton") is None:
+        return "it is written in Triton, which is not installed (pip install triton)"
+    import triton
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
+        return f"it needs Triton {'.'.join(map(str, OLDEST_TRITON))} or later, and {triton.__version__} is installed"
+    from o2nc.fused.laws import device_law, device_window
+    from o2nc.fused.tables import DTYPES
+
+    strange = {p.dtype for p in params} - DTYPES
+    if strange:
+        names = (", ".join(sorted(map(str, dtypes))) for dtypes in (DTYPES, strange))
+        return "it takes {}, and some parameters are {}".format(*names)
+    if device_law(request.law) is None:
+        return f"the law {type(request.law).__name__} has no device form"
+    if device_window(request.window) is None:
+        return f"the average {type(request.window).__name__} has no device form"
+    rule = request.rule.resolve(request.groups)
+    if rule is None:
+        return "the learner has no device form"
+    if rule.measure is not None and len({p.device for p in params}) > 1:
+        return "the learner's norm is joint, and the parameters are on several devices"
+    if rule.measure is not None and any(map(is_sharded, params)):
+        return "the learner's norm is joint, and the parameters are sharded"
+    return None
+
+
 class Engine:
-    has_captured = False
-    def take(self, *a): return "no"
-    def wait(self): pass
-    def forget(self): pass
+    """Takes the fused steps of one optimizer, with tables that are written again only when they must be."""
+
+    def __init__(self) -> None:
+        self.tables: list[Tables] = []  # one for each device
+        self.captured: list[Tables] = []  # out of use, but a graph may still be replayed that reads them
+        self.known: tuple[Any, ...] = ()
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether a graph may have advanced the counter without the host's knowledge."""
+        return bool(self.captured) or any(tables.uploads.captured for tables in self.tables)
+
+    def forget(self) -> None:
+        """Drop the tables, except those that a captured graph reads."""
+        self.captured += [tables for tables in self.tables if tables.uploads.captured]
+        self.tables, self.known = [], ()
+
+    def wait(self) -> None:
+        """Wait for kernels that write the output to the host's memory."""
+        for tables in self.tables:
+            if tables.outputs and tables.device.type == "cuda":
+                torch.cuda.synchronize(tables.device)
+
+    @torch.no_grad()
+    def take(
+        self,
+        rule: DeviceRule,
+        groups: list[dict[str, Any]],
+        state: dict[Any, Any],
+        window: Any,
+        law: Any,
+        steps_done: Callable[[], int],
+    ) -> str | None:
+        """Take one step, of which some parameters have gradients; return None, or why it cannot be taken.
+
+        Args:
+            rule: what moves the parameters.
+            groups: the parameter groups.
+            state: the optimizer's state.
+            window: of the averages, or None.
+            law: of s, or None.
+            steps_done: returns the counter.
+        """
+        request, capturing = Request(rule, groups, state, window, law), is_capturing()
+        if not self._holds(request):
+            reason = why_not(request) or self._write(request, capturing)
+            if reason is not None:
+                return reason
+        try:
+            work = [(tables, *tables.locate()) for tables in self.tables]
+        except OtherDtype:  # `grad_dtype` can make it so
+            return "gradients have another dtype than their parameters"
+        averages = window is not None
+        if averages and not capturing and not self.has_captured:  # else the device decides
+            averages = window.counts(steps_done() + 1)
+        if not averages and not rule.moves:
+            return None
+        scalars: list[Any] = [v for group in groups for v in self.tables[0].rule.scalars(group)]
+        tensors = [(i, v) for i, v in enumerate(scalars) if isinstance(v, Tensor)]
+        for i, v in tensors:
+            scalars[i] = ON_DEVICE if v.device.type in DEVICES else float(v)
+        for tables in self.tables[1:]:
+            tables.step.copy_(self.tables[0].step)
+        for tables, addresses, _copies in work:
+            with _on(tables.device):
+                uploaded = tables.uploads.upload(addresses, scalars, capturing)
+                for i, v in tensors:
+                    if v.device.type in DEVICES:
+                        tables.uploads.scalars(uploaded)[i].copy_(v.detach().reshape(()))
+                tables.run(uploaded, averages)
+        return None
+
+    def _holds(self, request: Request) -> bool:
+        """Return whether everything is as it was when the tables were written."""
+        groups = request.groups
+        return (
+            bool(self.tables)
+            and request.state is self.known[0]
+            and request.settings["step"] is self.tables[0].step
+            and _cache_key(request, self.tables[0].rule) == self.known[1]
+            and sum(len(group["params"]) for group in groups) == len(self.known[2])
+            and all(map(is_, chain.from_iterable(group["params"] for group in groups), self.known[2]))
+            and all(p.grad is None for p in self.known[3])
+            and all(tables.hold() for tables in self.tables)
+        )
+
+    def _write(self, request: Request, capturing: bool) -> str | None:
+        """Write all tables; return why not if state is missing."""
+        from o2nc.fused.tables import Row, Tables
+
+        rule = request.rule.resolve(request.groups)
+        assert rule is not None, "why_not was not asked"
+        rows, outside = [], []
+        for k, group in enumerate(request.groups):
+            update, slots = rule.layout(group)
+            for p in group["params"]:
+                state = request.state.get(p, {})
+                row = Row(p, state, state.get(KEY, {}), k, update, slots)
+                if row.is_begun(rule, request.window is not None):
+                    rows.append(row)
+                elif p.grad is not None:
+                    return NOT_BEGUN
+                else:
+                    outside.append(p)
+        if capturing:
+            raise RuntimeError("this step cannot be captured: call step() twice like this before you capture it")
+        written = []
+        for device in dict.fromkeys(row.param.device for row in rows):
+            with _on(device):
+                written.append(Tables(rule, request, [row for row in rows if row.param.device == device]))
+        self.forget()
+        self.tables = written
+        for key, tensor in (("step", written[0].step), ("pending", written[0].pending)):
+            if key in request.settings:
+                request.settings[key] = tensor
+        params = [p for group in request.groups for p in group["params"]]
+        self.known = (request.state, _cache_key(request, rule), params, outside)
+        return None
+
+
+def _cache_key(request: Request, rule: "Rule") -> tuple[Any, ...]:
+    """Return the options that are written into the tables; a change of them writes the tables anew."""
+    settings = request.settings
+    options = (settings["seed"], settings["certificate"], settings.get("output"))
+    decays = tuple(bool(group.get("weight_decay")) for group in request.groups)
+    return (request.rule, request.window, request.law, options, decays, *map(rule.layout, request.groups))
+
+
+def _on(device: torch.device) -> Any:
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return torch.cuda.device(device)

@@ -5,13 +5,14 @@ s comes from the same counter-based numbers as in `o2nc.scaling`, from the same 
 The uniform numbers are the host's to the bit. A logarithm may differ from the host's in the last place of float64.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from o2nc import averages, laws, scaling
-from o2nc.averages import Window
+from o2nc import laws, scaling
+from o2nc.averages.windows import Discount, Polynomial, Window
 from o2nc.scaling import Law
 
 GOLDEN = tl.constexpr(scaling.GOLDEN)
@@ -105,7 +106,7 @@ def _weibull_weight(s, a, b):
 class DeviceLaw(NamedTuple):
     """A law of s: sample(key, step, a, b), weight(s, a, b), its mean and two parameters.
 
-    ``weighted``: losses and averages carry the weight; ``estimates``: the progress does.
+    ``estimates``: the progress carries the weight.
     """
 
     sample: Any
@@ -113,7 +114,6 @@ class DeviceLaw(NamedTuple):
     mean: float = 1.0
     a: float = 0.0
     b: float = 0.0
-    weighted: bool = False
     estimates: bool = True
 
 
@@ -125,28 +125,29 @@ def device_law(law: Law | None) -> DeviceLaw | None:
     if type(law) is scaling.Exponential:
         return DeviceLaw(_exponential, _exponential_weight, mean, law.rate)
     if type(law) is laws.Uniform or type(law) is laws.Jitter:
-        return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, False, law.estimates)
+        return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, law.estimates)
     if type(law) is laws.Weibull:
-        return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, False, law.estimates)
+        return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, law.estimates)
     if type(law) is laws.Gamma and not law.estimates:  # else its weight is needed
         return DeviceLaw(_gamma, _no_weight, mean, law.shape, law.scale, estimates=False)
     return None
 
 
 class DeviceWindow(NamedTuple):
-    """A window: δ_n is ``discount``, or with a power >= 0 that of `o2nc.Polynomial`."""
+    """A window: γ is that of `Discount` with this log b, or with a power >= 0 that of `Polynomial`."""
 
-    discount: float = 0.0
+    log_discount: float = -1.0
     power: float = -1.0
     start: float = 0.0
+    every: float = 1.0
 
 
 def device_window(window: Window | None) -> DeviceWindow | None:
     """Return a window on the device, or None for one that has no device form."""
     if window is None:
         return DeviceWindow()
-    if type(window) is averages.Discount:
-        return DeviceWindow(window.beta)
-    if type(window) is averages.Polynomial:
-        return DeviceWindow(power=float(window.power), start=float(window.start))
+    if type(window) is Discount:
+        return DeviceWindow(window.every * math.log(window.beta), -1.0, window.start, window.every)
+    if type(window) is Polynomial:
+        return DeviceWindow(-1.0, float(window.power), window.start, window.every)
     return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,20 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages import FIELDS, WHOLE
-from o2nc.backends.host import on_host
-from o2nc.backends.triton import kernels
-from o2nc.backends.triton.engine import OtherDtype
-from o2nc.backends.triton.launches import Sequence as LaunchSequence
-from o2nc.backends.triton.launches import launches
-from o2nc.backends.triton.laws import DeviceWindow, device_law, device_window
-from o2nc.backends.triton.rules import device_rule
-from o2nc.backends.triton.slots import Row
-from o2nc.backends.triton.uploads import Uploads
+from o2nc.averages.windows import Discount
+from o2nc.fused import kernels
+from o2nc.fused.engine import OtherDtype, Request
+from o2nc.fused.launch import Sequence as LaunchSequence
+from o2nc.fused.launch import launches
+from o2nc.fused.laws import device_law, device_window
+from o2nc.fused.rule import Rule
+from o2nc.fused.uploads import Uploads
+from o2nc.persist.private import same_pointers
+from o2nc.persist.shards import assemble, is_sharded, local, local_gradient
 from o2nc.scaling import OUTPUT, ROUNDING, SETTLING, S, seed_key
-from o2nc.step import Step
-from o2nc.torch_support.private import same_pointers
-from o2nc.vector import DECAYED, wide
+from o2nc.vector import wide
 
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
 
@@ -36,27 +35,37 @@ _TYPES = {
 }
 DTYPES = frozenset(_TYPES)
 _NOWHERE = 16  # the address of a gradient without elements, which nobody reads
+_OWN = ("average", "gradient", "output")  # in the order of their columns of addresses
+_DECAYED = ("last_move", "last_decay")
 
 
-class Counters(NamedTuple):
-    """The step counter and the sums of the weights, as tensors of one number."""
+class Row(NamedTuple):
+    """One parameter as the kernels know it."""
 
-    step: Tensor
-    weight_sum: Tensor
-    weight_square_sum: Tensor
-    log_decay: Tensor
-    averaged: Tensor
-    pending: Tensor
+    param: Any
+    state: dict[str, Any]  # the optimizer's
+    entry: dict[str, Any]  # ours, in it
+    group: int  # index of its parameter group
+    update: Any  # the rule, per element
+    slots: tuple[str, ...]
 
-    @classmethod
-    def on(cls, device: torch.device, values: Sequence[Any]) -> "Counters":
-        """Bring numbers or tensors to a device; tensors that are there already stay the same."""
-        dtypes = [torch.int64 if name in WHOLE else torch.float64 for name in cls._fields]
-        return cls(*(torch.as_tensor(v, dtype=d, device=device) for v, d in zip(values, dtypes, strict=True)))
+    def holder(self, key: str) -> dict[str, Any]:
+        """Return the dictionary in which a key of the state is."""
+        return self.entry if key in self.entry else self.state
+
+    def is_begun(self, rule: Rule, averaged: bool) -> bool:
+        """Return whether all state is there that kernels work on."""
+        keys = (*self.slots, *rule.numbers, *((rule.count,) if rule.count else ()), *(("average",) if averaged else ()))
+        return all(self.holder(key).get(key) is not None for key in keys)
+
+    def put(self, key: str, value: Tensor) -> None:
+        """Replace an entry of the state, of which ``value`` is the local shard."""
+        sharded = is_sharded(self.holder(key).get(key))
+        self.holder(key)[key] = assemble(self.param, value) if sharded else value
 
 
 def is_dense(x: Tensor) -> bool:
-    """Say whether the elements fill one stretch of memory, in whatever order."""
+    """Return whether the elements fill one stretch of memory, in whatever order."""
     expected = 1
     for stride, size in sorted((st, n) for st, n in zip(x.stride(), x.shape, strict=True) if n != 1):
         if stride != expected:
@@ -72,84 +81,99 @@ def laid_like(x: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(x, dtype=dtype).copy_(value)
 
 
+def on_host(x: Tensor, value: Tensor) -> Tensor:
+    """Return ``value`` in memory of the host that a kernel can write to, laid out as x; itself if it is."""
+    like = (torch.device("cpu"), x.dtype, x.stride())
+    if (value.device, value.dtype, value.stride()) == like and value.is_pinned() >= x.is_cuda:
+        return value
+    return torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(value)
+
+
 class Tables:
     """The parameters of one device, written down once and used until something is no longer where it was."""
 
-    def __init__(self, step: Step, rows: list[Row], counters: Counters) -> None:
-        law, rule, window = device_law(step.law), device_rule(step), device_window(step.window)
+    def __init__(self, rule: Rule, request: Request, rows: list[Row]) -> None:
+        law, settings = device_law(request.law), request.settings
         assert law is not None, "why_not was not asked"
-        assert window is not None, "why_not was not asked"
-        assert rule is not None, "why_not was not asked"
         self.device = rows[0].param.device
-        self.rule, self.law, self.seed, self.counters = rule, law, step.seed, counters
-        self.averaged, self.certificate = step.window is not None, step.certificate
-        self.summed = self.averaged and (step.certificate or getattr(step.rule, "progress", True))
+        self.rule, self.law = rule, law
+        self.averaged = request.window is not None
+        self.certifies = self.averaged and settings["certificate"]
+        self.outputs = self.averaged and "output" in settings
+        self.step = settings["step"].to(self.device)
+        self.pending = settings.get("pending", torch.zeros((), dtype=torch.int64)).to(self.device)
         rows = sorted(rows, key=lambda row: repr(self._kind(row)))  # what shares a launch stands together
-        self.params = [row.param for row in rows]
-        self.states = [row.state for row in rows]
-        self.n = len(rows)
+        self.rows, self.n = rows, len(rows)
         self.numbered = list(range(self.n))
-        self.xs = [p.detach() if is_dense(p) else p.new_empty(p.shape) for p in self.params]
-        self.staged = [(p.detach(), x) for p, x in zip(self.params, self.xs, strict=True) if not is_dense(p)]
-        self.sizes_known = [p.numel() for p in self.params]
-        self.strides_known = [p.stride() for p in self.params]
+        self.is_sharded = any(is_sharded(row.param) for row in rows)
+        self.params = [row.param for row in rows]
+        data = self._data()
+        self.xs = [p if is_dense(p) else p.new_empty(p.shape) for p in data]
+        self.staged = [(p, x) for p, x in zip(data, self.xs, strict=True) if x is not p]
+        self.data_known = [p.data_ptr() for p in data], [p.numel() for p in data], [p.stride() for p in data]
         self.strides = [x.stride() for x in self.xs]
         self.dtypes = [x.dtype for x in self.xs]
         self.gradients = [0] * self.n  # where they lay at the last step
-        self._lay_out_state(rows)
-        self._write(rows, step, window)
-        self.sequences: dict[bool, LaunchSequence] = {}  # with and without a GradScaler
-        self.scaler = torch.zeros(2, dtype=torch.float32, device=self.device)  # flag and scale
-        self.uploads = Uploads(self.n, len(step.groups) * kernels.NUMBERS.value, self.device)
+        self._lay_out_state()
+        self._write(request)
+        self.sequences: dict[bool, LaunchSequence] = {}  # with and without an update of the averages
+        self.uploads = Uploads(self.n, len(request.groups) * kernels.SCALARS.value, self.device)
+
+    def _data(self) -> list[Tensor]:
+        """Return the parameters, or their local shards."""
+        return [local(p.detach()) for p in self.params] if self.is_sharded else [p.detach() for p in self.params]
 
     def _kind(self, row: Row) -> tuple[Any, ...]:
-        dtypes = tuple(str(row.state[key].dtype) for key in row.slots)
-        return str(row.param.dtype), "gradient" in row.state, row.play.__name__, row.slots, dtypes
+        dtypes = tuple(str(row.holder(key)[key].dtype) for key in row.slots)
+        return str(row.param.dtype), "gradient" in row.entry, row.update.__name__, row.slots, dtypes
 
-    def _lay_out_state(self, rows: list[Row]) -> None:
+    def _lay_out_state(self) -> None:
         """Bring state tensors into the memory order of their parameter, and numbers into one table."""
-        self.alive = []  # an address in the tables stays good whatever becomes of the tensor
-        for row, x in zip(rows, self.xs, strict=True):
-            for key in (*row.slots, "average", "gradient", "output"):
-                if key in row.state:
-                    value = row.state[key]
-                    if value.shape != x.shape:
-                        raise ValueError(
-                            f"state {key!r} has shape {tuple(value.shape)}, its parameter has {tuple(x.shape)}: "
-                            "was a parameter replaced, or are they in another order than in the checkpoint?"
-                        )
-                    row.state[key] = self._laid_out(row, key, x)
-                    self.alive.append(row.state[key].detach())
-        columns = ("spread", "progress", "rate", "fresh", "log_decay", "joined", *self.rule.numbers)
-        columns += DECAYED * self.rule.decoupled
+        for row, x in zip(self.rows, self.xs, strict=True):
+            for key in (*row.slots, *_OWN):
+                value = local(row.holder(key).get(key))
+                if value is None:
+                    continue
+                if value.shape != x.shape:
+                    raise ValueError(
+                        f"state {key!r} has shape {tuple(value.shape)}, its parameter has {tuple(x.shape)}: "
+                        "was a parameter replaced, or are they in another order than in the checkpoint?"
+                    )
+                dtype = value.dtype if key in row.slots else wide(x.dtype)
+                laid = on_host(local(row.entry["average"]), value) if key == "output" else laid_like(x, value, dtype)
+                if laid is not value:
+                    row.put(key, laid)
+        keys = ("spread", "progress", "rate", *self.rule.numbers, *(_DECAYED if self.rule.decoupled else ()))
         # a line more: one is read even of a rule that keeps none
-        self.numbers = torch.zeros(len(columns) + 1, self.n, dtype=torch.float64, device=self.device)
-        for line, key in zip(self.numbers[:-1], columns, strict=True):
-            values = [state.get(key, 0.0) for state in self.states]
-            if any(isinstance(v, Tensor) for v in values):
-                here = [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values]
-                line.copy_(torch.stack(here))
-            else:
-                line.copy_(torch.tensor(values, dtype=torch.float64, device="cpu"))
-            kept = self.averaged or key not in FIELDS
-            if kept:
-                for state, entry in zip(self.states, line, strict=True):
-                    state[key] = entry
-        self.kept = self.numbers[kernels.KEPT.value : -1]
-        self.touched: list[bool] = []
-        for state in self.states:
-            state.touched = self.touched
+        self.numbers = torch.zeros(len(keys) + 1, self.n, dtype=torch.float64, device=self.device)
+        for line, key in zip(self.numbers[:-1], keys, strict=True):
+            self._move_numbers(line, key, always=key in _DECAYED)
+        if self.rule.count is not None:
+            self.counts = torch.zeros(self.n, dtype=torch.float32, device=self.device)
+            self._move_numbers(self.counts, self.rule.count)
+        else:
+            self.counts = self.numbers[-1]
+        self.known = [tensor for row in self.rows for tensor in self._tensors(row)]
+        self.alive = [local(t).detach() for t in self.known]  # an address stays good whatever becomes of the tensor
 
-    @staticmethod
-    def _laid_out(row: Row, key: str, x: Tensor) -> Tensor:
-        """Return an entry of the state in the memory order of its parameter, where it belongs."""
-        value: Tensor = row.state[key]
-        if key == "output":
-            return on_host(row.state["average"], value)
-        return laid_like(x, value, value.dtype if key in row.slots else wide(x.dtype))
+    def _move_numbers(self, line: Tensor, key: str, always: bool = False) -> None:
+        """Move one number of every parameter into a line of a table, of which the state then has views."""
+        at = [t for t, row in enumerate(self.rows) if key in row.holder(key) or always]
+        if at:
+            values = [self.rows[t].holder(key).get(key, torch.zeros(())) for t in at]
+            line[at] = torch.stack([v.detach().to(self.device, line.dtype) for v in values])
+        for t in at:
+            row = self.rows[t]
+            (row.entry if always else row.holder(key))[key] = line[t]
 
-    def _write(self, rows: list[Row], step: Step, window: DeviceWindow) -> None:
-        device = self.device
+    def _tensors(self, row: Row) -> list[Any]:
+        """Return all tensors of the state that the tables point at."""
+        keys = (*row.slots, *_OWN, "spread", "progress", "rate", *self.rule.numbers, *_DECAYED)
+        keys = (*keys, self.rule.count) if self.rule.count else keys
+        return [value for key in keys if isinstance(value := row.holder(key).get(key), Tensor)]
+
+    def _write(self, request: Request) -> None:
+        device, rows = self.device, self.rows
         counts = [triton.cdiv(x.numel(), CHUNK) for x in self.xs]
         self.chunks = sum(counts)
         first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -162,25 +186,29 @@ class Tables:
         for t, (row, x) in enumerate(zip(rows, self.xs, strict=True)):
             table[kernels.X.value, t] = x.data_ptr()
             for column, key in enumerate(row.slots, kernels.SLOT.value):
-                table[column, t] = row.state[key].data_ptr()
-            for column, key in enumerate(("average", "gradient", "output"), kernels.AVERAGE.value):
-                if self.averaged and key in row.state:
-                    table[column, t] = row.state[key].data_ptr()
+                table[column, t] = local(row.holder(key)[key]).data_ptr()
+            for column, key in enumerate(_OWN, kernels.AVERAGE.value):
+                if self.averaged and key in row.entry:
+                    table[column, t] = local(row.entry[key]).data_ptr()
         self.addresses = torch.from_numpy(table).to(device)
-        self.x_addresses = [p.data_ptr() for p in self.params]
-        constants = [*window, step.settling, self.law.mean, self.law.a, self.law.b, *self.rule.constants]
+        window, rule = device_window(request.window), self.rule
+        assert window is not None, "why_not was not asked"
+        taking = 1.0
+        if request.settings.get("output") == "geometric" and isinstance(request.window, Discount):
+            taking = 1 - request.window.beta**request.window.every
+        constants = [*window, taking, self.law.mean, self.law.a, self.law.b, *rule.constants]
         constants.append(0.0)  # one is read even of a rule that has none
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
-        hashes = [seed_key(self.seed, stream) for stream in (S, OUTPUT, ROUNDING, SETTLING)]
+        hashes = [seed_key(request.settings["seed"], stream) for stream in (S, OUTPUT, ROUNDING, SETTLING)]
         signed = [key - (1 << 64) if key >> 63 else key for key in hashes]
         self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
         self.now = torch.zeros(kernels.NOW, dtype=torch.float64, device=device)
-        columns = kernels.OWN.value + self.rule.coefficients + 4 * self.rule.decoupled
+        columns = kernels.OWN.value + rule.own + 4 * rule.decoupled
         self.coefficients = torch.zeros(columns, self.n, dtype=torch.float64, device=device)
-        joint = self.rule.measure is not None
-        summed = self.chunks if self.summed or joint else 1
-        self.partial = torch.zeros(3 if joint else 2, summed, dtype=torch.float64, device=device)
-        self.totals = torch.zeros(self.rule.sums, self.n, dtype=torch.float64, device=device)
+        summed = self.certifies or rule.progress or rule.measure is not None
+        lines = 2 if rule.measure is None else 3
+        self.partial = torch.zeros(lines, self.chunks if summed else 1, dtype=torch.float64, device=device)
+        self.totals = torch.zeros(rule.sums, self.n, dtype=torch.float64, device=device)
         self.buckets: list[tuple[int, int, dict[str, Any]]] = []  # first chunk, how many, what is compiled in
         at = 0
         for _, run in groupby(range(self.n), lambda t: self._kind(rows[t])):
@@ -191,18 +219,19 @@ class Tables:
             at += number
 
     def _compiled_in(self, row: Row) -> dict[str, Any]:
-        dtype = wide(row.param.dtype)
-        slots = [_TYPES[row.state[key].dtype] for key in row.slots] + [_TYPES[dtype]] * 3
+        rule, dtype = self.rule, wide(row.param.dtype)
+        slots = [_TYPES[row.holder(key)[key].dtype] for key in row.slots] + [_TYPES[dtype]] * 3
         return {
-            "PLAY": row.play,
-            "MOVES": self.rule.moves,
-            "COEFFICIENTS": self.rule.coefficients,
+            "UPDATE": row.update,
+            "MOVES": rule.moves,
+            "OWN_COUNT": rule.own,
             "SLOTS": len(row.slots),
             "AVERAGED": self.averaged,
-            "SUMMED": self.summed,
-            "HAS_GRADIENT": self.averaged and "gradient" in row.state,
-            "JOINT": self.rule.measure is not None,
-            "DECOUPLED": self.rule.decoupled,
+            "OUTPUTS": self.outputs,
+            "HAS_GRADIENT": self.certifies,
+            "SUMS_PROGRESS": rule.progress,
+            "JOINT": rule.measure is not None,
+            "DECOUPLED": rule.decoupled,
             "ROUNDED": dtype == torch.float32,
             "FLOOR": torch.finfo(dtype).tiny ** 0.5,
             "X_TYPE": _TYPES[row.param.dtype],
@@ -211,16 +240,19 @@ class Tables:
             "SLOT_2": slots[2],
             "WIDE": _TYPES[dtype],
             "CHUNK": CHUNK,
-            "BLOCK": min(self.rule.block, BLOCK) if self.summed else BLOCK,
+            "BLOCK": min(rule.block, BLOCK) if self.certifies or rule.progress else BLOCK,
         }
 
     def hold(self) -> bool:
-        """Say whether parameters and state are still where they were written."""
+        """Return whether parameters and state are still where they were written."""
+        data, (addresses, sizes, strides) = self._data(), self.data_known
+        found = [tensor for row in self.rows for tensor in self._tensors(row)]
         return (
-            not self.touched
-            and self._lie_at(self.params, self.x_addresses)
-            and [*map(Tensor.numel, self.params)] == self.sizes_known
-            and [*map(Tensor.stride, self.params)] == self.strides_known
+            len(found) == len(self.known)
+            and all(map(is_, found, self.known))
+            and self._lie_at(data, addresses)
+            and [*map(Tensor.numel, data)] == sizes
+            and [*map(Tensor.stride, data)] == strides
         )
 
     def _lie_at(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> bool:
@@ -228,23 +260,17 @@ class Tables:
             return bool(same_pointers(tensors, addresses, self.numbered))
         return [*map(Tensor.data_ptr, tensors)] == addresses  # type: ignore[arg-type]
 
-    def lacks_gradient(self, addresses: list[int]) -> bool:
-        """Say whether a parameter without a gradient now has no ḡ of its own, which it then needs."""
-        if not self.averaged or not self.certificate or all(addresses):
-            return False
-        return any(not a and "gradient" not in s for a, s in zip(addresses, self.states, strict=True))
-
     def locate(self) -> tuple[list[int], list[Tensor]]:
         """Return where the gradients lie, 0 for none, and copies of those that do not lie as their parameter does."""
-        grads = [p.grad for p in self.params]
+        grads = [local_gradient(p) for p in self.params] if self.is_sharded else [p.grad for p in self.params]
         try:
-            alike = [*map(Tensor.stride, grads)] == self.strides  # type: ignore[arg-type]
-            if alike and [g.dtype for g in grads] == self.dtypes:  # type: ignore[union-attr]
+            alike = [*map(Tensor.stride, grads)] == self.strides
+            if alike and [g.dtype for g in grads] == self.dtypes:
                 if not self._lie_at(grads, self.gradients):
-                    self.gradients = [*map(Tensor.data_ptr, grads)]  # type: ignore[arg-type]
+                    self.gradients = [*map(Tensor.data_ptr, grads)]
                 if all(self.gradients):
                     return self.gradients, []
-        except (TypeError, RuntimeError):  # None, or sparse
+        except (TypeError, RuntimeError, AttributeError):  # None, or sparse
             pass
         addresses, copies = [], []
         for g, x in zip(grads, self.xs, strict=True):
@@ -258,26 +284,21 @@ class Tables:
             addresses.append(copies[-1].data_ptr() or _NOWHERE)
         return addresses, copies
 
-    def run(self, uploaded: Tensor, found_inf: Tensor | None, grad_scale: Tensor | None) -> None:
+    def run(self, uploaded: Tensor, averages: bool) -> None:
         """Launch one step.
 
         Args:
             uploaded: what `Uploads.upload` returned.
-            found_inf: a GradScaler's flag: where it is set nothing changes.
-            grad_scale: a GradScaler's scale, None if the gradients are unscaled already.
+            averages: whether the averages are to be updated if this iterate counts.
         """
         for p, x in self.staged:
             x.copy_(p)
-        scaled = found_inf is not None or grad_scale is not None
-        if scaled:
-            self.scaler[:1].zero_() if found_inf is None else self.scaler[:1].copy_(found_inf)
-            self.scaler[1:].fill_(1.0) if grad_scale is None else self.scaler[1:].copy_(grad_scale)
         if uploaded is not self.uploads.table:  # in a capture
-            for launch in launches(self, uploaded, scaled):
+            for launch in launches(self, uploaded, averages):
                 launch()
         else:
-            if scaled not in self.sequences:
-                self.sequences[scaled] = LaunchSequence(launches(self, uploaded, scaled), self.device)
-            self.sequences[scaled]()
-        for p, x in self.staged:
+            if averages not in self.sequences:
+                self.sequences[averages] = LaunchSequence(launches(self, uploaded, averages), self.device)
+            self.sequences[averages]()
+        for p, x in self.staged if self.rule.moves else ():
             p.copy_(x)

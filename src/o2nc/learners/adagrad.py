@@ -60,6 +60,11 @@ class AdaGrad:
         """Whether every coordinate is played by itself."""
         return self.diagonal
 
+    @property
+    def device_rule(self) -> str:
+        """Where its form for kernels is."""
+        return f"o2nc.fused.rules.{'diagonal:adagrad_by_coordinate' if self.diagonal else 'linear:adagrad'}"
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep v_t (this parameter's share of it when the norm is joint) and the last D."""
         v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)

@@ -55,6 +55,11 @@ class BallAdaGrad:
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)
 
+    @property
+    def device_rule(self) -> str:
+        """Where its form for kernels is."""
+        return "o2nc.fused.rules.linear:ball_adagrad"
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep this parameter's share of v_t."""
         return {"sum_squares": delta.new_zeros((), dtype=torch.float64)}

@@ -52,6 +52,11 @@ class BallOGD:
         """Whether every coordinate is played by itself."""
         return self.radius == float("inf")
 
+    @property
+    def device_rule(self) -> str:
+        """Where its form for kernels is."""
+        return "o2nc.fused.rules.linear:ball_ogd"
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Δ is the whole state."""
         return {}

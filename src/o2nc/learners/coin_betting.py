@@ -71,6 +71,11 @@ class CoinBetting:
         """A multiplier of the bet; up to 1 the wealth stays positive."""
         return 1.0
 
+    @property
+    def device_rule(self) -> str:
+        """Where its form for kernels is."""
+        return "o2nc.fused.rules.leader:coin_betting"
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and this parameter's shares of the gain w_t − ε and of A_t."""
         zero = delta.new_zeros((), dtype=torch.float64)

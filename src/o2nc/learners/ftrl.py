@@ -54,6 +54,11 @@ class FTRL:
         """Whether every coordinate is played by itself."""
         return self.radius == float("inf")
 
+    @property
+    def device_rule(self) -> str:
+        """Where its form for kernels is."""
+        return "o2nc.fused.rules.leader:ftrl"
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and the sum of the regularisers' weights W_{t+1} (W_1 = 1)."""
         return {"momentum": torch.zeros_like(delta), "decay_weight": number(1.0)}

@@ -79,6 +79,11 @@ class OGD:
         """Whether every coordinate is played by itself."""
         return True
 
+    @property
+    def device_rule(self) -> str:
+        """Where its form for kernels is."""
+        return "o2nc.fused.rules.linear:ogd"
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep h_t, the lr of the last step; 0 before the first."""
         return {"last_lr": number()}

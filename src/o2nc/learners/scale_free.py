@@ -72,6 +72,11 @@ class ScaleFree:
         """Whether every coordinate is played by itself."""
         return self.diagonal and self.radius == float("inf")
 
+    @property
+    def device_rule(self) -> str:
+        """Where its form for kernels is."""
+        return f"o2nc.fused.rules.{'diagonal:scale_free_by_coordinate' if self.diagonal else 'leader:scale_free'}"
+
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and v_t (this parameter's share of it when the norm is joint)."""
         v = torch.zeros_like(delta) if self.diagonal else delta.new_zeros((), dtype=torch.float64)

@@ -21,7 +21,8 @@ from o2nc.averages.offload import HostCopies
 from o2nc.averages.update import Entry, begin, update_
 from o2nc.averages.windows import Average, Window, as_window
 from o2nc.certificates.certificate import Certificate
-from o2nc.fused.engine import DEVICES, OBSERVE, DeviceRule, Engine
+from o2nc.fused import engine
+from o2nc.fused.engine import NOT_BEGUN, OBSERVE, DeviceRule, Engine
 from o2nc.optimizers import accessors
 from o2nc.optimizers.swap import SWAPPED, Swap
 from o2nc.persist import checkpoints
@@ -154,7 +155,8 @@ class Averaged(Optimizer):
             rule = self._device_rule(window, law)
             fused = rule is not None and self._step_fused(rule, window, law)
             if not (fused and rule.moves):  # type: ignore[union-attr]
-                t = self._steps_done() + 1
+                self._refuse_capture(law, None if fused else window)
+                t = 0 if fused and law is None else self._steps_done() + 1
                 new = {} if fused or window is None else self._update_averages(params, window, t)
                 self._has_averaged = True
                 self._move(params, t, self._draw(law, t))
@@ -162,6 +164,14 @@ class Averaged(Optimizer):
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
+
+    def _refuse_capture(self, law: Any, window: Window | None) -> None:
+        """Raise if a CUDA graph captures a step whose s or γ the host computes: every replay would repeat them."""
+        if (law is not None or window is not None) and is_capturing():
+            raise RuntimeError(
+                f"this step of {type(self).__name__} cannot be captured in a CUDA graph: s and the counter are on "
+                "the host, and every replay would repeat them; a fused step can be captured (fused=True insists on it)"
+            )
 
     def _with_gradients(self) -> list[Any]:
         """Return the parameters that have gradients, all of them dense."""
@@ -178,11 +188,6 @@ class Averaged(Optimizer):
     @torch.no_grad()
     def _update_averages(self, params: list[Any], window: Window, t: int) -> dict[Any, Entry]:
         """Take x_t and g_t into the averages if they count; return new ones, for parameters that had none."""
-        if torch.cuda.is_initialized() and is_capturing():
-            raise RuntimeError(
-                f"this step of {type(self).__name__} cannot be captured in a CUDA graph: its counter is on the host, "
-                "and every replay would repeat it; a fused step can be captured (fused=True insists on it)"
-            )
         settings, entries, n = self.param_groups[0][KEY], self._entries(), window.count(t)
         offload, certificate = settings["offload"], settings["certificate"]
         if window.counts(t) and not self._has_averaged:
@@ -231,9 +236,12 @@ class Averaged(Optimizer):
         """Advance the counter, and add the averages of new parameters: torch begins its own state where it is empty."""
         for p, entry in new.items():
             self.state[p].setdefault(KEY, {}).update(entry)
-        step, t = self.param_groups[0][KEY]["step"], self._steps_done() + 1
+        step = self.param_groups[0][KEY]["step"]
+        tensor, version, value = self._clock
+        is_known = tensor is step and version == step._version
         step.add_(1)
-        self._clock, self._has_averaged = (step, step._version, t), False
+        self._clock = (step, step._version, value + 1) if is_known else (None, 0, 0)
+        self._has_averaged = False
 
     def _step_with(self, closure: Callable[[], Any], window: Window | None, law: Any) -> Any:
         """Step a rule that evaluates the closure itself, perhaps several times and at other points (SAM).
@@ -316,7 +324,7 @@ class Averaged(Optimizer):
     def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
         """Return what kernels can do of this step: all of it, the averages alone, or nothing (None)."""
         first = next(p for group in self.param_groups for p in group["params"])
-        if first.device.type not in DEVICES or window is None or self.param_groups[0][KEY]["offload"]:
+        if first.device.type not in engine.DEVICES or window is None or self.param_groups[0][KEY]["offload"]:
             return None
         return OBSERVE
 
@@ -328,7 +336,7 @@ class Averaged(Optimizer):
         if reason is None and rule.moves:
             step, version, value = self._clock
             self._clock = (step, version, value + 1)
-        if reason is not None and rule.moves and any(group.get("fused") is True for group in self.param_groups):
+        if reason not in (None, NOT_BEGUN) and rule.moves and any(group.get("fused") is True for group in self.param_groups):
             raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason} (fused=None falls back)")
         return reason is None
 

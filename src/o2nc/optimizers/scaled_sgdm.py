@@ -52,8 +52,6 @@ class ScaledSGDM(Paper, SGD):
         ...     loss = model(torch.ones(4, 3)).abs().mean()
     """
 
-    device_rule = DeviceRule("o2nc.fused.rules.sgd:scaled_sgdm")
-
     def __init__(
         self,
         params: Any,
@@ -69,10 +67,9 @@ class ScaledSGDM(Paper, SGD):
 
     def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
         rule = super()._device_rule(window, law)
-        insists = any(group["fused"] for group in self.param_groups)
-        if rule is not OBSERVE:
-            return rule
-        return self.device_rule if insists else None  # the progress needs the update as well
+        if rule is None or (rule is OBSERVE and not any(group["fused"] for group in self.param_groups)):
+            return None  # the progress needs the update, and torch's own step is bitwise torch's
+        return DeviceRule("o2nc.fused.rules.sgd:scaled_sgdm", (window is not None,))
 
     def _move(self, params: list[Any], t: int, s: float | None, closure: Any = None) -> Any:
         """Have torch step; keep the direction of the update where the momentum buffer does not tell it."""

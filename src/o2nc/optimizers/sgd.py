@@ -6,7 +6,8 @@ from torch import Tensor, optim
 
 from o2nc import checks
 from o2nc.averages.windows import Window
-from o2nc.fused.engine import DEVICES, OBSERVE, DeviceRule
+from o2nc.fused import engine
+from o2nc.fused.engine import OBSERVE, DeviceRule
 from o2nc.optimizers.base import Averaged
 from o2nc.persist.plain import KEY
 
@@ -20,7 +21,7 @@ def wants_fused(groups: list[dict[str, Any]], has_torchs: bool) -> bool | None:
         groups: the parameter groups.
         has_torchs: whether ``fused=True`` means torch's own fused step where ours does not run.
     """
-    here = any(p.device.type in DEVICES for group in groups for p in group["params"][:1])
+    here = any(p.device.type in engine.DEVICES for group in groups for p in group["params"][:1])
     demanded = any(group.get("fused") is True for group in groups)
     refused = any(group.get("fused") is False or group.get("foreach") is not None for group in groups)
     if demanded:

@@ -1,7 +1,11 @@
 """Learners with Δ ← keep·Δ + gain·g: OGD, BallOGD, AdaGrad by the joint norm, BallAdaGrad."""
 
+from typing import Any
+
 import triton
 import triton.language as tl
+
+from o2nc.fused.rule import Rule, learner_rule, smallest
 
 
 @triton.jit
@@ -15,15 +19,14 @@ def clip_to(radius, square):
 
 
 @triton.jit
-def play_linear(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
-    keep, gain = coefficients
+def linear_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
+    keep, gain = own
     delta = keep * slots[0] + gain * g
     return x + scale * delta, slots[0], (delta,)
 
 
 @triton.jit
-def settle_ogd(group, is_new, kept, sums, joint, draw, constants):
-    s, weight = draw
+def ogd_coefficients(group, kept, sums, joint, s, constants):
     beta, decay, kappa = constants
     h_next = group[0]
     h = tl.where(kept[0] == 0, h_next, kept[0])
@@ -32,7 +35,7 @@ def settle_ogd(group, is_new, kept, sums, joint, draw, constants):
     growth = tl.where(kappa == 2, at_least(growth, 0.0), growth)
     shrink = 1 + h * decay / beta + kappa * growth
     keep = tl.where(stopped, 0.0, 1 / shrink)
-    gain = tl.where(stopped, 0.0, -h / shrink) * weight
+    gain = tl.where(stopped, 0.0, -h / shrink)
     return 1.0, (keep, gain), (h_next,)
 
 
@@ -43,17 +46,16 @@ def measure_ball(g, slots, lr, constants, FLOOR: tl.constexpr):
 
 
 @triton.jit
-def gather_ball(lr, kept, sums, constants):
+def ball_terms(lr, kept, sums, constants):
     return sums[0], 0.0, 0.0, 0.0
 
 
 @triton.jit
-def settle_ball(group, is_new, kept, sums, joint, draw, constants):
-    s, weight = draw
+def ball_coefficients(group, kept, sums, joint, s, constants):
     beta, decay, radius = constants
     lr = group[0]
     clip = clip_to(radius, joint[0])
-    return 1.0, ((1 - lr * decay) * clip, -lr * weight * clip), kept
+    return 1.0, ((1 - lr * decay) * clip, -lr * clip), kept
 
 
 @triton.jit
@@ -62,7 +64,7 @@ def measure_gradient(g, slots, lr, constants, FLOOR: tl.constexpr):
 
 
 @triton.jit
-def gather_adagrad(lr, kept, sums, constants):
+def adagrad_terms(lr, kept, sums, constants):
     v, beta = kept[0], constants[0]
     return v, beta * beta * v + sums[0], 0.0, 0.0  # v before and after
 
@@ -77,8 +79,7 @@ def adagrad_sizes(v, v_next, last, scale, beta, kappa, floor):
 
 
 @triton.jit
-def settle_adagrad(group, is_new, kept, sums, joint, draw, constants):
-    s, weight = draw
+def adagrad_coefficients(group, kept, sums, joint, s, constants):
     beta, decay, kappa, floor = constants
     v, last = kept
     scale = group[0]
@@ -86,11 +87,11 @@ def settle_adagrad(group, is_new, kept, sums, joint, draw, constants):
     last = tl.where(last == 0, scale, last)
     e, growth = adagrad_sizes(joint[0], joint[1], last, tl.where(stopped, 1.0, scale), beta, kappa, floor)
     keep = tl.where(stopped, 0.0, 1 / (1 + e * decay / beta + growth))
-    return 1.0, (keep, -e * weight * keep), (beta * beta * v + sums[0], scale)
+    return 1.0, (keep, -e * keep), (beta * beta * v + sums[0], scale)
 
 
 @triton.jit
-def gather_ball_adagrad(lr, kept, sums, constants):
+def ball_adagrad_terms(lr, kept, sums, constants):
     beta = constants[0]
     square, slope, length = sums
     stopped = lr == 0
@@ -101,8 +102,7 @@ def gather_ball_adagrad(lr, kept, sums, constants):
 
 
 @triton.jit
-def settle_ball_adagrad(group, is_new, kept, sums, joint, draw, constants):
-    s, weight = draw
+def ball_adagrad_coefficients(group, kept, sums, joint, s, constants):
     beta, floor = constants
     lr = group[0]
     v, square, slope, length = joint
@@ -113,4 +113,35 @@ def settle_ball_adagrad(group, is_new, kept, sums, joint, draw, constants):
     per = tl.where(root > 0, 1.4142135623730951 / tl.where(root > 0, root, 1.0), 0.0)
     clip = clip_to(1.0, length - 2 * per * slope + per * per * square)
     keep = tl.where(stopped, 0.0, clip)
-    return 1.0, (keep, -size * weight * keep), (beta * beta * kept[0] + sums[0],)
+    return 1.0, (keep, -size * keep), (beta * beta * kept[0] + sums[0],)
+
+
+def ogd(groups: list[dict[str, Any]], learner: Any, beta: float) -> Rule:
+    """Return the rule of `OGD`."""
+    constants = (beta, learner.decay, float(learner.kappa))
+    functions = {"coefficients": ogd_coefficients, "own": 2}
+    return learner_rule(groups, linear_update, "delta", numbers=("last_lr",), constants=constants, **functions)
+
+
+def ball_ogd(groups: list[dict[str, Any]], learner: Any, beta: float) -> Rule:
+    """Return the rule of `BallOGD`."""
+    constants = (beta, learner.decay, learner.radius)
+    joint = {"measure": measure_ball, "reduce": ball_terms} if learner.radius != float("inf") else {}
+    functions = {"coefficients": ball_coefficients, "own": 2} | joint
+    return learner_rule(groups, linear_update, "delta", constants=constants, **functions)
+
+
+def adagrad(groups: list[dict[str, Any]], learner: Any, beta: float) -> Rule:
+    """Return the rule of `AdaGrad` by the joint norm."""
+    constants = (beta, learner.decay, float(learner.kappa), smallest(groups).tiny ** 0.5)
+    joint = {"measure": measure_gradient, "reduce": adagrad_terms}
+    functions = {"coefficients": adagrad_coefficients, "own": 2, "numbers": ("sum_squares", "last_lr")} | joint
+    return learner_rule(groups, linear_update, "delta", constants=constants, **functions)
+
+
+def ball_adagrad(groups: list[dict[str, Any]], learner: Any, beta: float) -> Rule:
+    """Return the rule of `BallAdaGrad`."""
+    constants = (beta, smallest(groups).tiny ** 0.5)
+    joint = {"measure": measure_gradient, "reduce": ball_adagrad_terms}
+    functions = {"coefficients": ball_adagrad_coefficients, "own": 2, "numbers": ("sum_squares",)} | joint
+    return learner_rule(groups, linear_update, "delta", constants=constants, **functions)

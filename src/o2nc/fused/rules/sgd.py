@@ -4,58 +4,77 @@ The first slot is the momentum buffer, also the direction last added; where both
 second is the buffer.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
+from o2nc.fused.rule import Layout, Rule, Scalars
+
 
 @triton.jit
-def settle_sgd(group, is_new, kept, sums, joint, draw, constants):
-    s, weight = draw
+def sgd_coefficients(group, kept, sums, joint, s, constants):
     lr, momentum, dampening = group[0], group[1], group[2]
-    gain = tl.where(is_new, 1.0, 1 - dampening)  # torch starts the buffer at g_1, undampened
-    return -lr, (momentum, gain * weight, weight), kept
+    return -lr, (momentum, 1 - dampening), kept
 
 
 @triton.jit
-def play_sgd(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
-    g *= coefficients[2]
+def plain_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
+    return x + scale * g, slots[0], slots
+
+
+@triton.jit
+def kept_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
     return x + scale * g, slots[0], (g,)
 
 
 @triton.jit
-def play_momentum(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
-    momentum, gain, weight = coefficients
+def momentum_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
+    momentum, gain = own
     buffer = momentum * slots[0] + gain * g
     return x + scale * buffer, slots[0], (buffer,)
 
 
 @triton.jit
-def play_kept_momentum(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
-    momentum, gain, weight = coefficients
-    buffer = momentum * slots[1] + gain * g
-    return x + scale * buffer, slots[0], (buffer, buffer)
-
-
-@triton.jit
-def play_nesterov(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
-    momentum, gain, weight = coefficients
+def nesterov_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
+    momentum, gain = own
     buffer = momentum * slots[0] + gain * g
-    return x + scale * (weight * g + momentum * buffer), slots[0], (buffer,)
+    return x + scale * (g + momentum * buffer), slots[0], (buffer,)
 
 
 @triton.jit
-def play_kept_nesterov(x, g, slots, scale, coefficients, FLOOR: tl.constexpr):
-    momentum, gain, weight = coefficients
+def kept_nesterov_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
+    momentum, gain = own
     buffer = momentum * slots[1] + gain * g
-    direction = weight * g + momentum * buffer
+    direction = g + momentum * buffer
     return x + scale * direction, slots[0], (direction, buffer)
 
 
-SGD_PLAYS = {  # (has momentum, is Nesterov, keeps the direction beside the buffer)
-    (False, False, True): play_sgd,
-    (False, False, False): play_sgd,
-    (True, False, False): play_momentum,
-    (True, False, True): play_kept_momentum,
-    (True, True, False): play_nesterov,
-    (True, True, True): play_kept_nesterov,
-}
+def _scalars(group: dict[str, Any]) -> Scalars:
+    sign = -1.0 if group["maximize"] else 1.0
+    return Scalars(sign, group["weight_decay"], group["lr"], group["momentum"], group["dampening"])
+
+
+def _layout(group: dict[str, Any]) -> Layout:
+    if group["momentum"] == 0:
+        return Layout(plain_update, ())
+    return Layout(nesterov_update if group["nesterov"] else momentum_update, ("momentum_buffer",))
+
+
+def _layout_with_progress(group: dict[str, Any]) -> Layout:
+    """Keep the direction where the buffer does not tell it one step later."""
+    if group["momentum"] == 0:
+        return Layout(kept_update, ("update",))
+    if group["nesterov"]:
+        return Layout(kept_nesterov_update, ("update", "momentum_buffer"))
+    return Layout(momentum_update, ("momentum_buffer",))
+
+
+def sgd(groups: list[dict[str, Any]]) -> Rule:
+    """Return the rule of torch.optim.SGD."""
+    return Rule(sgd_coefficients, 2, _layout, _scalars)
+
+
+def scaled_sgdm(groups: list[dict[str, Any]], averaged: bool) -> Rule:
+    """Return the rule of `ScaledSGDM`, which has the progress as well where it keeps averages."""
+    return Rule(sgd_coefficients, 2, _layout_with_progress, _scalars, progress=True) if averaged else sgd(groups)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.backends.triton import kernels
+from o2nc.fused import kernels
 
 if TYPE_CHECKING:
-    from o2nc.backends.triton.tables import Tables
+    from o2nc.fused.tables import Tables
 
 WARPS = 4
 FOLD, FOLD_WARPS = 2048, 8  # partial sums added at a time
-TENSORS = 128  # tensors settled at a time
+TENSORS = 128  # tensors whose coefficients are computed at a time
 
 
 class Launch(NamedTuple):
@@ -72,60 +72,65 @@ class Sequence:
         return graph
 
 
-def launches(tables: "Tables", uploaded: Tensor, scaled: bool) -> list[Action]:
+def launches(tables: "Tables", uploaded: Tensor, averages: bool) -> list[Action]:
     """Return the launches of one step, in order.
 
     Args:
         tables: what they run over.
         uploaded: the addresses of the gradients and the numbers of the groups.
-        scaled: whether a GradScaler's flag and scale count.
+        averages: whether the averages may be updated; the device decides whether this iterate counts.
     """
-    n, chunks, rule, counters = tables.n, tables.chunks, tables.rule, tables.counters
-    numbers = tables.uploads.numbers(uploaded)
+    n, chunks, rule = tables.n, tables.chunks, tables.rule
+    scalars = tables.uploads.scalars(uploaded)
+    certifies, joint = averages and tables.certifies, rule.measure is not None
     opening = (
-        *(*counters, tables.keys, tables.constants, tables.now, uploaded, numbers, tables.group_of),
-        *(tables.numbers, tables.coefficients, tables.totals, tables.scaler, n),
+        *(tables.step, tables.pending, tables.keys, tables.constants, tables.now, uploaded, scalars, tables.group_of),
+        *(tables.numbers, tables.coefficients, tables.totals, n),
     )
     law = {
         "SAMPLE": tables.law.sample,
         "WEIGHT_OF": tables.law.weight,
-        "WEIGHTED": tables.law.weighted,
-        "ESTIMATES": tables.law.estimates,
-        "AVERAGED": tables.averaged,
-        "SCALED_LOSS": scaled,
+        "ESTIMATES": rule.progress and tables.law.estimates,
+        "AVERAGED": averages,
+        "OUTPUTS": averages and tables.outputs,
     }
-    joint = rule.measure is not None
     counts = {
         "SUMS": rule.sums,
         "CONSTANTS": len(rule.constants),
-        "COEFFICIENTS": rule.coefficients,
+        "OWN_COUNT": rule.own,
         "NUMBERS_KEPT": len(rule.numbers),
         "DECOUPLED": rule.decoupled,
         "WIDTH": TENSORS,
     }
-    settle = {"SETTLE": rule.settle, "GATHER": rule.gather, "JOINT": joint} | counts
-    common = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
+    tick = {"TICK": True, "COUNT": rule.moves, "COEFFICIENTS": None, "REDUCE": None, "JOINT": False}
+    finish = {"COEFFICIENTS": rule.coefficients, "REDUCE": rule.reduce, "JOINT": joint}
     found: list[Action] = []
     if rule.prepare is not None:
-        found.append(partial(rule.prepare, tables.totals, numbers, tables.group_of, tables.kept))
+        gradients = uploaded[:n]
+        found.append(partial(rule.prepare, tables.totals, scalars, tables.group_of, tables.counts, gradients))
     if joint:
-        tick = {"TICK": True, "SETTLE": None, "GATHER": None, "JOINT": False} | counts
-        found.append(Launch(kernels.open_kernel, 1, opening, law | tick, 1))
+        found.append(Launch(kernels.open_kernel, 1, opening, law | tick | counts, 1))
+        tick |= {"TICK": False}
         for low, number, compiled in tables.buckets:
-            measured = (numbers, tables.group_of, tables.constants, tables.scaler, tables.partial, n, low, chunks)
+            measured = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, scalars, tables.group_of)
+            summed = (tables.constants, tables.partial, n, low, chunks)
             names = ("FLOOR", "X_TYPE", "SLOT_0", "SLOT_1", "SLOT_2", "CHUNK", "BLOCK")
             compiled_in = {"MEASURE": rule.measure, "CONSTANTS": len(rule.constants), "SLOTS": compiled["SLOTS"]}
-            compiled_in |= {"SCALED_LOSS": scaled} | {name: compiled[name] for name in names}
-            found.append(Launch(kernels.measure_kernel, number, (*common, *measured), compiled_in, WARPS))
-        folded = (tables.first, tables.now, tables.partial, tables.totals, n, chunks)
+            compiled_in |= {name: compiled[name] for name in names}
+            found.append(Launch(kernels.measure_kernel, number, (*measured, *summed), compiled_in, WARPS))
+        folded = (tables.first, tables.partial, tables.totals, n, chunks)
         found.append(Launch(kernels.total_kernel, n, folded, {"WIDTH": FOLD}, FOLD_WARPS))
     # one warp: the counters are read and written by the same threads
-    found.append(Launch(kernels.open_kernel, 1, opening, law | {"TICK": not joint} | settle, 1))
-    limited = {"maxnreg": rule.registers} if rule.registers is not None and tables.summed else {}
+    found.append(Launch(kernels.open_kernel, 1, opening, law | tick | finish | counts, 1))
+    limited = {"maxnreg": rule.registers} if rule.registers is not None and (certifies or rule.progress) else {}
     for low, number, compiled in tables.buckets:
-        stepped = (*common, tables.coefficients, tables.partial, n, low, chunks)
+        stepped = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
+        stepped = (*stepped, tables.coefficients, tables.partial, n, low, chunks)  # type: ignore[assignment]
+        if not averages:
+            compiled = compiled | {"AVERAGED": False, "OUTPUTS": False, "HAS_GRADIENT": False}
         found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS, limited))
-    if tables.summed:
-        closed = (tables.first, tables.now, tables.coefficients, tables.numbers, tables.partial, n, chunks)
-        found.append(Launch(kernels.close_kernel, n, closed, {"WIDTH": FOLD}, FOLD_WARPS))
+    if certifies or rule.progress:
+        closed = (tables.first, uploaded, tables.now, tables.coefficients, tables.numbers, tables.partial, n, chunks)
+        sums = {"AVERAGED": certifies, "SUMS_PROGRESS": rule.progress, "WIDTH": FOLD}
+        found.append(Launch(kernels.close_kernel, n, closed, sums, FOLD_WARPS))
     return found
