@@ -1,4 +1,4 @@
-"""``o2nc paper plan``: the theorem's hyperparameters, the parts of their bound, and the line that makes the optimizer.
+"""``o2nc paper plan``: the theorem's hyperparameters, the parts of their bound, the line that makes the optimizer.
 
 o2nc paper plan --steps 100000 --c 1 --gap 1 --lipschitz 1 --noise 1
 o2nc paper plan --eps 0.1 --c 1 --gap 1 --lipschitz 1 --law 'jitter(0.25)'
@@ -118,7 +118,7 @@ def main(
     plans, refusals = {}, {}
     for version in versions:
         try:
-            n = theory.steps_for(eps, **known, constants=version) if steps is None else steps
+            n = steps or theory.steps_for(eps or 0.0, **known, constants=version)
             plans[version] = theory.plan(n, **known, constants=version)
         except ValueError as error:
             refusals[version] = str(error)
