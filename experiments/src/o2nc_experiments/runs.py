@@ -27,6 +27,7 @@ class Setting(NamedTuple):
     beta: float  # β
     c: float = 1.0  # price of spread
     decay: float = 0.0  # μ of OGD
+    law: Law | None = Exponential()  # of s, None for s = 1
 
 
 class Means(NamedTuple):
@@ -53,10 +54,12 @@ def project_(delta: Tensor, radius: Tensor) -> None:
     delta.mul_((radius / norm(delta)).clamp(max=1.0))  # 0 stays 0: its factor is 1, never nan
 
 
-def scalars(law: Law | None, seeds: Sequence[int], step: int) -> Tensor:
-    """Return s of this step for every seed, as a column; each distinct seed is drawn once."""
-    drawn = {seed: 1.0 if law is None else law.sample(seed, step) for seed in dict.fromkeys(seeds)}
-    return column([drawn[seed] for seed in seeds])
+def scalars(laws: Sequence[Law | None], seeds: Sequence[int], step: int) -> Tensor:
+    """Return s of this step for every row, as a column; each pair of law and seed is drawn once."""
+    pairs = list(zip(map(id, laws), seeds, strict=True))
+    known = dict(zip(pairs, zip(laws, seeds, strict=True), strict=True))
+    drawn = {pair: 1.0 if law is None else law.sample(seed, step) for pair, (law, seed) in known.items()}
+    return column([drawn[pair] for pair in pairs])
 
 
 def algorithm_2(
@@ -64,7 +67,6 @@ def algorithm_2(
     settings: Sequence[Setting],
     steps: int,
     seeds: Sequence[int],
-    law: Law | None = Exponential(),
     *,
     adaptive: bool = False,
     good: Callable[[Tensor], Tensor] | None = None,
@@ -76,7 +78,6 @@ def algorithm_2(
         settings: the hyperparameters.
         steps: N.
         seeds: of s; the noise of all runs comes from one generator, seeded with the first.
-        law: of s, None for s = 1.
         adaptive: play `BallAdaGrad` instead of `OGD`.
         good: says of rows x̄_n whether they are good enough.
 
@@ -89,7 +90,8 @@ def algorithm_2(
         True
     """
     rows = [(setting, seed) for setting in settings for seed in seeds]
-    lr, beta, c, decay = (column(values) for values in zip(*(setting for setting, _ in rows), strict=True))
+    *numbers, laws = zip(*(setting for setting, _ in rows), strict=True)
+    lr, beta, c, decay = map(column, numbers)
     drawn = [seed for _, seed in rows]
     shrink = 1 / beta + lr * decay / beta  # OGD with κ = 1: Δ ← (Δ − lr·g)/shrink
     x = oracle.problem.start().to(torch.float64).expand(len(rows), -1).clone()
@@ -119,6 +121,6 @@ def algorithm_2(
             project_(delta, lr)
         else:
             delta.addcmul_(g, -lr).div_(shrink)
-        x.addcmul_(delta, scalars(law, drawn, t + 1))
+        x.addcmul_(delta, scalars(laws, drawn, t + 1))
     sums = (uniform / steps, geometric / steps, looks / max(steps // LOOK, 1), first)
     return Means(*(total.squeeze(1) for total in sums))

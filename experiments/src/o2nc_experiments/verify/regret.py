@@ -38,7 +38,7 @@ def traces(
         g = oracle.sample(x, generator) if oracle.noise else full
         rows.append((x.clone(), delta.clone(), g, full))
         learner.update([delta], [g], [state], [learner.lr], beta)
-        x += scalars(law, seeds, t + 1) * delta
+        x += scalars([law] * len(seeds), seeds, t + 1) * delta
     return Trace(*(torch.stack(part, dim=1).numpy() for part in zip(*rows, strict=True)))
 
 

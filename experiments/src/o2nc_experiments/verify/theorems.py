@@ -101,7 +101,7 @@ def sgdm_map(seed: int, scale: float) -> Sides:
 
 def energy_bound(setting: Setting, steps: int, gap: float, lipschitz: float, noise: float, output: str) -> float:
     """Return the bound on E‖∇F(x̄)‖_c, x̄ = x̄_n with n uniform or drawn by `output_law`; apart from `o2nc.theory`."""
-    lr, beta, c, _ = setting
+    lr, beta, c, *_ = setting
     alpha, q = 1 - beta, 1 - beta**2
     energy = 2 * gap / lr + (lipschitz**2 + noise**2) * steps
     spread = c * spread_factor(beta) * lr**2 * beta**2 * energy / (alpha**2 * q * steps)
@@ -282,7 +282,7 @@ def stability(seed: int, scale: float) -> Sides:
 
 def adaptive_bound(setting: Setting, steps: int, gap: float, lipschitz: float, noise: float, output: str) -> float:
     """Return the theorem's right side, the setting's lr being the radius D; apart from `o2nc.theory`."""
-    radius, beta, c, _ = setting
+    radius, beta, c, *_ = setting
     alpha, a = 1 - beta, math.hypot(lipschitz, noise)
     unknown = (noise + 2 * math.sqrt(2) * a) * (alpha + beta / steps) / math.sqrt(1 - beta**2)
     bound = gap / (radius * steps) + unknown + c * spread_factor(beta) * radius**2 / alpha**2
