@@ -14,10 +14,8 @@ AdamW, and ``--others``) ran at commit cf6f9b7; docs/randomness.md and docs/no-s
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +27,7 @@ from o2nc import Exponential, Gamma, Law, Uniform, problems
 from o2nc.problems import Additive, Climber, Oracle, Resonance, Subsampled
 from o2nc_experiments import kit
 from o2nc_experiments.nonsmooth_runs import Arm, Row, deconvolution, factorisation, run
+from o2nc_experiments.runs import in_processes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,7 +139,6 @@ def compare(
     name: str, arms: Sequence[str], horizons: Sequence[int], tuning: Sequence[int], seeds: Sequence[int]
 ) -> list[Result]:
     """Tune arms on one problem and measure them: a grid of factor 4 that is widened, then refined to 2 and √2."""
-    torch.set_num_threads(1)
     oracle, scores = PROBLEMS[name], dict[str, dict[float, list[float]]]()
 
     def attempt(pairs: Sequence[tuple[str, float]]) -> None:
@@ -204,7 +202,6 @@ def trap_rows(problem: Resonance | Climber, arm: Arm, factors: Sequence[float], 
 
 def count_trapped(name: str, seeds: Sequence[int], steps: int) -> list[Trapped]:
     """Run all arms of RANDOM on one trap, decayed and at a constant learning rate."""
-    torch.set_num_threads(1)
     problem, primed = TRAPS[name]
     start = problem.value(problem.start()).item()
     slope = problem.trap.slope - (problem.valley if isinstance(problem, Climber) else 0.0)
@@ -227,7 +224,6 @@ def count_trapped(name: str, seeds: Sequence[int], steps: int) -> list[Trapped]:
 
 def steps_to_freedom(width: float, seeds: Sequence[int], patience: int) -> list[float | None]:
     """Return by seed the steps until F of the climber is halved, s ~ U(1 − w, 1 + w), at the trapped lr."""
-    torch.set_num_threads(1)
     problem = Climber(1)
     rows = trap_rows(problem, Arm(Uniform(1 - width, 1 + width), decay=None), [1.0], seeds)
     found = run(Additive(problem, 0.0), rows, [patience], near=0.0, primed=True, goal=problem.gap / 2)
@@ -448,14 +444,7 @@ def main(
     kit.make_folder(out)
     store = kit.Store(out / "nonsmooth.json", {"seed": seed, "seeds": seeds, "quick": quick}, about)
     left = {key: job for key, job in work.items() if key not in store.runs}
-    with (
-        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
-        terminal.progress(len(left), "non-smooth problems, traps") as advance,
-    ):
-        jobs = {pool.submit(*job): key for key, job in left.items()}
-        for job in as_completed(jobs):
-            store.add(jobs[job], job.result())
-            advance(1, jobs[job])
+    in_processes(left, workers, terminal, store.add)
     runs = {key: store.runs[key] for key in work}
     found = Findings([Result(*row) for key, rows in runs.items() if ": " in key for row in rows])
     trapped = [Trapped(*row) for key, rows in runs.items() if key.startswith("trap") for row in rows]

@@ -193,12 +193,12 @@ def run(
         if primed and t == 1:
             m = torch.where(adam, m, g / (1 - beta))
         m = beta * m + g
-        d = torch.where(nesterov, g + beta * m, m)
+        d = torch.where(nesterov, torch.addcmul(g, m, beta), m)
         if adam.any():
             v.mul_(BETA2).addcmul_(g * (1 - BETA2), g)
             root = (v / (1 - BETA2**t)).sqrt() + EPS
             d = torch.where(adam, (1 - beta) / (1 - beta**t) * m / root, d)
-        x = x - s[t - 1].unsqueeze(1) * lr * factors[t - 1][kind] * d
+        x = torch.addcmul(x, -lr * factors[t - 1][kind] * d, s[t - 1].unsqueeze(1))
         if goal > -math.inf:
             first = torch.where((problem.value(x) <= goal) & first.isinf(), float(t), first)
         if t == horizon:

@@ -1,24 +1,13 @@
 """``o2nc paper rates``: certificates against steps and the theorems' bounds; guarantees, traps, the hard chain.
 
 Result (docs/paper.md; two cores, torch 2.13, 8 seeds, N = 2¹⁰ … 2¹⁷): no bound is exceeded; the least bound/value
-is 1.56 (Algorithm 1), 1.95 (sharp constants) and 3.77 (printed). On the washboard 96 % of what is proved is attained.
+is 1.95 with the sharp constants and 3.77 with the printed ones. On the washboard 96 % of what is proved is attained.
 Every trap holds momentum with s = 1 and none with s ~ Exp(1). The quickest of 15 settings needs 1.9 to 2.2 times the
 steps that are proved necessary on the hard chain.
-
-Algorithm 1, with `BallOGD` restarted in every block of T steps, D the radius and A² = G² + σ²: the regret of a block
-is at most D²/(2η) + ηTA²/2 = DA√T at η = D/(A√T), the telescoped decrease gives F* in all, noise costs Dσ√T a block,
-and two points i, j of a block are at most (|i − j| + 1)D apart. So
-
-    (1/K) Σ_k E[‖ḡ_k‖ + cV_k] <= F*/(DN) + (A + σ)/√T + cD²v(T),
-    v(T) = T^{−2} Σ_{k<T} (T − k)(k + 1)² = (T² + 4T + 5 − 10/T)/12,
-
-least over D at D³ = F*/(2cv(T)N), and over T by search.
 """
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -29,10 +18,10 @@ from scipy import stats
 from torch import Tensor
 
 import o2nc
-from o2nc import Exponential, Law, Uniform, problems, theory
+from o2nc import Exponential, Law, problems, theory
 from o2nc.problems import Additive, Chain, Climber, Oracle, Resonance, Subsampled, Washboard, hard_instance
 from o2nc_experiments import kit
-from o2nc_experiments.runs import Setting, algorithm_2, norm, project_, scalars
+from o2nc_experiments.runs import Setting, algorithm_2, in_processes
 from o2nc_experiments.verify.theorems import best_energy, energy_bound
 
 if TYPE_CHECKING:
@@ -77,7 +66,6 @@ ARMS: dict[str, tuple[str, Law | None]] = {  # constants of the plan, law of s
     "paper's constants": ("paper", Exponential()),
     "paper's constants, s = 1": ("paper", None),
 }
-ORIGINAL = "Algorithm 1"
 
 
 class Curve(NamedTuple):
@@ -108,7 +96,6 @@ class Curve(NamedTuple):
 
 def curves(title: str, lengths: Sequence[int], seeds: Sequence[int]) -> list[Curve]:
     """Run Algorithm 2 on one study: all arms, for these numbers of steps."""
-    torch.set_num_threads(1)
     study = STUDIES[title]
     plans = [[study.plan(n, constants) for constants, _ in ARMS.values()] for n in lengths]
     values = []
@@ -128,56 +115,6 @@ def curves(title: str, lengths: Sequence[int], seeds: Sequence[int]) -> list[Cur
     ]
 
 
-def block_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: float) -> tuple[float, int, float]:
-    """Return the bound of Algorithm 1, T and D, where the bound is least.
-
-    Example:
-        >>> block_plan(10_000, 1.0, gap=1.0, lipschitz=1.0, noise=0.0)[1]
-        180
-    """
-
-    def at(period: int) -> tuple[float, int, float]:
-        spread = (period**2 + 4 * period + 5 - 10 / period) / 12
-        radius = (gap / (2 * c * spread * steps)) ** (1 / 3)
-        noisy = (math.hypot(lipschitz, noise) + noise) / math.sqrt(period)
-        return gap / (radius * steps) + noisy + c * radius**2 * spread, period, radius
-
-    return min(at(round(math.exp(u))) for u in np.linspace(math.log(2), math.log(max(steps, 2)), 300))
-
-
-def original(title: str, lengths: Sequence[int], seeds: Sequence[int]) -> list[Curve]:
-    """Run Algorithm 1 on one study, at the c of the sharp plan; the averages are those of whole blocks."""
-    torch.set_num_threads(1)
-    study, law = STUDIES[title], [Uniform(0, 1)] * len(seeds)
-    oracle, values, bounds = study.oracle, [], []
-    for n in lengths:
-        c = study.plan(n, "sharp").c
-        bound, period, radius = block_plan(n, c, **study.constants)
-        lr = radius / (math.hypot(oracle.problem.lipschitz, oracle.noise) * math.sqrt(period))
-        x = oracle.problem.start().to(torch.float64).expand(len(seeds), -1).clone()  # w_n, where gradients are taken
-        delta, s, total = torch.zeros_like(x), scalars(law, seeds, 1), torch.zeros(len(seeds), 1, dtype=torch.float64)
-        generator = torch.Generator().manual_seed(seeds[0])
-        points, gradients = [], []
-        for t in range(1, n // period * period + 1):
-            points.append(x.clone())
-            gradients.append(oracle.gradient(x))
-            g = oracle.sample(x, generator) if oracle.noise else gradients[-1]
-            x.addcmul_(delta, 1 - s)
-            delta.sub_(g, alpha=lr)
-            if t % period == 0:
-                block = torch.stack(points)
-                spread = (block - block.mean(0)).square().sum(-1).mean(0)
-                total += norm(torch.stack(gradients).mean(0)) + c * spread[:, None]
-                points, gradients = [], []
-                delta.zero_()
-            project_(delta, torch.tensor(radius))
-            s = scalars(law, seeds, t + 1)
-            x.addcmul_(delta, s)
-        values.append((total[:, 0] / (n // period)).tolist())
-        bounds.append(bound)
-    return [Curve(title, ORIGINAL, [*lengths], values, bounds)]
-
-
 # promised and attained: a problem (None: the washboard against the run that knows all), its noise, N
 CASES: dict[str, tuple[problems.Problem | None, float, int]] = {
     "washboard, σ = 0, 27,000 steps": (None, 0.0, 27_000),
@@ -192,7 +129,6 @@ BELIEFS = {"G and σ known": 1.0, "believed × 10": 10.0, "believed × 0.1": 0.1
 
 def guarantees(title: str, seeds: Sequence[int]) -> list[tuple[str, str, float, float]]:
     """Return case, hyperparameters, bound with the true G and σ, and the mean certificate under the output law."""
-    torch.set_num_threads(1)
     problem, noise, n = CASES[title]
     if problem is None:
         lr, beta, *_ = best_energy(n, 1.0, 1.0, 1.0, noise)
@@ -228,7 +164,6 @@ TRAP_STEPS, TRAP_BETA = 5000, 0.999
 
 def trap(name: str, seeds: Sequence[int]) -> list[tuple[str, bool, float, float]]:
     """Return trap, whether s was random, mean ‖ḡ‖ over the second half, and F(last) − F(start), run by run."""
-    torch.set_num_threads(1)
     problem, from_zero = TRAPS[name]
     momentum, found = problem.momentum if isinstance(problem, Resonance) else 0.9, []
     for seed in (None, *seeds):
@@ -275,7 +210,6 @@ class Search(NamedTuple):
 
 def search(eps: float, seed: int) -> list[Search]:
     """Run Algorithm 2 with 15 settings on the hard instance, until ‖∇F(x̄)‖ <= ε."""
-    torch.set_num_threads(1)
     oracle = hard_instance(eps, gap=CHAIN["gap"], smoothness=math.sqrt(CHAIN["c"] * eps), noise=CHAIN["lipschitz"])
     chain, p, needed = cast(Chain, oracle.problem), oracle.probability, oracle.steps(0.5)
     # a shown link has a derivative of about steepness/p and moves its coordinate by lr/(1 − β) times that
@@ -366,8 +300,8 @@ def picture(found: Sequence[Curve]) -> "Figure":
     """Draw one panel per study: certificates against N, bounds dashed, the lower bound at the foot."""
     figure = kit.new_figure(14.4, 7.0)
     panels = figure.subplots(2, 4, sharex=True).flat
-    lines = (("blue", "-"), ("blue", ":"), ("red", "-"), ("red", ":"), ("green", "-"))
-    styles = dict(zip((*ARMS, ORIGINAL), lines, strict=True))
+    lines = (("blue", "-"), ("blue", ":"), ("red", "-"), ("red", ":"))
+    styles = dict(zip(ARMS, lines, strict=True))
     for axes, (title, study) in zip(panels, STUDIES.items(), strict=False):
         for curve in (curve for curve in found if curve.study == title):
             colour, line = styles[curve.arm]
@@ -403,8 +337,7 @@ def main(
     if min(seed, seeds - 1, workers - 1) < 0 or not 11 <= largest <= 24:
         raise kit.UsageError("--seed is at least 0, --seeds and --workers at least 1, --largest 11 to 24")
     terminal, lengths, own = kit.Terminal(quiet), [2**k for k in range(10, largest + 1)], range(seed, seed + seeds)
-    work: dict[str, Any] = {f"Algorithm 2: {title}": (curves, title, lengths, own) for title in STUDIES}
-    work |= {f"Algorithm 1: {title}": (original, title, lengths, own) for title in STUDIES}
+    work: dict[str, Any] = {f"curves: {title}": (curves, title, lengths, own) for title in STUDIES}
     work |= {f"guarantee: {title}": (guarantees, title, own[:FEW]) for title in CASES}
     work |= {f"trap: {name}": (trap, name, own[:FEW]) for name in TRAPS}
     work |= {f"chain: {eps}": (search, eps, seed) for eps in EPSILONS}
@@ -414,19 +347,12 @@ def main(
     kit.make_folder(out)
     store = kit.Store(out / "rates.json", asked, about)
     left = {key: job for key, job in work.items() if key not in store.runs}
-    with (
-        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
-        terminal.progress(len(left), "rates, guarantees, traps, chain") as advance,
-    ):
-        jobs = {pool.submit(*job): key for key, job in left.items()}
-        for job in as_completed(jobs):
-            store.add(jobs[job], job.result())
-            advance(1, jobs[job])
+    in_processes(left, workers, terminal, store.add)
 
     def parts(begin: str) -> list[Any]:
         return [row for key in work if key.startswith(begin) for row in store.runs[key]]
 
-    drawn = [Curve(*row) for title in STUDIES for row in parts("Algorithm") if row[0] == title]
+    drawn = [Curve(*row) for row in parts("curves")]
     promises, escapes = ([tuple(row) for row in parts(begin)] for begin in ("guarantee", "trap"))
     searches = [Search(*row) for row in parts("chain")]
     tables = [curves_table(drawn), guarantees_table(promises), traps_table(escapes), chain_table(searches)]

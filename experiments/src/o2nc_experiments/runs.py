@@ -7,14 +7,17 @@ while the learner sees stochastic ones.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from o2nc import Exponential, Law
 from o2nc.problems import Oracle
+from o2nc_experiments import kit
 
 LOOK = 8  # ‖∇F(x̄_n)‖ is looked at in every so many steps
 TINY = torch.finfo(torch.float64).tiny ** 0.5
@@ -124,3 +127,22 @@ def algorithm_2(
         x.addcmul_(delta, scalars(laws, drawn, t + 1))
     sums = (uniform / steps, geometric / steps, looks / max(steps // LOOK, 1), first)
     return Means(*(total.squeeze(1) for total in sums))
+
+
+def in_processes(
+    work: Mapping[str, tuple[Any, ...]], workers: int, terminal: kit.Terminal, keep: Callable[[str, Any], object]
+) -> None:
+    """Call pieces of work, (function, *arguments) by name, in processes; ``keep(name, result)`` as each is finished."""
+    with (
+        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+        terminal.progress(len(work), f"{len(work)} pieces of work") as advance,
+    ):
+        jobs = {pool.submit(_alone, *job): name for name, job in work.items()}
+        for job in as_completed(jobs):
+            keep(jobs[job], job.result())
+            advance(1, "")
+
+
+def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    torch.set_num_threads(1)
+    return function(*arguments)

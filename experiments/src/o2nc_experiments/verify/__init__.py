@@ -7,14 +7,13 @@ Result: 45 of 45 right, 28 statements and 17 errata, in docs/checks.md (two core
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from o2nc_experiments import kit
+from o2nc_experiments.runs import in_processes
 
-# the order of the table: lemmas, regret, theorems, errata
+# in the order of the table
 from o2nc_experiments.verify import lemmas, regret, theorems, errata  # noqa: F401  # isort: skip
 from o2nc_experiments.verify.row import ROWS, Result, check
 
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS", "Result", "check", "main", "select"]
 
-WORKERS = 2
-LONG = ("rate", "criterion", "goldstein", "theorem", "variance")  # begun first
+LONG = ("rate", "criterion", "goldstein", "theorem")  # begun first
 LEAST, MOST = 1e-3, 1e3  # slacks beyond are drawn there
+SIGNS, FAILED = {"<=": "≤", ">=": "≥", "==": "="}, {"<=": "≰", ">=": "≱", "==": "≠"}
 NOTES = (
     "slack: how well the relation is met, 1 at the border: right/left, left/right, or tolerance/|left − right|\n"
     "errata: left and right are of the printed form; shown if that fails and the corrected form holds"
@@ -46,26 +45,17 @@ def select(only: str | None) -> list[str]:
     return [key for key in ROWS if any(key.startswith(word) for word in words)]
 
 
-def number(value: float) -> str:
-    """Write a number in at most nine characters."""
-    if abs(value) == float("inf"):
-        return "∞" if value > 0 else "−∞"
-    if value == int(value) and abs(value) < 1e8:
-        return f"{int(value)}"
-    return f"{value:.4g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
-
-
 def table(results: Sequence[Result], *, measured: bool = False) -> kit.Table:
     """Return one line per row; with what was measured, or with the seconds it took."""
-    last = "measured" if measured else "seconds"
-    rows = [
-        [
-            *(r.key, r.claim, number(r.left), r.sign, number(r.right), f"{r.slack:.3g}", r.words),
-            r.measured if measured else f"{r.seconds:.1f}",
-        ]
-        for r in results
-    ]
-    return kit.Table(["row", "statement", "left", "", "right", "slack", "verdict", last], rows, notes=NOTES)
+    rows = []
+    for r in results:
+        is_erratum = r.key.startswith("erratum")
+        word = ("shown" if is_erratum else "right") if r.verdict else "WRONG"
+        sign = (FAILED if is_erratum and r.verdict else SIGNS)[r.relation]
+        last = r.measured if measured else f"{r.seconds:.1f}"
+        rows.append([r.key, r.claim, f"{r.left:.4g}", sign, f"{r.right:.4g}", f"{r.slack:.3g}", word, last])
+    head = ["row", "statement", "left", "", "right", "slack", "verdict", "measured" if measured else "seconds"]
+    return kit.Table(head, rows, notes=NOTES)
 
 
 def picture(results: Sequence[Result], colour: str) -> "Figure":
@@ -83,7 +73,7 @@ def picture(results: Sequence[Result], colour: str) -> "Figure":
     return figure
 
 
-def main(out: Path, only: str | None = None, seed: int = 0, workers: int = WORKERS, quiet: bool = False) -> None:
+def main(out: Path, only: str | None = None, seed: int = 0, workers: int = 2, quiet: bool = False) -> None:
     """Check every statement of the paper by running it; write verify.json, verify.md and report.html.
 
     Args:
@@ -93,37 +83,24 @@ def main(out: Path, only: str | None = None, seed: int = 0, workers: int = WORKE
         workers: processes.
         quiet: print nothing but errors.
     """
-    keys, terminal = select(only), kit.Terminal(quiet)
-    found: dict[str, Result] = {}
-    with (
-        ProcessPoolExecutor(min(workers, len(keys)), mp_context=get_context("spawn")) as pool,
-        terminal.progress(len(keys), f"{len(keys)} rows") as advance,
-    ):
-        jobs = {pool.submit(check, key, seed): key for key in sorted(keys, key=lambda key: not key.startswith(LONG))}
-        for job in as_completed(jobs):
-            found[jobs[job]] = job.result()
-            advance(1, "")
+    keys, terminal, found = select(only), kit.Terminal(quiet), dict[str, Result]()
+    work = {key: (check, key, seed) for key in sorted(keys, key=lambda key: not key.startswith(LONG))}
+    in_processes(work, min(workers, len(work)), terminal, found.__setitem__)
     results = [found[key] for key in keys]
     wrong = [result.key for result in results if not result.verdict]
-    command = f"o2nc paper verify --seed {seed}" + (f" --only {only}" if only else "")
+    command = kit.written_command("o2nc paper verify", {"only": only, "seed": seed}, {"only": None, "seed": 0})
     about = kit.circumstances(command, seed=seed, rows=len(keys))
     kit.make_folder(out)
     record = {"circumstances": about, "wrong": wrong, "seconds": sum(r.seconds for r in results)}
-    kit.write_json(out / "verify.json", record | {"rows": [result.to_record() for result in results]})
+    kit.write_json(out / "verify.json", record | {"rows": [result._asdict() for result in results]})
     kit.write_text(out / "verify.md", table(results, measured=True).markdown() + "\n")
-    parts = {
-        "Statements of the paper": ("blue", [r for r in results if not r.is_erratum]),
-        "Errata": ("red", [r for r in results if r.is_erratum]),
-    }
-    sections = [
-        kit.Section(
-            title,
-            pictures=[(picture(own, colour), "Right of the line the form as stated or printed holds.")],
-            tables=[table(own)],
+    sections = []
+    for title, colour, is_erratum in (("Statements of the paper", "blue", False), ("Errata", "red", True)):
+        own = [result for result in results if result.key.startswith("erratum") == is_erratum]
+        caption = "Right of the line the printed form holds." if is_erratum else "Right of the line the claim holds."
+        sections += (
+            [kit.Section(title, pictures=[(picture(own, colour), caption)], tables=[table(own)])] if own else []
         )
-        for title, (colour, own) in parts.items()
-        if own
-    ]
     summary = f"{len(results) - len(wrong)} of {len(results)} right" + (f": not {', '.join(wrong)}" if wrong else "")
     kit.write_page(out / "report.html", "The paper, checked by running it", summary, sections, about)
     terminal.table(table(results))

@@ -2,8 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from itertools import product
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,12 +60,6 @@ def integral(y: Array, pieces: Array, order: int) -> Array:
     return total / order
 
 
-def gradient_bounds(c: Array, mean: Array, spread: Array, **known: Any) -> Array:
-    """Return what `Certificate.gradient_norm` says, row by row."""
-    rows = zip(c.tolist(), mean.tolist(), spread.tolist(), strict=True)
-    return np.array([Certificate(price, g, v, 1.0).gradient_norm(**known) for price, g, v in rows])
-
-
 def norm_score(constants: str, order: int) -> Callable[[Array], Array]:
     """Return the score |F'(0)|/bound for H = 1 (order 1, c = H²/ε) or ρ = 1 (order 2, c = ρ/2).
 
@@ -78,7 +71,9 @@ def norm_score(constants: str, order: int) -> Callable[[Array], Array]:
         mean = np.abs(number + (p * integral(y, pieces, order)).sum(1))  # F''(0)y has mean 0
         spread = (p * y**2).sum(1)
         c = 2 / (mean + np.sqrt(mean**2 + 4 * spread)) if order == 1 else np.full(len(x), 0.5)  # ε = mean + spread/ε
-        bounds = gradient_bounds(c, mean, spread, constants=constants, **{CONSTANTS[order]: 1.0})
+        rows = zip(c.tolist(), mean.tolist(), spread.tolist(), strict=True)
+        known: dict[str, Any] = {CONSTANTS[order]: 1.0, "constants": constants}
+        bounds = [Certificate(price, g, v, 1.0).gradient_norm(**known) for price, g, v in rows]
         return (c * spread > 0.1 * (mean + c * spread)) * np.abs(number) / np.maximum(bounds, 1e-12)
 
     return score
@@ -147,23 +142,6 @@ def clipped_score(x: Array, part: int) -> Array:
     return truth / np.maximum([(q.distance, q.radius, q.epsilon)[part] for q in promised], 1e-12)
 
 
-def goldstein_ratios(
-    problem: Problem, y: torch.Tensor, p: torch.Tensor, at: Certificate, delta: float
-) -> Iterator[float]:
-    """Yield distance, radius and mean gradient at the clipped points over what is promised, sharp and printed."""
-    x = p @ y
-    inside = x + (delta / (y - x).norm(dim=1)).clamp(max=1.0).nan_to_num(1.0)[:, None] * (y - x)
-    middle = p @ inside
-    radius = (inside - middle).norm(dim=1)[p > 0].max()
-    truth = ((middle - x).norm(), radius, (p @ problem.gradient(inside)).norm())
-    for constants in ("sharp", "paper"):
-        found = at.goldstein(delta, lipschitz=problem.lipschitz, constants=constants)
-        assert isinstance(found.point, torch.Tensor)
-        off = (found.point - middle).norm().item() > 1e-9
-        for value, bound in zip(truth, (found.distance, found.radius, found.epsilon), strict=True):
-            yield math.inf if off else value.item() / max(bound, 1e-12)
-
-
 @row("goldstein", "‖E∇F(ŷ)‖ ≤ max(1, 2G/cδ²)ε, ‖x−x'‖ ≤ V/4δ")
 def goldstein(seed: int, scale: float) -> Sides:
     """Lemma goldstein-reduction, with its improved constants and as printed."""
@@ -172,18 +150,13 @@ def goldstein(seed: int, scale: float) -> Sides:
         near, wide, mean = (climb(lambda x, k=k: clipped_score(x, k), rng, 16, rounds) for k in range(3))  # type: ignore[misc]
         # F' = −1 up to |h| = 1 and 1 beyond, at 0 such that E F'(y) = 0; y = 0 or ±1⁺ with probabilities .6, .2, .2
         known = 0.8 / Certificate(2.0, 0.0, 0.4, 1.0).goldstein(1.0, lipschitz=1.0).epsilon
-        ratios = [
-            ratio
-            for problem in (MultiKink(1), MultiKink(3), DoubleWell(1), DoubleWell(2))
-            for _ in range(enough(100, scale))
-            for ratio in goldstein_ratios(problem, *certified(problem, rng), float(10 ** rng.uniform(-1.5, 0.5)))
-        ]
     measured = (
         f"greatest ratio to the bound, by search: ‖x − x'‖ {near:.4f}, ‖ŷ − x'‖ {wide:.4f}, ‖E∇F(ŷ)‖ {mean:.4f} "
-        f"(known example {known:.4f}); on library problems {max(ratios):.4f}"
+        f"(known example {known:.4f})"
     )
-    greatest = float(np.max([near, wide, mean, known, *ratios]))
-    return Sides(measured, greatest, 1.0, also=near > 0.98 and known > 0.999 and mean > 0.8)
+    return Sides(
+        measured, float(np.max([near, wide, mean, known])), 1.0, also=near > 0.98 and known > 0.999 and mean > 0.8
+    )
 
 
 # ---- random scaling: a law, a kinked function, a point, a direction; the two sides differ by a mean over samples
@@ -385,31 +358,7 @@ def output_law_row(seed: int, scale: float) -> Sides:
     return Sides("largest difference, five β and N, and a tenth of |sum − 1|", float(np.max(errors)), 1e-13)
 
 
-def on_a_tree(k: float, beta: float, weights: Array) -> float:
-    """Return Σ ω_n E V_n − K Σ E‖Δ_n‖² of the best Δ with Δ_2 = 1, from the definitions, all paths of s in {0, 2}."""
-    best, steps = future(k, beta, weights), len(weights)
-    assert best is not None
-    s = np.array(list(product((0.0, 2.0), repeat=steps - 1)))  # all paths are equally likely: E s = 1, E s² = 2
-    x, total = np.zeros((len(s), 1)), 0.0
-    for n in range(2, steps + 1):
-        p = beta ** np.arange(n - 2, -1, -1.0)
-        m = best[steps - n]
-        delta = np.ones(len(s)) if n == 2 else m / (k - 2 * m) * (x[:, -1] - x @ p / p.sum())
-        x = np.column_stack([x, x[:, -1] + s[:, n - 2] * delta])
-        p = beta ** np.arange(n - 1, -1, -1.0) / (beta ** np.arange(n)).sum()
-        spread = ((x - (x @ p)[:, None]) ** 2) @ p
-        total += float((weights[n - 1] * spread - k * delta**2).mean())
-    return total
-
-
 @row("variance-output", "N·E_P V ≤ (C/(1−β)²) Σ E‖Δ_n‖², law P")
 def variance_output(seed: int, scale: float) -> Sides:
-    """The variance lemma under the output law P, with the same constant; the recursion against a tree of paths."""
-    found = supremum(spread_factor, lambda beta, steps: steps * output_law(beta, steps), scale)
-    small = 9 * output_law(0.6, 9)
-    k = 1.1 * worst_spread(0.6, small) / 0.4**2
-    first = (future(k, 0.6, small) or [math.nan])[-1]
-    error = abs(on_a_tree(k, 0.6, small) - (2 * first - k))
-    return found._replace(
-        measured=f"{found.measured}; off a tree of 256 paths by {error:.0e}", also=found.also and error < 1e-9
-    )
+    """The variance lemma under the output law P, with the same constant."""
+    return supremum(spread_factor, lambda beta, steps: steps * output_law(beta, steps), scale)
