@@ -19,12 +19,11 @@ from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
 from o2nc.laws import Gamma, Jitter, Uniform, Weibull
 from o2nc.logger import CertificateLogger
-from o2nc.optimizers.adamw import AdamW
 from o2nc.optimizers.extend import extend, random_scaling
 from o2nc.optimizers.o2nc import ExponentiatedO2NC, OriginalO2NC
 from o2nc.optimizers.scaled_sgdm import ScaledSGDM
-from o2nc.optimizers.sgd import SGD
-from o2nc.optimizers.several import averaged
+from o2nc.optimizers.torch_optimizers import SGD, AdamW
+from o2nc.optimizers.wrapped import averaged
 from o2nc.persist.batchnorm import recalibrated
 from o2nc.scaling import Exponential, Law
 from o2nc.snapshots import Posthoc, Snapshot, posthoc

@@ -19,7 +19,8 @@ from o2nc import checks
 from o2nc.certificates.certificate import Certificate
 from o2nc.logfile import FIELDS, LAYER_FIELDS, LogFile, layers_path, move_aside, plain_name
 from o2nc.optimizers.accessors import has_averages, progress_of
-from o2nc.optimizers.base import Averaged, certified
+from o2nc.optimizers.base import Averaged
+from o2nc.optimizers.wrapped import averaged_optimizer
 from o2nc.persist.shards import is_first_process
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class CertificateLogger:
         checks.flag("layers", layers)
         if writer is not None and not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(f"writer must have add_scalar(tag, value, step), got {writer!r}")
-        optimizer = certified(optimizer)
+        optimizer = averaged_optimizer(optimizer, certificate=True)
         self._optimizer = ref(optimizer)
         self.path = Path(path).absolute()
         self.layers_path = layers_path(self.path)

@@ -11,6 +11,7 @@ installed; torch is imported where it is used, so that ``o2nc --help`` is quick.
 """
 
 import argparse
+import errno
 import inspect
 import json
 import math
@@ -92,8 +93,8 @@ def ending(program: str = "o2nc", advice: str = "") -> Iterator[None]:
     except UsageError as error:
         code, text = 2, str(error)
     except OSError as error:
-        # what has no name is standard output: our own writes and reads name their file
-        code, text = 1, f"{error.filename or 'standard output'}: {error.strerror}" if error.strerror else str(error)
+        name = error.filename or ("standard output" if error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF) else "")
+        code, text = 1, f"{name}: {error.strerror}" if name else str(error)
         if isinstance(error, BrokenPipeError):
             text = ""  # the reader of a pipe, `head` for example, has seen enough
     else:
@@ -110,17 +111,7 @@ def ending(program: str = "o2nc", advice: str = "") -> Iterator[None]:
 
 def _flush() -> None:
     if sys.stdout is not None:
-        with _standard_output():
-            sys.stdout.flush()
-
-
-@contextmanager
-def _standard_output() -> Iterator[None]:
-    """Name the file in the OSError of a print."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, "standard output") from error
+        sys.stdout.flush()
 
 
 def folder(name: str | Path) -> Path:
@@ -362,8 +353,7 @@ class Terminal:
     def say(self, text: str = "") -> None:
         """Print a line as it is."""
         if not self.quiet:
-            with _standard_output():
-                print(text, flush=True)
+            print(text, flush=True)
 
     def table(self, table: Table) -> None:
         """Print a table; where the terminal is too narrow, words are broken into lines and numbers are not."""
@@ -385,10 +375,9 @@ class Terminal:
         for row in table.rows:
             drawn.add_row(*(cell.replace("[", r"\[") for cell in row))
         width = Console().width if self.is_interactive else WIDTH
-        with _standard_output():
-            Console(highlight=False, width=max(width, least)).print(drawn)
-            if table.notes:
-                print(f"{table.notes}\n", flush=True)
+        Console(highlight=False, width=max(width, least)).print(drawn)
+        if table.notes:
+            print(f"{table.notes}\n", flush=True)
 
     @contextmanager
     def progress(self, total: float, words: str) -> Iterator[Callable[[float, str], None]]:

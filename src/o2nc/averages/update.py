@@ -115,6 +115,7 @@ def _slices(x: Tensor) -> tuple[Tensor, ...]:
     return (x,) if x.numel() <= size else x.split(max(1, size * len(x) // x.numel()))
 
 
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return ⟨a, b⟩ in float64."""
-    return torch.stack([(u * v).sum(dtype=torch.float64) for u, v in zip(_slices(a), _slices(b), strict=True)]).sum()
+def dots(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[Tensor]:
+    """Return ⟨x, y⟩ of every pair, in float64."""
+    pairs = (zip(_slices(x), _slices(y), strict=True) for x, y in zip(xs, ys, strict=True))
+    return [torch.stack([(u * v).sum(dtype=torch.float64) for u, v in parts]).sum() for parts in pairs]

@@ -31,6 +31,7 @@ class DeviceRule(NamedTuple):
     form: str  # "module:function", which returns a `o2nc.fused.rule.Rule` for the parameter groups
     arguments: tuple[Any, ...] = ()  # further arguments of that function
     moves: bool = True  # False: the kernels only average, and the optimizer moves by itself
+    is_bitwise: bool = False  # whether it has the bits of torch's own step
 
     def resolve(self, groups: list[dict[str, Any]]) -> "Rule | None":
         """Return the rule, or None if it has no device form."""

@@ -112,7 +112,15 @@ def launches(tables: "Tables", uploaded: Tensor, averages: bool) -> list[Action]
         found.append(Launch(kernels.open_kernel, 1, opening, law | tick | counts, 1))
         tick |= {"TICK": False}
         for low, number, compiled in tables.buckets:
-            measured = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, scalars, tables.group_of)
+            measured = (
+                tables.which,
+                tables.first,
+                tables.sizes,
+                tables.addresses,
+                uploaded,
+                scalars,
+                tables.group_of,
+            )
             summed = (tables.constants, tables.partial, n, low, chunks)
             names = ("FLOOR", "X_TYPE", "SLOT_0", "SLOT_1", "SLOT_2", "CHUNK", "BLOCK")
             compiled_in = {"MEASURE": rule.measure, "CONSTANTS": len(rule.constants), "SLOTS": compiled["SLOTS"]}

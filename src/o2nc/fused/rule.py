@@ -39,7 +39,9 @@ class Layout(NamedTuple):
     """How the parameters of one group are updated."""
 
     update: Any  # the device function
-    slots: tuple[str, ...]  # keys of the state that it works on: first the direction that was last added, if it is kept
+    slots: tuple[
+        str, ...
+    ]  # keys of the state that it works on: first the direction that was last added, if it is kept
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class Rule:
         return self.prepared if self.measure is None else 3
 
 
-def learner_rule(groups: list[dict[str, Any]], update: Any, *slots: str, coefficients: Any, own: int, **others: Any) -> Rule:
+def learner_rule(
+    groups: list[dict[str, Any]], update: Any, *slots: str, coefficients: Any, own: int, **others: Any
+) -> Rule:
     """Return the rule of an online learner: its Δ is the direction, and its lr that of the group."""
 
     def scalars(group: dict[str, Any]) -> Scalars:

@@ -55,7 +55,12 @@ class Row(NamedTuple):
 
     def is_begun(self, rule: Rule, averaged: bool) -> bool:
         """Return whether all state is there that kernels work on."""
-        keys = (*self.slots, *rule.numbers, *((rule.count,) if rule.count else ()), *(("average",) if averaged else ()))
+        keys = (
+            *self.slots,
+            *rule.numbers,
+            *((rule.count,) if rule.count else ()),
+            *(("average",) if averaged else ()),
+        )
         return all(self.holder(key).get(key) is not None for key in keys)
 
     def put(self, key: str, value: Tensor) -> None:

@@ -11,7 +11,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from o2nc import checks
 from o2nc.logger import scalars
 from o2nc.optimizers.accessors import has_averages, has_certificate, progress_of
-from o2nc.optimizers.base import Averaged, averaged_optimizer
+from o2nc.optimizers.base import Averaged
+from o2nc.optimizers.wrapped import averaged_optimizer
 from o2nc.persist.batchnorm import recalibrated
 from o2nc.persist.shards import resharded
 

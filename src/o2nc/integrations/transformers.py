@@ -17,7 +17,7 @@ from transformers.training_args import TrainingArguments
 from o2nc import checks
 from o2nc.logger import scalars
 from o2nc.optimizers.accessors import has_averages, has_certificate, progress_of
-from o2nc.optimizers.base import averaged_optimizer
+from o2nc.optimizers.wrapped import averaged_optimizer
 from o2nc.persist.shards import resharded
 
 FOLDER = "averaged"  # of a checkpoint

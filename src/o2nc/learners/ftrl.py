@@ -71,7 +71,8 @@ class FTRL:
         combine_(m, [beta] * len(m), grads, [1.0] * len(m))
         foreach_copy_(deltas, m)
         leader = [
-            -h * beta / (1 + h * self.decay * float(state["decay_weight"])) for h, state in zip(lrs, states, strict=True)
+            -h * beta / (1 + h * self.decay * float(state["decay_weight"]))
+            for h, state in zip(lrs, states, strict=True)
         ]
         scale_(deltas, leader)
         clip_(deltas, self.radius)

@@ -95,7 +95,9 @@ def certificate(optimizer: Any, c: float) -> Certificate:
             sign = -1.0 if groups[p]["maximize"] else 1.0
             gradient = (sign * gradient).add_(local(entry["average"]), alpha=float(groups[p]["weight_decay"]))
         sums.append((_square(gradient), entry["spread"]))
-    values = torch.stack([torch.stack([v.to(sums[0][0].device) for v in column]) for column in zip(*sums, strict=True)])
+    values = torch.stack(
+        [torch.stack([v.to(sums[0][0].device) for v in column]) for column in zip(*sums, strict=True)]
+    )
     squares, spreads = (total(values, list(entries)) if optimizer._is_sharded else values).tolist()
     names = parameter_names(optimizer)
     parts = {

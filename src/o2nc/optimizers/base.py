@@ -67,18 +67,24 @@ class Averaged(Optimizer):
         **kwargs: further arguments of the torch optimizer.
     """
 
+    options = frozenset(("average", "scaling", "seed", "certificate", "offload"))
+    shared_options: frozenset[str] = frozenset()  # arguments that a parameter group cannot have for itself
+    numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers or tensors
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     couples_decay = False  # whether weight decay is part of the gradient
-    shared_options: frozenset[str] = frozenset()  # arguments that a parameter group cannot have for itself
+    device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
+    shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # entries of the parameter's shape
     advice = "average=None: pass average=o2nc.Polynomial(12), say, when you construct it"
-    shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # that have the parameter's shape
-    _calls_closure = False  # whether the rule evaluates the closure itself
+    _step_with: Any = None  # how to step a rule that evaluates the closure itself
 
     # On the instance, with no defaults on the class: Lightning's wrapper is of a class made from ours, and looks up
     # in the optimizer only what that class lacks.
+    _window: Window | None  # what the settings say, as objects
+    _law: Any
     _known_params: list[Any]  # for a compiler, which would recompile whenever an option in the groups changes
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
+    _is_plain: bool  # neither sharded nor complex
     _is_checked: bool  # whether the parameters were found to be whole
     _has_averaged: bool  # a step failed after it had averaged x_t: the next attempt must not do so again
     _clock: tuple[Any, int, int]  # the counter, its version and its value, where reading it would wait for a device
@@ -88,7 +94,7 @@ class Averaged(Optimizer):
     _host_copies: HostCopies
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Set what does not survive in copies: caches and flags."""
+        """Set what does not survive in copies."""
         optimizer = super().__new__(cls)
         optimizer._reset()
         return optimizer
@@ -109,14 +115,13 @@ class Averaged(Optimizer):
         self._begin(settings)
 
     def _reset(self) -> None:
-        self._has_averaged, self._clock, self._watchers = False, (None, 0, 0), {}
-        self._lock, self._engine, self._host_copies = threading.Lock(), Engine(), HostCopies()
+        self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
         # a GradScaler then unscales the gradients itself, and does not call step() after an overflow
         self._step_supports_amp_scaling = False
-        self._note_params()
+        self._note_settings()
         self._refuse_partial()
 
     # --- the step
@@ -137,7 +142,7 @@ class Averaged(Optimizer):
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         """Average x_t if it counts, have the rule move, advance the counter. Without gradients nothing changes."""
         loss = None
-        if closure is not None and not self._calls_closure:
+        if closure is not None and self._step_with is None:
             with torch.enable_grad():
                 loss = closure()
             closure = None
@@ -145,33 +150,21 @@ class Averaged(Optimizer):
             self._refuse_swapped("step()")
         with self._lock:
             self._notice_params()
-            params = self._with_gradients()
-            settings = self.param_groups[0][KEY]
-            window, law = from_dict(settings["average"]), from_dict(settings["scaling"])
             if closure is not None:
-                return self._step_with(closure, window, law)
-            if not params:
-                return loss
-            rule = self._device_rule(window, law)
-            fused = rule is not None and self._step_fused(rule, window, law)
-            if not (fused and rule.moves):  # type: ignore[union-attr]
-                self._refuse_capture(law, None if fused else window)
-                t = 0 if fused and law is None else self._steps_done() + 1
-                new = {} if fused or window is None else self._update_averages(params, window, t)
-                self._has_averaged = True
-                self._move(params, t, self._draw(law, t))
-                self._finish(new)
+                loss = self._step_with(closure)
+            elif params := self._with_gradients():
+                rule = self._device_rule()
+                fused = rule is not None and self._step_fused(rule)
+                if rule is None or not (fused and rule.moves):
+                    self._refuse_capture(is_averaged=fused)
+                    t = 0 if fused and self._law is None else self._steps_done() + 1
+                    new = {} if fused or self._window is None else self._update_averages(params, self._window, t)
+                    self._has_averaged = True
+                    self._move(params, t)
+                    self._finish(new)
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
-
-    def _refuse_capture(self, law: Any, window: Window | None) -> None:
-        """Raise if a CUDA graph captures a step whose s or γ the host computes: every replay would repeat them."""
-        if (law is not None or window is not None) and is_capturing():
-            raise RuntimeError(
-                f"this step of {type(self).__name__} cannot be captured in a CUDA graph: s and the counter are on "
-                "the host, and every replay would repeat them; a fused step can be captured (fused=True insists on it)"
-            )
 
     def _with_gradients(self) -> list[Any]:
         """Return the parameters that have gradients, all of them dense."""
@@ -181,40 +174,35 @@ class Averaged(Optimizer):
                 checks.gradient(p.grad)
         return params
 
-    def _draw(self, law: Any, t: int) -> float | None:
-        """Return s_{t+1}; None without a law."""
-        return None if law is None else law.sample(self.param_groups[0][KEY]["seed"], t + 1)
-
     @torch.no_grad()
     def _update_averages(self, params: list[Any], window: Window, t: int) -> dict[Any, Entry]:
         """Take x_t and g_t into the averages if they count; return new ones, for parameters that had none."""
         settings, entries, n = self.param_groups[0][KEY], self._entries(), window.count(t)
-        offload, certificate = settings["offload"], settings["certificate"]
         if window.counts(t) and not self._has_averaged:
             owners = list(entries)  # a parameter without a gradient is part of x_t, too
-            xs: list[Any] = [self._data(p.detach()) for p in owners]
-            gs: list[Any] = [self._gradient(p) if certificate else None for p in owners]
-            if offload:
+            xs: list[Any] = self._data(owners)
+            gs: list[Any] = self._gradients(owners) if settings["certificate"] else [None] * len(owners)
+            if settings["offload"]:
                 found = self._host_copies(xs + gs)
                 xs, gs = found[: len(xs)], found[len(xs) :]
-            local_entries = [self._local(entry) for entry in entries.values()]
             dither = uniform(settings["seed"], t, stream=ROUNDING) - 0.5
-            update_(local_entries, xs, gs, float(window.gamma(n)), dither)
-        new = {}
-        for p in params:
-            if p not in entries:
-                g = self._gradient(p) if certificate else None
-                new[p] = self._assembled(p, begin(self._data(p.detach()), g, max(n, 1), offload=offload))
-        return new
+            update_(self._local_entries(entries.values()), xs, gs, float(window.gamma(n)), dither)
+        fresh = [p for p in params if p not in entries]
+        gs = self._gradients(fresh) if settings["certificate"] else [None] * len(fresh)
+        begun = (
+            begin(x, g, max(n, 1), offload=settings["offload"]) for x, g in zip(self._data(fresh), gs, strict=True)
+        )
+        return {p: self._assembled(p, entry) for p, entry in zip(fresh, begun, strict=True)}
 
-    def _move(self, params: list[Any], t: int, s: float | None, closure: Any = None) -> Any:
-        """Have the torch optimizer step, its update multiplied by s; None leaves it bitwise as it is."""
+    def _move(self, params: list[Any], t: int, closure: Any = None) -> Any:
+        """Have the torch optimizer step, its update multiplied by s_{t+1}; without a law bitwise as it is."""
         step = super().step.__func__  # type: ignore[attr-defined]
         if getattr(step, "hooked", False):  # wrapped by torch to call the step hooks, which it does around ours
             step = step.__wrapped__
         arguments = (self,) if closure is None else (self, closure)
-        if s is None:
+        if self._law is None:
             return step(*arguments)
+        s = self._law.sample(self.param_groups[0][KEY]["seed"], t + 1)
         if not self.is_linear_in_lr:
             before = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
             result = step(*arguments)
@@ -243,42 +231,6 @@ class Averaged(Optimizer):
         self._clock = (step, step._version, value + 1) if is_known else (None, 0, 0)
         self._has_averaged = False
 
-    def _step_with(self, closure: Callable[[], Any], window: Window | None, law: Any) -> Any:
-        """Step a rule that evaluates the closure itself, perhaps several times and at other points (SAM).
-
-        The gradients of the closure's first call are averaged; or, if the rule has moved the parameters before that
-        call, those that were there when the step began.
-        """
-        t = self._steps_done() + 1
-        counts = window is not None and window.counts(t) and not self._has_averaged
-        everyone = [p for group in self.param_groups for p in group["params"]]
-        versions = [p._version for p in everyone]
-        before = _remember(everyone) if counts else []
-        new: dict[Any, Entry] | None = None
-
-        def average() -> None:
-            nonlocal new
-            params = self._with_gradients()
-            if new is None and params:
-                new = {} if window is None else self._update_averages(params, window, t)
-                self._has_averaged = True
-
-        def observed() -> Any:
-            if counts and new is None and versions != [p._version for p in everyone]:
-                now = _remember(everyone)
-                _put_back(before)
-                average()
-                _put_back(now)
-            with torch.enable_grad():
-                loss = closure()
-            average()
-            return loss
-
-        loss = self._move(everyone, t, self._draw(law, t), observed)
-        if new is not None:
-            self._finish(new)
-        return loss
-
     def _steps_done(self) -> int:
         """Return the counter; where it is on a device, without waiting for it if it is known."""
         step = self.param_groups[0][KEY]["step"]
@@ -290,63 +242,90 @@ class Averaged(Optimizer):
             self._clock = (step, step._version, value)
         return value
 
+    def _refuse_capture(self, is_averaged: bool) -> None:
+        """Raise if a CUDA graph captures a step whose s or γ the host computes: every replay would repeat them."""
+        needs_host = self._law is not None or (self._window is not None and not is_averaged)
+        if needs_host and torch.cuda.is_initialized() and is_capturing():
+            raise RuntimeError(
+                f"this step of {type(self).__name__} cannot be captured in a CUDA graph: s and the counter are on "
+                "the host, and every replay would repeat them; a fused step can be captured (fused=True insists on it)"
+            )
+
+    # --- the step by kernels
+
+    def _device_rule(self) -> DeviceRule | None:
+        """Return what kernels do of this step: all of it, the averages alone, or nothing (None)."""
+        groups = self.param_groups
+        if groups[0][KEY]["offload"] or not any(p.device.type in engine.DEVICES for p in groups[0]["params"][:1]):
+            return None
+        demanded = any(group.get("fused") is True for group in groups)
+        refused = any(group.get("fused") is False or group.get("foreach") is not None for group in groups)
+        rule, has_law, has_window = self.device_rule, self._law is not None, self._window is not None
+        wanted = demanded or ((has_law or has_window) and not refused)
+        if rule is not None and wanted and not self.defaults.get("differentiable") and (rule.is_bitwise or has_law):
+            return rule  # a rule that is not bitwise torch's only takes steps that torch cannot take
+        return OBSERVE if has_window else None
+
+    def _step_fused(self, rule: DeviceRule) -> bool:
+        """Have kernels take the step, or the averages' part of it; return whether they did."""
+        if self._has_averaged and not rule.moves:
+            return True
+        reason = self._engine.take(rule, self.param_groups, self.state, self._window, self._law, self._steps_done)
+        if reason is None and rule.moves:
+            step, version, value = self._clock
+            self._clock = (step, version, value + 1)
+        if reason not in (None, NOT_BEGUN) and rule.moves and any(g.get("fused") is True for g in self.param_groups):
+            raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason} (fused=None falls back)")
+        return reason is None
+
+    # --- complex and sharded parameters, as real local tensors
+
     def _entries(self) -> dict[Any, Entry]:
         """Return the averages, by parameter."""
         params = (p for group in self.param_groups for p in group["params"])
         found = {p: self.state[p].get(KEY, {}) for p in params if p in self.state}
         return {p: entry for p, entry in found.items() if "average" in entry}
 
-    # --- complex and sharded parameters, as real local tensors
+    def _data(self, tensors: Iterable[Any]) -> list[Tensor]:
+        if self._is_plain:
+            return [x.detach() for x in tensors]
+        return [real(local(x.detach())) for x in tensors]
 
-    def _data(self, x: Any) -> Any:
-        x = local(x) if self._is_sharded else x
-        return real(x) if x.is_complex() else x
+    def _gradients(self, params: Iterable[Any]) -> list[Any]:
+        if self._is_plain:
+            return [p.grad for p in params]
+        found = (local_gradient(p) for p in params)
+        return [None if g is None else real(g.detach()) for g in found]
 
-    def _gradient(self, p: Any) -> Any:
-        g = local_gradient(p) if self._is_sharded else p.grad
-        return real(g.detach()) if g is not None and g.is_complex() else g
-
-    def _local(self, entry: Entry) -> Entry:
-        return {key: local(value) for key, value in entry.items()} if self._is_sharded else entry
+    def _local_entries(self, entries: Iterable[Entry]) -> list[Entry]:
+        if not self._is_sharded:
+            return list(entries)
+        return [{key: local(value) for key, value in entry.items()} for entry in entries]
 
     def _assembled(self, p: Any, entry: Entry) -> Entry:
         """Return an entry with what has the shape of a local shard as DTensors."""
-        if not is_sharded(p):
+        if not self._is_sharded or not is_sharded(p):
             return entry
         shape = p.to_local().shape
         shaped = (key for key, v in entry.items() if isinstance(v, Tensor) and v.dim() and v.shape == shape)
         return entry | {key: assemble(p, entry[key]) for key in shaped}
 
-    # --- the fused step
-
-    device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
-
-    def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
-        """Return what kernels can do of this step: all of it, the averages alone, or nothing (None)."""
-        first = next(p for group in self.param_groups for p in group["params"])
-        if first.device.type not in engine.DEVICES or window is None or self.param_groups[0][KEY]["offload"]:
-            return None
-        return OBSERVE
-
-    def _step_fused(self, rule: DeviceRule, window: Window | None, law: Any) -> bool:
-        """Have kernels take the step, or the averages' part of it; return whether they did."""
-        if self._has_averaged and not rule.moves:
-            return True
-        reason = self._engine.take(rule, self.param_groups, self.state, window, law, self._steps_done)
-        if reason is None and rule.moves:
-            step, version, value = self._clock
-            self._clock = (step, version, value + 1)
-        if reason not in (None, NOT_BEGUN) and rule.moves and any(group.get("fused") is True for group in self.param_groups):
-            raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason} (fused=None falls back)")
-        return reason is None
-
     # --- what torch asks of an optimizer
+
+    def _note_settings(self) -> None:
+        """Build the window and the law from the settings, and forget what was computed for others."""
+        settings = self.param_groups[0][KEY]
+        self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
+        self._has_averaged, self._clock = False, (None, 0, 0)
+        self._engine.forget()
+        self._note_params()
 
     def _note_params(self) -> None:
         """Note which parameters there are, for a compiler and for shards."""
         register(self)
-        self._known_params = [p for group in self.param_groups for p in group["params"]]
-        self._is_sharded = any(map(is_sharded, self._known_params))
+        params = self._known_params = [p for group in self.param_groups for p in group["params"]]
+        self._is_sharded = any(map(is_sharded, params))
+        self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = not self._is_sharded and not differentiable
         self._is_checked = False
@@ -360,26 +339,31 @@ class Averaged(Optimizer):
             self._refuse_partial()
             self._is_checked = True
 
-    def _refuse_partial(self, always: bool = False) -> None:
+    def _refuse_partial(self) -> None:
         """Raise if this process has only a part of the parameters, where averages need all of them."""
-        needs_all = always or self.param_groups[0][KEY]["average"] is not None
-        reason = why_partial(self._known_params) if needs_all else None
+        reason = why_partial(self._known_params) if self._needs_all_params() else None
         if reason is not None:
             raise ValueError(
                 f"{type(self).__name__} would average and certify for every process alone, since it has only a part "
                 f"of the parameters: {reason}; without averages it works"
             )
 
+    def _needs_all_params(self) -> bool:
+        return self._window is not None
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch; averages, law and seed are those of all groups."""
-        if isinstance(param_group, dict) and not isinstance(param_group["params"], Tensor | set):
+        for key in self.shared_options & param_group.keys():
+            raise ValueError(f"{key} is one for all parameter groups, got {param_group[key]!r} in a group")
+        if not isinstance(param_group["params"], Tensor | set):
             param_group["params"] = list(param_group["params"])
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]
             if len({id(p) for p in tensors}) != len(tensors):
                 raise ValueError("params must not repeat: a parameter appears twice in one group")
-        for key in self.shared_options & param_group.keys():
-            raise ValueError(f"{key} is one for all parameter groups, got {param_group[key]!r} in a group")
         super().add_param_group(param_group)
+        for name in self.numbers:
+            if not isinstance(self.param_groups[-1][name], Tensor):
+                checks.number(name, self.param_groups[-1][name], "a finite number", lambda v: True)
         if KEY in self.param_groups[0]:
             self._note_params()
 
@@ -390,8 +374,7 @@ class Averaged(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._reset()
-        self._note_params()
+        self._note_settings()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does; sums over sharded parameters are whole.
@@ -415,19 +398,16 @@ class Averaged(Optimizer):
         """
         self._refuse_swapped("load_state_dict()")
         checkpoints.load(self, state_dict, super().load_state_dict)
-        self._reset_caches()
 
-    def _reset_caches(self) -> None:
-        self._has_averaged, self._clock = False, (None, 0, 0)
-        self._engine.forget()
-        self._note_params()
+    def _is_swapped(self) -> bool:
+        return any(id(p) in SWAPPED for group in self.param_groups for p in group["params"])
 
     def _refuse_swapped(self, what: str) -> None:
-        if any(id(p) in SWAPPED for group in self.param_groups for p in group["params"]):
+        if self._is_swapped():
             raise RuntimeError(f"{what} inside averaged(): the parameters hold x̄ there; leave the with block first")
 
     def _warn_if_swapped(self, what: str) -> None:
-        if any(id(p) in SWAPPED for group in self.param_groups for p in group["params"]):
+        if self._is_swapped():
             warnings.warn(
                 f"{what} inside averaged(): the model holds x̄ there, and a run goes on from x; save outside",
                 stacklevel=3,
@@ -466,41 +446,3 @@ class Averaged(Optimizer):
             The certificate of all parameters together; ``.by_parameter`` has every one's own.
         """
         return accessors.certificate(self, c)
-
-
-def _remember(params: list[Any]) -> list[tuple[Any, Tensor, Tensor | None]]:
-    return [(p, p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in params]
-
-
-@torch.no_grad()
-def _put_back(remembered: list[tuple[Any, Tensor, Tensor | None]]) -> None:
-    for p, x, g in remembered:
-        p.copy_(x)
-        p.grad = g
-
-
-def averaged_optimizer(optimizer: Any) -> Averaged:
-    """Return the optimizer of o2nc that a framework may have wrapped, as accelerate and Lightning do.
-
-    Raises:
-        TypeError: it is none of o2nc's.
-        ValueError: it keeps no averages.
-    """
-    while hasattr(optimizer, "optimizer") and not (isinstance(optimizer, Averaged) and "state" in vars(optimizer)):
-        optimizer = optimizer.optimizer  # an optimizer of the user's may have one of its own
-    if not isinstance(optimizer, Averaged):
-        raise TypeError(
-            "optimizer must be one of o2nc's with averages, such as o2nc.AdamW(…, average=o2nc.Polynomial(12)), "
-            f"got {type(optimizer).__name__}"
-        )
-    if optimizer.param_groups[0][KEY]["average"] is None:
-        raise ValueError(f"optimizer keeps no averages, it was made with {optimizer.advice}")
-    return optimizer
-
-
-def certified(optimizer: Any) -> Averaged:
-    """Return the optimizer of o2nc that a framework may have wrapped; raise if it keeps no certificate."""
-    found = averaged_optimizer(optimizer)
-    if not found.param_groups[0][KEY]["certificate"]:
-        raise ValueError("optimizer keeps no certificate: pass certificate=True when you construct it")
-    return found

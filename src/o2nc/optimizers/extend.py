@@ -1,16 +1,19 @@
 """Any torch optimizer with averages, in place: its class becomes one that has `Averaged` before it, as `AdamW` is."""
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 from weakref import ref
 
-from torch import optim
+import torch
+from torch import Tensor, optim
 from torch.optim import Optimizer
 
+from o2nc.averages.update import Entry
 from o2nc.averages.windows import Average
 from o2nc.optimizers.base import Averaged, new_settings
-from o2nc.scaling import Exponential, Law
 from o2nc.persist.plain import KEY
+from o2nc.scaling import Exponential, Law
 
 # Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
 _LINEAR_IN_LR = frozenset(
@@ -63,7 +66,9 @@ def extend(
     try:
         optimizer.__class__ = _with_averages(plain)
     except TypeError as error:  # as for classes with ABC before Optimizer among their bases
-        raise ValueError(f"optimizer cannot be extended in place: {plain.__name__} has another layout: {error}") from error
+        raise ValueError(
+            f"optimizer cannot be extended in place: {plain.__name__} has another layout: {error}"
+        ) from error
     try:
         optimizer._reset()  # type: ignore[attr-defined]
         optimizer._begin(settings)  # type: ignore[attr-defined]
@@ -154,7 +159,7 @@ def _with_averages(cls: type[Optimizer]) -> type[Optimizer]:
         "__reduce_ex__": lambda self, protocol: (_restore, (cls,), self.__getstate__()),
         "is_linear_in_lr": cls.__module__.startswith("torch.optim.") and cls.__name__ in _LINEAR_IN_LR,
         "advice": "average=None: pass average=o2nc.Polynomial(12), say, when you extend it",
-        "_calls_closure": True,
+        "_step_with": _step_with,
     }
     return type(cls.__name__, (Averaged, cls), namespace)
 
@@ -176,3 +181,51 @@ def _tracked_step(optimizer: Optimizer) -> Any:
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step
+
+
+def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
+    """Step a rule that evaluates the closure itself, perhaps several times and at other points (SAM).
+
+    The gradients of the closure's first call are averaged; or, if the rule has moved the parameters before that
+    call, those that were there when the step began.
+    """
+    window, t = self._window, self._steps_done() + 1
+    counts = window is not None and window.counts(t) and not self._has_averaged
+    params = [p for group in self.param_groups for p in group["params"]]
+    versions = [p._version for p in params]
+    before = _remember(params) if counts else []
+    new: dict[Any, Entry] | None = None
+
+    def average() -> None:
+        nonlocal new
+        found = self._with_gradients()
+        if new is None and found:
+            new = {} if window is None else self._update_averages(found, window, t)
+            self._has_averaged = True
+
+    def observed() -> Any:
+        if counts and new is None and versions != [p._version for p in params]:
+            now = _remember(params)
+            _put_back(before)
+            average()
+            _put_back(now)
+        with torch.enable_grad():
+            loss = closure()
+        average()
+        return loss
+
+    loss = self._move(params, t, observed)
+    if new is not None:
+        self._finish(new)
+    return loss
+
+
+def _remember(params: Sequence[Any]) -> list[tuple[Any, Tensor, Tensor | None]]:
+    return [(p, p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in params]
+
+
+@torch.no_grad()
+def _put_back(remembered: list[tuple[Any, Tensor, Tensor | None]]) -> None:
+    for p, x, g in remembered:
+        p.copy_(x)
+        p.grad = g

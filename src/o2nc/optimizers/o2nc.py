@@ -30,11 +30,11 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.averages.update import Entry
 from o2nc.averages.windows import Average, Blocks, Window
+from o2nc.fused import engine
 from o2nc.fused.engine import DeviceRule
 from o2nc.laws import Uniform
 from o2nc.learners import Learner
 from o2nc.optimizers.paper import Paper
-from o2nc.optimizers.sgd import wants_fused
 from o2nc.persist.plain import KEY, from_dict, to_dict
 from o2nc.persist.private import foreach_add_, foreach_mul_
 from o2nc.persist.shards import total
@@ -49,115 +49,108 @@ _SLICE = 1 << 24  # elements that a learner by coordinate is asked for at a time
 class Learned(Paper):
     """Steps by an online learner: all parameters that have gradients are one vector of R^d."""
 
+    numbers = ("lr",)
     keeps_delta = False  # whether Δ is kept even where the learner recalls it from its other state
     # options that torch's other optimizers obey and this one does not
     unsupported_keys = frozenset(("momentum", "dampening", "nesterov", "betas"))
+    _learner: Any
+
+    def _begin_learner(self, learner: Any, **settings: Any) -> None:
+        self.param_groups[0][KEY] |= {"learner": to_dict(learner), **settings}
+        self._note_settings()
+        self._refuse_partial()
+
+    def _note_settings(self) -> None:
+        super()._note_settings()
+        self._learner = from_dict(self.param_groups[0][KEY].get("learner"))
+
+    def _needs_all_params(self) -> bool:
+        return super()._needs_all_params() or not is_elementwise(self._learner)  # its norm is joint
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch; averages, law, seed and learner are those of all groups."""
         for key in self.unsupported_keys & param_group.keys():
             if param_group[key]:
                 raise ValueError(f"{type(self).__name__} has no {key}, got {param_group[key]!r} in a group")
+        if isinstance(param_group.get("lr"), int | float):
+            checks.non_negative("lr", param_group["lr"])
         super().add_param_group(param_group)
-        if not isinstance(self.param_groups[-1]["lr"], Tensor):
-            checks.non_negative("lr", self.param_groups[-1]["lr"])
-
-    @property
-    def _learner(self) -> Any:
-        return from_dict(self.param_groups[0][KEY]["learner"])
-
-    def _keeps_delta(self, learner: Any) -> bool:
-        return self.keeps_delta or not getattr(learner, "recalls", False)
 
     @torch.no_grad()
-    def _move(self, params: list[Any], t: int, s: float | None, closure: Any = None) -> None:
+    def _move(self, params: list[Any], t: int, closure: Any = None) -> None:
         """Ask the learner for Δ_{t+1}, and set x ← x + sΔ_{t+1}.
 
         A parameter without a gradient is not moved. To a learner with a joint norm its gradient is zero, since the
         norm is over all of them; other learners are not asked for it, and its state waits.
         """
-        s = 1.0 if s is None else s
-        settings, learner = self.param_groups[0][KEY], self._learner
+        settings = self.param_groups[0][KEY]
+        s = 1.0 if self._law is None else self._law.sample(settings["seed"], t + 1)
         groups = {p: group for group in self.param_groups for p in group["params"]}
-        everyone = params
-        if not is_elementwise(learner):
-            key = self._learner_key(learner)
-            everyone = [p for p in groups if p.grad is not None or key in self.state.get(p, {}).get(KEY, ())]
-        entries = [self._begun(p, learner) for p in everyone]
-        self._decay(params, groups, s)
-        for low, high in _slices(everyone) if is_elementwise(learner) else [(0, len(everyone))]:
-            self._play(everyone[low:high], entries[low:high], groups, learner, settings["beta"], s)
-        if settings["average"] is not None:
+        by_coordinate, key = is_elementwise(self._learner), self._learner_key()
+        if not by_coordinate:
+            params = [p for p in groups if p.grad is not None or key in self.state.get(p, {}).get(KEY, ())]
+        self._begin_states([p for p in params if key not in self.state.get(p, {}).get(KEY, ())])
+        self._decay([p for p in params if p.grad is not None], groups, s)
+        for low, high in _slices(params) if by_coordinate else [(0, len(params))]:
+            self._play(params[low:high], groups, settings["beta"], s)
+        if self._window is not None:
             for p, entry in self._entries().items():
                 entry["rate"].fill_(0.0 if p.grad is None else 1.0)
 
-    def _begun(self, p: Any, learner: Any) -> Entry:
-        """Return the entry of a parameter, with the learner's state in it."""
-        entry: Entry = self.state[p].setdefault(KEY, {})
-        if self._learner_key(learner) not in entry:
-            x = self._data(p.detach())
+    def _keeps_delta(self) -> bool:
+        return self.keeps_delta or not getattr(self._learner, "recalls", False)
+
+    def _learner_key(self) -> str:
+        """Return the key by which a parameter is known that the learner has state of."""
+        return "delta" if self._keeps_delta() else _first_key(self._learner)
+
+    def _begin_states(self, params: list[Any]) -> None:
+        for p, x in zip(params, self._data(params), strict=True):
             delta = torch.zeros_like(x, dtype=wide(x.dtype))
-            state = initial(learner, delta)
-            entry.update(self._assembled(p, state | {"delta": delta} if self._keeps_delta(learner) else state))
-        return entry
+            state = initial(self._learner, delta) | ({"delta": delta} if self._keeps_delta() else {})
+            self.state[p].setdefault(KEY, {}).update(self._assembled(p, state))
 
-    def _learner_key(self, learner: Any) -> str:
-        return "delta" if self._keeps_delta(learner) else _first_key(learner)
-
-    def _play(
-        self, params: list[Any], entries: list[Entry], groups: dict[Any, Any], learner: Any, beta: float, s: float
-    ) -> None:
+    def _play(self, params: list[Any], groups: dict[Any, Any], beta: float, s: float) -> None:
         """Have the learner replace Δ_t by Δ_{t+1}, and move by it; gradients are given in at least float32."""
-        states = [self._local(entry) for entry in entries]
-        keeps, key = self._keeps_delta(learner), self._learner_key(learner)
-        deltas = [state["delta"] if keeps else torch.empty_like(state[key]) for state in states]
-        grads = [
-            torch.zeros_like(delta) if p.grad is None else self._rule_gradient(p, groups[p])
-            for p, delta in zip(params, deltas, strict=True)
-        ]
+        entries, learner, key = [self.state[p][KEY] for p in params], self._learner, self._learner_key()
+        states = self._local_entries(entries)
+        deltas = [state["delta"] if key == "delta" else torch.empty_like(state[key]) for state in states]
         lrs = [float(groups[p]["lr"]) for p in params]
         with completed(lambda values: total(values, params)) if self._is_sharded else nullcontext():
-            if learner.update(deltas, grads, states, lrs, beta) is not None:
+            if learner.update(deltas, self._rule_gradients(params, states), states, lrs, beta) is not None:
                 raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
         if self._is_sharded:  # numbers that the learner has replaced
             for entry, state in zip(entries, states, strict=True):
                 entry.update({k: v for k, v in state.items() if not isinstance(v, Tensor)})
-        moved = [(self._data(p.detach()), delta) for p, delta in zip(params, deltas, strict=True) if p.grad is not None]
-        foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=s)
+        moved = [i for i, p in enumerate(params) if p.grad is not None]
+        foreach_add_(self._data(params[i] for i in moved), [deltas[i] for i in moved], alpha=s)
 
     def _decay(self, params: list[Any], groups: dict[Any, Any], s: float) -> None:
         """Set x ← x − s·lr·λx, and note it for the progress."""
         pulls = [float(groups[p]["lr"]) * groups[p].get("weight_decay", 0.0) for p in params]
         if any(pulls) or any(_DECAYED[0] in self.state[p][KEY] for p in params):
-            foreach_mul_([self._data(p.detach()) for p in params], [1 - s * pull for pull in pulls])
+            foreach_mul_(self._data(params), [1 - s * pull for pull in pulls])
             for p, pull in zip(params, pulls, strict=True):
-                entry = self.state[p][KEY]
                 for key, value in zip(_DECAYED, (-s, -pull), strict=True):
-                    entry.setdefault(key, number()).fill_(value)
+                    self.state[p][KEY].setdefault(key, number()).fill_(value)
 
-    def _rule_gradient(self, p: Any, group: dict[str, Any]) -> Tensor:
-        g = self._gradient(p)
-        g = g.detach().to(wide(g.dtype))
-        return -g if group.get("maximize") else g
+    def _rule_gradients(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
+        key = self._learner_key()
+        sign = -1 if self.param_groups[0].get("maximize") else 1
+        pairs = zip(self._gradients(params), entries, strict=True)
+        found = [torch.zeros_like(e[key]) if g is None else g.detach().to(e[key].dtype) for g, e in pairs]
+        return found if sign == 1 else [-g for g in found]
 
-    def _directions(self, params: list[Any]) -> list[Tensor]:
+    def _directions(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
         """Return Δ_t, with the weight decay that was part of it."""
-        learner = self._learner
-        states = [self._local(self.state[p][KEY]) for p in params]
-        deltas = [s["delta"] for s in states] if self._keeps_delta(learner) else learner.last_updates(states)
+        deltas = [e["delta"] for e in entries] if self._keeps_delta() else self._learner.last_updates(entries)
         found = []
-        for p, delta, state in zip(params, deltas, states, strict=True):
-            move, decay = (float(state.get(key, 0.0)) for key in _DECAYED)
+        for x, delta, entry in zip(self._data(params), deltas, entries, strict=True):
+            move, decay = (float(entry.get(key, 0.0)) for key in _DECAYED)
             if decay:  # of x one step ago, which is (x + move·Δ)/(1 − move·decay)
-                delta = torch.add(delta, self._data(p.detach()).to(delta.dtype), alpha=decay).div_(1 - move * decay)
+                delta = torch.add(delta, x.to(delta.dtype), alpha=decay).div_(1 - move * decay)
             found.append(delta)
         return found
-
-    def _begin_learner(self, learner: Any, **settings: Any) -> None:
-        """Add the learner to the settings; a joint norm needs all parameters, as averages do."""
-        self.param_groups[0][KEY] |= {"learner": to_dict(learner), **settings}
-        if not is_elementwise(learner):
-            self._refuse_partial(always=True)
 
 
 class ExponentiatedO2NC(Learned):
@@ -221,13 +214,14 @@ class ExponentiatedO2NC(Learned):
         self._begin_learner(learner, beta=float(beta))
         self._begin_output(output)
 
-    def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
-        learner = self._learner
-        wants = wants_fused(self.param_groups, has_torchs=False)
-        form = getattr(learner, "device_rule", None)
-        if wants is False or (form is None and not wants):
+    def _device_rule(self) -> DeviceRule | None:
+        demanded, form = any(group["fused"] for group in self.param_groups), getattr(self._learner, "device_rule", "")
+        if not demanded and (not form or any(group["fused"] is False for group in self.param_groups)):
             return None
-        return DeviceRule(form or "", (learner, self.param_groups[0][KEY]["beta"]))
+        first = self.param_groups[0]["params"][:1]
+        if not demanded and not any(p.device.type in engine.DEVICES for p in first):
+            return None
+        return DeviceRule(form, (self._learner, self.param_groups[0][KEY]["beta"]))
 
 
 class OriginalO2NC(Learned):
@@ -283,34 +277,34 @@ class OriginalO2NC(Learned):
         return super()._new_entry(p, entry) | last
 
     @torch.no_grad()
-    def _move(self, params: list[Any], t: int, s: float | None, closure: Any = None) -> None:
+    def _move(self, params: list[Any], t: int, closure: Any = None) -> None:
         """Set w_{t+1} = w_t + (1 − s_t)Δ_t + s_{t+1}Δ_{t+1}."""
-        settings, learner = self.param_groups[0][KEY], self._learner
-        rest = 1 - from_dict(settings["scaling"]).sample(settings["seed"], t)
-        for p in params:
-            delta = self._local(self._begun(p, learner))["delta"]
-            self._data(p.detach()).add_(delta, alpha=rest)
-        if settings["restart"] and from_dict(settings["average"]).complete(t):
-            for p in self._entries():
-                self._restart(p, learner)
+        settings, entries = self.param_groups[0][KEY], self._entries()
+        self._begin_states([p for p in params if "delta" not in entries[p]])
+        deltas = [entry["delta"] for entry in self._local_entries(entries[p] for p in params)]
+        foreach_add_(self._data(params), deltas, alpha=1 - self._law.sample(settings["seed"], t))
+        if settings["restart"] and self._window.complete(t):
+            for p in entries:
+                self._restart(p)
         else:
-            super()._move(params, t, s)
-        for p, entry in self._entries().items():
+            super()._move(params, t)
+        for p, entry in zip(entries, self._local_entries(entries.values()), strict=True):
             entry["rate"].fill_(0.0 if p.grad is None else 1.0)
             if p.grad is None:
-                self._local(entry)["delta"].zero_()  # it stays at w_t, which so becomes its x_t
+                entry["delta"].zero_()  # it stays at w_t, which so becomes its x_t
 
-    def _restart(self, p: Any, learner: Any) -> None:
+    def _restart(self, p: Any) -> None:
         """Begin anew with Δ = 0."""
-        entry = self._local(self.state[p][KEY])
-        entry["delta"].zero_()
-        for key, value in initial(learner, entry["delta"]).items():
+        (entry,) = self._local_entries([self.state[p][KEY]])
+        for key, value in (
+            {"delta": torch.zeros_like(entry["delta"])} | initial(self._learner, entry["delta"])
+        ).items():
             entry[key].copy_(value) if isinstance(value, Tensor) else self.state[p][KEY].update({key: value})
 
-    def _progress_weight(self, law: Any, seed: int, t: int) -> float:
+    def _progress_weight(self, seed: int, t: int) -> float:
         return 1.0  # s is uniform on the way from x_{t−1} to x_t: the identity needs no weight
 
-    def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
+    def _device_rule(self) -> None:
         return None
 
 
@@ -347,7 +341,7 @@ def initial(learner: Any, delta: Tensor) -> dict[str, Any]:
     name = type(learner).__name__
     if not isinstance(state, dict):
         raise TypeError(f"{name}.init must return a dict of tensors and numbers, got {state!r}")
-    taken = sorted(key for key in state if key in _RESERVED or key.startswith("last_") and key[5:] in _RESERVED)
+    taken = sorted(key for key in state if key in _RESERVED or (key.startswith("last_") and key[5:] in _RESERVED))
     if taken:
         raise ValueError(f"{name}.init must not use the names {taken}: the optimizer keeps its own state under them")
     return state

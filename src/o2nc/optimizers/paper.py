@@ -8,17 +8,18 @@ the averages, ``output``, ``progress`` and ``rate``: Δ = rate·u, with a direct
 """
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages.update import Entry, dot
+from o2nc.averages.update import Entry, dots
 from o2nc.averages.windows import Discount, Window
 from o2nc.optimizers.accessors import NoAverages, published
 from o2nc.optimizers.base import Averaged
-from o2nc.persist.plain import KEY, from_dict
+from o2nc.persist.plain import KEY
 from o2nc.persist.shards import assemble, is_sharded, local, total
 from o2nc.scaling import OUTPUT, SETTLING, progress_weight, uniform
 
@@ -37,9 +38,11 @@ class Paper(Averaged):
 
     def _begin_output(self, output: str) -> None:
         settings = self.param_groups[0][KEY]
-        check_output(output, from_dict(settings["average"]))
+        check_output(output, self._window)
         settings["output"] = output
-        settings["pending"] = torch.zeros((), dtype=torch.int64, device="cpu")  # an output is drawn, but not taken yet
+        settings["pending"] = torch.zeros(
+            (), dtype=torch.int64, device="cpu"
+        )  # an output is drawn, but not taken yet
 
     @torch.no_grad()
     def _update_averages(self, params: list[Any], window: Window, t: int) -> dict[Any, Entry]:
@@ -51,13 +54,13 @@ class Paper(Averaged):
             self.state[p].setdefault(KEY, {}).update(entry | self._new_entry(p, entry))
         k = window.complete(t)
         if is_new and k and window.counts(t) and self._takes_output(k, window):
-            for entry in self._entries().values():
-                local(entry["output"]).copy_(local(entry["average"]))
+            for entry in self._local_entries(self._entries().values()):
+                entry["output"].copy_(entry["average"])
         return {}
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
         """Return what is kept of a parameter beside its averages."""
-        zero = torch.zeros((), dtype=torch.float64, device=self._data(p).device)
+        zero = torch.zeros((), dtype=torch.float64, device=p.device)
         kept = torch.empty_like(local(entry["average"]), device="cpu", pin_memory=p.is_cuda)
         return {"output": kept.copy_(local(entry["average"])), "progress": zero, "rate": zero.clone()}
 
@@ -75,23 +78,23 @@ class Paper(Averaged):
         entries = {p: entry for p, entry in self._entries().items() if p.grad is not None}
         if not entries or t == 1:
             return
-        weight = self._progress_weight(from_dict(settings["scaling"]), settings["seed"], t)
-        groups = {p: group for group in self.param_groups for p in group["params"]}
-        gradients = [self._rule_gradient(p, groups[p]) for p in entries]
-        for entry, g, u in zip(entries.values(), gradients, self._directions(list(entries)), strict=True):
-            gain = entry["rate"] * dot(g, u)
-            entry["progress"].add_(torch.where(entry["rate"] == 0, 0.0, gain), alpha=weight)
+        weight = self._progress_weight(settings["seed"], t)
+        found = self._local_entries(entries.values())
+        gradients, directions = self._rule_gradients(list(entries), found), self._directions(list(entries), found)
+        for entry, product in zip(found, dots(gradients, directions), strict=True):
+            gain = torch.where(entry["rate"] == 0, 0.0, entry["rate"] * product)  # it may not have moved
+            entry["progress"].add_(gain, alpha=weight)
 
-    def _progress_weight(self, law: Any, seed: int, t: int) -> float:
-        return progress_weight(law, seed, t)
+    def _progress_weight(self, seed: int, t: int) -> float:
+        return progress_weight(self._law, seed, t)
 
-    def _rule_gradient(self, p: Any, group: dict[str, Any]) -> Tensor:
-        """Return the gradient as the rule sees it, in at least float32."""
-        raise NotImplementedError
+    @abstractmethod
+    def _rule_gradients(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
+        """Return the gradients as the rule sees them, in the averages' dtype."""
 
-    def _directions(self, params: list[Any]) -> list[Tensor]:
-        """Return u of the updates Δ = rate·u that led to x_t, in at least float32."""
-        raise NotImplementedError
+    @abstractmethod
+    def _directions(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
+        """Return u of the updates Δ = rate·u that led to x_t, in the averages' dtype."""
 
     # --- what it says
 
@@ -113,7 +116,7 @@ class Paper(Averaged):
             if p not in entries:
                 result.append(p.detach().clone())
                 continue
-            kept = local(entries[p][key]).to(self._data(p.detach()).device, copy=True)
+            kept = local(entries[p][key]).to(p.device, copy=True)
             kept = torch.view_as_complex(kept) if p.is_complex() else kept
             result.append(assemble(p, kept) if is_sharded(p) else kept)
         return result

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from o2nc.averages.windows import Average, Window
+from o2nc.averages.update import Entry
+from o2nc.averages.windows import Average
 from o2nc.fused.engine import OBSERVE, DeviceRule
 from o2nc.optimizers.paper import Paper
-from o2nc.optimizers.sgd import SGD
+from o2nc.optimizers.torch_optimizers import SGD
 from o2nc.scaling import Exponential, Law
-from o2nc.vector import wide
-from o2nc.persist.plain import KEY
 
 
 class ScaledSGDM(Paper, SGD):
@@ -65,54 +64,49 @@ class ScaledSGDM(Paper, SGD):
         super().__init__(params, *args, average=average, scaling=scaling, seed=seed, certificate=True, **kwargs)
         self._begin_output(output)
 
-    def _device_rule(self, window: Window | None, law: Any) -> DeviceRule | None:
-        rule = super()._device_rule(window, law)
+    def _device_rule(self) -> DeviceRule | None:
+        rule = super()._device_rule()
         if rule is None or (rule is OBSERVE and not any(group["fused"] for group in self.param_groups)):
             return None  # the progress needs the update, and torch's own step is bitwise torch's
-        return DeviceRule("o2nc.fused.rules.sgd:scaled_sgdm", (window is not None,))
+        return DeviceRule("o2nc.fused.rules.sgd:scaled_sgdm", (self._window is not None,))
 
-    def _move(self, params: list[Any], t: int, s: float | None, closure: Any = None) -> Any:
+    def _move(self, params: list[Any], t: int, closure: Any = None) -> Any:
         """Have torch step; keep the direction of the update where the momentum buffer does not tell it."""
         groups = {p: group for group in self.param_groups for p in group["params"]}
-        entries = self._entries() if self.param_groups[0][KEY]["average"] is not None else {}
-        kept = {p: self._rule_gradient(p, groups[p]) for p in params if p in entries and keeps_direction(groups[p])}
-        result = super()._move(params, t, s, closure)
+        entries = self._entries() if self._window is not None else {}
+        kept = [p for p in params if p in entries and (groups[p]["momentum"] == 0 or groups[p]["nesterov"])]
+        directions = self._rule_gradients(kept, self._local_entries(entries[p] for p in kept))
+        result = super()._move(params, t, closure)
         with torch.no_grad():
-            for p, direction in kept.items():
-                if groups[p]["momentum"] != 0:
-                    direction.add_(self._buffer(p), alpha=groups[p]["momentum"])
+            for p, direction, buffer in zip(kept, directions, self._buffers(kept, directions), strict=True):
+                direction.add_(buffer, alpha=groups[p]["momentum"])
                 entries[p].update(self._assembled(p, {"update": direction}))
+            for p in set(params) & entries.keys() - set(kept):
+                entries[p].pop("update", None)
             for p, entry in entries.items():
-                if p.grad is not None and p not in kept:
-                    entry.pop("update", None)
                 entry["rate"].fill_(-groups[p]["lr"] if p.grad is not None else 0.0)
         return result
 
     @torch.no_grad()
-    def _rule_gradient(self, p: Any, group: dict[str, Any]) -> Tensor:
+    def _rule_gradients(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
         """Return ±g + λx, in memory of its own."""
-        g, x = self._gradient(p), self._data(p.detach())
-        g = g.detach().to(wide(x.dtype), copy=True)
-        g = g.neg_() if group["maximize"] else g
-        return g.add_(x.to(g.dtype), alpha=float(group["weight_decay"])) if group["weight_decay"] else g
-
-    def _directions(self, params: list[Any]) -> list[Tensor]:
+        groups = {p: group for group in self.param_groups for p in group["params"]}
         found = []
-        for p in params:
-            entry = self._local(self.state[p][KEY])
-            found.append(entry["update"] if "update" in entry else self._buffer(p))
+        for p, g, x, entry in zip(params, self._gradients(params), self._data(params), entries, strict=True):
+            g = g.detach().to(entry["average"].dtype, copy=True)
+            g = g.neg_() if groups[p]["maximize"] else g
+            decay = float(groups[p]["weight_decay"])
+            found.append(g.add_(x.to(g.dtype), alpha=decay) if decay else g)
         return found
 
-    def _buffer(self, p: Any) -> Tensor:
-        """Return the momentum buffer, in at least float32; zeros before it begins."""
-        buffer = self.state[p].get("momentum_buffer")
-        if buffer is None:
-            x = self._data(p.detach())
-            return torch.zeros_like(x, dtype=wide(x.dtype))
-        buffer = self._data(buffer.detach())
-        return buffer.to(wide(buffer.dtype))
+    def _directions(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
+        averages = [entry["average"] for entry in entries]
+        buffers = zip(entries, self._buffers(params, averages), strict=True)
+        return [entry.get("update", buffer) for entry, buffer in buffers]
 
-
-def keeps_direction(group: dict[str, Any]) -> bool:
-    """Return whether the momentum buffer does not tell the last update: with Nesterov, or without momentum."""
-    return group["momentum"] == 0 or group["nesterov"]
+    def _buffers(self, params: list[Any], like: list[Tensor]) -> list[Tensor]:
+        """Return the momentum buffers in the averages' dtype; zeros where there is none."""
+        buffers = [self.state[p].get("momentum_buffer") for p in params]
+        data = iter(self._data(b for b in buffers if b is not None))
+        pairs = zip(buffers, like, strict=True)
+        return [torch.zeros_like(x) if b is None else next(data).to(x.dtype) for b, x in pairs]

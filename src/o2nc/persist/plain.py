@@ -57,7 +57,7 @@ def from_dict(value: Any) -> Any:
         raise ValueError(
             f"the class {value.get(_NAME)!r} is not known: construct an optimizer with it first, then load"
         )
-    members = tuple((key, from_dict(member)) for key, member in value.items() if key != _NAME)
+    members = tuple((k, from_dict(v) if isinstance(v, dict) else v) for k, v in value.items() if k != _NAME)
     try:
         return _build(cls, members)
     except TypeError as error:
