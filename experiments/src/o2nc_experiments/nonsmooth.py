@@ -419,16 +419,7 @@ def horizon_figure(found: Findings) -> "Figure":
 def main(
     out: Path, seed: int = 0, seeds: int = 10, quick: bool = False, workers: int = 2, quiet: bool = False
 ) -> None:
-    """Tune and measure all arms on all problems, and count the traps.
-
-    Args:
-        out: the folder of results; problems that are finished there are not run again.
-        seed: the first of the seeds.
-        seeds: how many are reported.
-        quick: two problems, 400 steps, half a minute.
-        workers: processes.
-        quiet: print nothing but errors.
-    """
+    """Tune and measure all arms on all problems, and count the traps."""
     if min(seed, seeds - 1, workers - 1) < 0:
         raise kit.UsageError("--seed is at least 0, --seeds and --workers at least 1")
     terminal, names = kit.Terminal(quiet), list(PROBLEMS)[2:6:3] if quick else list(PROBLEMS)

@@ -89,21 +89,7 @@ def main(
     law: str | None = None,
     quiet: bool = False,
 ) -> None:
-    """Print the theorem's hyperparameters for N steps, or for the fewest that guarantee ε.
-
-    Args:
-        gap: F*, at least F(start) − inf F.
-        lipschitz: G, the largest gradient norm.
-        noise: σ, root mean square error of a stochastic gradient.
-        steps: N; or give eps.
-        eps: the target; the least N for it is found.
-        c: price of spread; or give smoothness or second_order.
-        smoothness: H of a smooth F, chooses the best c.
-        second_order: ρ of ∇²F, chooses c = ρ/2.
-        constants: sharp, regret, paper or both (sharp and paper).
-        law: of s, as gamma(16) or jitter(0.25): a sharp plan for it.
-        quiet: print nothing.
-    """
+    """Print the theorem's hyperparameters for N steps, or for the fewest that guarantee ε."""
     if (steps is None) == (eps is None):
         raise kit.UsageError("give one of --steps and --eps")
     if sum(value is not None for value in (c, smoothness, second_order)) != 1:

@@ -324,16 +324,7 @@ def picture(found: Sequence[Curve]) -> "Figure":
 def main(
     out: Path, seed: int = 0, seeds: int = SEEDS, largest: int = LARGEST, workers: int = 2, quiet: bool = False
 ) -> None:
-    """Measure certificates against steps, with bounds; then guarantees, traps and the hard chain.
-
-    Args:
-        out: the folder of results; pieces that are finished there are not run again.
-        seed: the first of the seeds.
-        seeds: how many.
-        largest: the longest runs have 2^largest steps.
-        workers: processes.
-        quiet: print nothing but errors.
-    """
+    """Measure certificates against steps, with bounds; then guarantees, traps and the hard chain."""
     if min(seed, seeds - 1, workers - 1) < 0 or not 12 <= largest <= 24:
         raise kit.UsageError("--seed is at least 0, --seeds and --workers at least 1, --largest 12 to 24")
     terminal, lengths, own = kit.Terminal(quiet), [2**k for k in range(10, largest + 1)], range(seed, seed + seeds)

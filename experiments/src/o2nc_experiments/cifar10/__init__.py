@@ -235,23 +235,7 @@ def main(
     save_every: float = SAVE_EVERY,
     quiet: bool = False,
 ) -> None:
-    """Train ResNet-18 on CIFAR-10; the same command goes on where it stopped, and finished runs are not repeated.
-
-    Args:
-        out: the folder of results and checkpoints.
-        data: the folder of the official binary files; without it they are downloaded to ``out``/data (170 MB).
-        study: table (the paper's), horizons (one run without a schedule against cosines), or laws.
-        seeds: with commas between.
-        epochs: of a run, for all studies but horizons.
-        horizons: numbers of epochs, with commas between.
-        lr: a learning rate for all arms instead of their own.
-        width: channels of the stem.
-        limit: train on the first images only, and test on a fifth as many.
-        device: cpu, cuda or cuda:N.
-        compile: use torch.compile on a GPU.
-        save_every: seconds between checkpoints.
-        quiet: print nothing but errors.
-    """
+    """Train ResNet-18 on CIFAR-10; the same command goes on where it stopped, and finished runs are not repeated."""
     if study not in STUDIES:
         raise kit.UsageError(f"--study must be one of {', '.join(STUDIES)}, got {study!r}")
     if epochs < 1 or width < 1 or (limit is not None and limit < BATCH) or (lr is not None and not 0 < lr < math.inf):

@@ -74,15 +74,7 @@ def picture(results: Sequence[Result], colour: str) -> "Figure":
 
 
 def main(out: Path, only: str | None = None, seed: int = 0, workers: int = 2, quiet: bool = False) -> None:
-    """Check every statement of the paper by running it; write verify.json, verify.md and report.html.
-
-    Args:
-        out: the folder of results.
-        only: names of rows, or their beginnings, with commas between.
-        seed: of all random numbers.
-        workers: processes.
-        quiet: print nothing but errors.
-    """
+    """Check every statement of the paper by running it; write verify.json, verify.md and report.html."""
     keys, terminal, found = select(only), kit.Terminal(quiet), dict[str, Result]()
     work = {key: (check, key, seed) for key in sorted(keys, key=lambda key: not key.startswith(LONG))}
     in_processes(work, min(workers, len(work)), terminal, found.__setitem__)
