@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/overview.py --records docs/results --images docs/images
 
-It draws `gpt_h200_small.json` and `cifar10_horizons.json`, records of `o2nc gpt` and `o2nc cifar10` at cf6f9b7,
+It draws `gpt_h200_small.json` and `cifar10.json`, records of `o2nc gpt` and `o2nc cifar10` at cf6f9b7,
 whose rows name an arm by a code such as ``adamw(lr=2e-3):wsd20``; n = 3 seeds, learning rates chosen on a fourth.
 """
 
@@ -67,21 +67,20 @@ def read_gpt(path: Path) -> list[tuple[Points, dict[str, Any]]]:
 
 def read_cifar10(path: Path) -> list[tuple[Points, dict[str, Any]]]:
     """Return test accuracies by number of epochs of every arm, with its style."""
-    record = json.loads(path.read_text())
-    index = {name: i for i, name in enumerate(record["columns"])}
-    rows = {(row[0], row[1], row[index["epoch"]]): row for row in record["rows"]}
+    runs = json.loads(path.read_text())["runs"]
 
-    def points(arms: Mapping[int, str], column: str) -> Points:
-        return {h: [rows[arm, seed, h][index[column]] for seed in SEEDS] for h, arm in arms.items()}
+    def points(arm: str, lrs: Mapping[int, float], column: str, length: int | None = None) -> Points:
+        names = {h: f"{arm}, lr {lr:g}, {length or h} epochs" for h, lr in lrs.items()}
+        return {
+            h: [runs[f"{name}, seed {seed}"]["course"][column][h - 1] for seed in SEEDS] for h, name in names.items()
+        }
 
-    one_run = dict.fromkeys(EPOCHS, "sgdm(lr=0.02):constant+t^12")
-    tuned = {10: "sgdm(lr=0.02):cosine10"} | {h: f"sgdm(lr=0.05):cosine{h}" for h in (20, 40, 80)}
-    untuned = {h: f"sgdm:cosine{h}" for h in EPOCHS[:-1]}
+    one_run = "no schedule", dict.fromkeys(EPOCHS, 0.02)
     return [
-        (points(one_run, "average_accuracy"), ONE_RUN),
-        (points(one_run, "test_accuracy"), LAST),
-        (points(tuned | {200: "sgdm(lr=0.05)"}, "test_accuracy"), COSINE),
-        (points(untuned | {200: "sgdm"}, "test_accuracy"), UNTUNED),
+        (points(*one_run, "average accuracy", EPOCHS[-1]), ONE_RUN),
+        (points(*one_run, "test accuracy", EPOCHS[-1]), LAST),
+        (points("cosine, tuned", {h: 0.02 if h < 20 else 0.05 for h in EPOCHS}, "test accuracy"), COSINE),
+        (points("SGD with momentum", dict.fromkeys(EPOCHS, 0.01), "test accuracy"), UNTUNED),
     ]
 
 
@@ -99,7 +98,7 @@ def main(records: Path, images: Path) -> None:
     left, right = drawn.subplots(1, 2)
     gpt = read_gpt(records / "gpt_h200_small.json")
     draw(left, gpt, STEPS, "GPT, 7 M parameters, AdamW", "steps of the run", "loss on held-out text (nats)")
-    cifar10 = read_cifar10(records / "cifar10_horizons.json")
+    cifar10 = read_cifar10(records / "cifar10.json")
     draw(right, cifar10, EPOCHS, "ResNet-18 on CIFAR-10, SGD with momentum", "epochs of the run", "test accuracy")
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     pairs = [pair for axes in (left, right) for pair in zip(*axes.get_legend_handles_labels(), strict=True)]

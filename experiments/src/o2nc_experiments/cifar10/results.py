@@ -142,6 +142,8 @@ def course_figure(groups: Groups, panels: Sequence[tuple[str, Sequence[str], boo
             axes.set_yscale("log")
         else:
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+            late = [np.nanquantile(line.get_ydata(), 0.1) for line in axes.get_lines()]
+            axes.set_ylim(bottom=min(late, default=0.0) - 0.05)  # the first epochs would hide all others
         kit.style_panel(axes, title, "epochs")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
@@ -160,7 +162,7 @@ def horizons_figure(found: Mapping[str, Line], ends: Sequence[int]) -> "Figure":
     kit.horizon_axis(axes, ends)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     kit.style_panel(axes, x="epochs", y="test accuracy")
-    axes.legend(frameon=False)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
     return figure
 
 
@@ -181,7 +183,7 @@ def write(out: Path, stored: Mapping[str, Any], about: Mapping[str, Any], ends: 
     except ImportError:
         return tables
     if compares:
-        figures["horizons"] = horizons_figure(found, ends)
+        figures["horizons"] = horizons_figure({name: line for name, line in found.items() if len(line) > 1}, ends)
     for name, figure in figures.items():
         kit.write_bytes(out / f"{name}.png", kit.draw(figure, "png"))
     pictures = [(figure, "") for figure in figures.values()]
