@@ -90,6 +90,12 @@ def test_a_finished_run_is_not_repeated(lab, monkeypatch):
     assert not lab.checkpoint.exists()
 
 
+def test_other_horizons_of_a_run_are_added(lab):
+    lab.run("constant", 1e-2, 0, 6, [4, 6], nothing)
+    found = lab.run("constant", 1e-2, 0, 6, [5, 6], nothing)
+    assert sorted(found["losses"]) == ["4", "5", "6"]
+
+
 @pytest.mark.parametrize("name", ["constant", "muon", "schedule-free"])
 def test_an_interrupted_run_goes_on_from_its_checkpoint(name, lab, tmp_path, corpus):
     """At most what came after the last save is lost, and on a CPU the losses are those of an uninterrupted run."""

@@ -260,6 +260,7 @@ class Lab:
                 saved_at = perf_counter()
         for h in horizons:
             losses.setdefault(str(h), {"average": math.inf, "last": math.inf})
+        losses = {**found["losses"], **losses} if found else losses  # other horizons of the same run
         found = {"losses": losses, "seconds": round(spent + perf_counter() - begun, 1)}
         self.store.add(key, found)
         self.checkpoint.unlink(missing_ok=True)
@@ -288,7 +289,7 @@ class Results:
     def best_decay(self, horizon: int) -> list[float] | None:
         """Return the losses of the decayed arm with the least mean, one per seed."""
         decayed = [self.losses[name]["average"][horizon] for name in self.losses if not ARMS[name].is_one_run]
-        return min(decayed, key=fmean, default=None)
+        return min(decayed, key=lambda own: fmean(own) if all(map(math.isfinite, own)) else math.inf, default=None)
 
     def difference(self, name: str, horizon: int, weights: str = "average") -> list[float]:
         """Return the losses less those of the best decayed arm, seed by seed; empty without decayed arms."""
