@@ -359,7 +359,7 @@ def tables(results: Results, horizons: Sequence[int]) -> list[Table]:
         cells = [kit.mean_std(results.difference(name, h)) for h in horizons]
         differences.append([label, *(c if c[0] in "-–d" else f"+{c}" for c in cells)])
     n = len(next(iter(results.losses.values()))["average"][horizons[0]])
-    note = f"Loss in nats per token on text that was held out; mean ± standard deviation, n = {n} seeds."
+    note = f"Loss in nats per token on text that was held out; mean ± standard deviation over the seeds, n = {n}."
     found = [Table(head, rows, "Loss", note)]
     if results.best_decay(horizons[0]):
         note = "Seed by seed: arms of one seed start with the same weights and see the same batches."
