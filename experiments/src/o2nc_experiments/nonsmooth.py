@@ -277,7 +277,8 @@ class Findings:
         by_seed = [fmean(logs) for logs in zip(*filter(None, known), strict=True)]
         if not by_seed:
             return Ratio(math.nan, 0.0)
-        return Ratio(fmean(by_seed), stdev(by_seed) if len(by_seed) > 1 else 0.0)
+        spread = stdev(by_seed) if len(by_seed) > 1 and all(map(math.isfinite, by_seed)) else 0.0
+        return Ratio(fmean(by_seed), spread)
 
     @property
     def law_horizons(self) -> list[int]:
@@ -382,6 +383,10 @@ def law_figure(found: Findings, freedom: Mapping[float, Sequence[float | None]])
     kit.style_panel(right, f"What it costs, {last:,} steps", spread, "against momentum without a law")
     for axes in (left, middle, right):
         axes.set(xscale="log", yscale="log")
+        axes.set_xticks([0.05, 0.1, 0.2, 0.5, 1.0], ["0.05", "0.1", "0.2", "0.5", "1"])
+        axes.xaxis.set_minor_formatter("")
+    right.set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
+    right.yaxis.set_minor_formatter("")
     middle.legend(frameon=False)
     right.legend(frameon=False)
     return figure

@@ -334,8 +334,8 @@ def main(
         workers: processes.
         quiet: print nothing but errors.
     """
-    if min(seed, seeds - 1, workers - 1) < 0 or not 11 <= largest <= 24:
-        raise kit.UsageError("--seed is at least 0, --seeds and --workers at least 1, --largest 11 to 24")
+    if min(seed, seeds - 1, workers - 1) < 0 or not 12 <= largest <= 24:
+        raise kit.UsageError("--seed is at least 0, --seeds and --workers at least 1, --largest 12 to 24")
     terminal, lengths, own = kit.Terminal(quiet), [2**k for k in range(10, largest + 1)], range(seed, seed + seeds)
     work: dict[str, Any] = {f"curves: {title}": (curves, title, lengths, own) for title in STUDIES}
     work |= {f"guarantee: {title}": (guarantees, title, own[:FEW]) for title in CASES}
