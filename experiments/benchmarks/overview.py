@@ -38,8 +38,8 @@ def read_gpt(path: Path) -> gpt.Results:
         lrs = sorted({key[1] for key in known if key[0] == code})
         losses[name] = {"average": {}, "last": {}}
         for group in [STEPS] if gpt.ARMS[name].is_one_run else [(h,) for h in STEPS]:
-            tried = {lr: [known.get((code, lr, TUNED, h, weights)) for h in group] for lr in lrs}
-            best = gpt.choose({lr: own for lr, own in tried.items() if None not in own})
+            tried = [lr for lr in lrs if all((code, lr, TUNED, h, weights) in known for h in group)]
+            best = gpt.choose({lr: [known[code, lr, TUNED, h, weights] for h in group] for lr in tried})
             for kind, used in (("average", weights), ("last", "last" if name != "schedule-free" else weights)):
                 found = {h: [known[code, best, seed, h, used] for seed in SEEDS] for h in group}
                 losses[name][kind] |= found
