@@ -1,105 +1,95 @@
-"""One run at a constant learning rate, read at x̄, against runs decayed to end there: the picture of two H200 records.
+"""The pictures of two H200 records: one run at a constant learning rate, read at x̄, against decayed runs.
 
     python experiments/benchmarks/overview.py --records docs/results --images docs/images
 
-It draws `gpt_h200_small.json` and `cifar10.json`, records of `o2nc gpt` and `o2nc cifar10` at cf6f9b7,
-whose rows name an arm by a code such as ``adamw(lr=2e-3):wsd20``; n = 3 seeds, learning rates chosen on a fourth.
+It draws `gpt.png` and `overview.png` from `gpt_h200_small.json`, a record of `o2nc gpt` at commit cf6f9b7 whose rows
+name an arm by a code, and from `cifar10.json`; n = 3 seeds, learning rates chosen on a fourth.
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from o2nc_experiments import kit
-from o2nc_experiments.gpt import choose
+from o2nc_experiments import gpt, kit
 
 TUNED, SEEDS = 100, (0, 1, 2)
 STEPS, EPOCHS = (250, 500, 1000, 2000, 4000), (10, 20, 40, 80, 200)
-ONE_RUN = {"label": "one run, constant lr, at its average x̄", "color": "blue", "linewidth": 2.4}
-LAST = {"label": "its last iterate", "color": "grey", "linewidth": 1.2, "linestyle": (0, (3, 2))}
-WSD, LINEAR, COSINE, UNTUNED = (
-    {"label": label, "color": colour, "marker": marker, "markersize": 6, "linestyle": "none"}
-    for label, colour, marker in (
-        ("decayed over the last 20 %", "red", "o"),
-        ("linear decay", "pink", "^"),
-        ("cosine", "green", "D"),
-        ("cosine, lr 0.01, not tuned", "orange", "s"),
-    )
-)
-SCHEDULE_FREE = {"label": "schedule-free AdamW, one run", "color": "sky", "linewidth": 1.6}
+CODES = {  # arm and weights of the old record
+    "constant": ("adamw(lr=2e-3):constant+t^4+t^8+t^12+t^16", "t^12"),
+    "wsd": ("adamw(lr=2e-3):wsd20", "last"),
+    "linear": ("adamw(lr=2e-3):linear", "last"),
+    "cosine": ("adamw(lr=2.828e-3):cosine", "last"),
+    "schedule-free": ("schedule-free(lr=4e-3):constant", "average"),
+}
+ONE_RUN: dict[str, Any] = {"label": "one run, constant lr, at its average x̄", "color": "blue", "linewidth": 2.4}
+COSINE = gpt.ARMS["cosine"].style | {"label": "cosine decay"}
+UNTUNED = COSINE | {"label": "cosine decay, lr 0.01, not tuned", "color": "orange", "marker": "s"}
 Points = dict[int, list[float]]
 
 
-def read_gpt(path: Path) -> list[tuple[Points, dict[str, Any]]]:
-    """Return losses by horizon of every arm, with its style."""
-    rows = json.loads(path.read_text())["rows"]
-
-    def points(arm: str, weights: str, *, one_run: bool, chosen_at: str = "") -> Points:
-        """Return losses at the learning rate that is best on the tuning seed, one for all horizons or for each."""
-        by_lr: dict[float, dict[tuple[int, int], float]] = {}
-        tuned_by: dict[float, dict[tuple[int, int], float]] = {}
-        for its_arm, lr, seed, horizon, its_weights, loss, *_ in rows:
-            if its_arm == arm and its_weights == weights:
-                by_lr.setdefault(lr, {})[seed, horizon] = loss
-            if its_arm == arm and its_weights == (chosen_at or weights):
-                tuned_by.setdefault(lr, {})[seed, horizon] = loss
-        found: Points = {}
-        for group in [STEPS] if one_run else [(h,) for h in STEPS]:
-            tried = {lr: own for lr, own in tuned_by.items() if all((TUNED, h) in own for h in group)}
-            best = choose({lr: [own[TUNED, h] for h in group] for lr, own in tried.items()})
-            found |= {h: [by_lr[best][seed, h] for seed in SEEDS] for h in group}
-        return found
-
-    constant = "adamw(lr=2e-3):constant+t^4+t^8+t^12+t^16"
-    return [
-        (points(constant, "t^12", one_run=True), ONE_RUN),
-        (points(constant, "last", one_run=True, chosen_at="t^12"), LAST),
-        (points("adamw(lr=2e-3):wsd20", "last", one_run=False), WSD),
-        (points("adamw(lr=2e-3):linear", "last", one_run=False), LINEAR),
-        (points("adamw(lr=2.828e-3):cosine", "last", one_run=False), COSINE),
-        (points("schedule-free(lr=4e-3):constant", "average", one_run=True), SCHEDULE_FREE),
-    ]
+def read_gpt(path: Path) -> gpt.Results:
+    """Return the losses of every arm at the learning rate that is best on the tuning seed."""
+    known = {tuple(row[:5]): row[5] for row in json.loads(path.read_text())["rows"]}
+    losses: dict[str, Any] = {}
+    for name, (code, weights) in CODES.items():
+        lrs = sorted({key[1] for key in known if key[0] == code})
+        losses[name] = {"average": {}, "last": {}}
+        for group in [STEPS] if gpt.ARMS[name].is_one_run else [(h,) for h in STEPS]:
+            tried = [lr for lr in lrs if all((code, lr, TUNED, h, weights) in known for h in group)]
+            best = gpt.choose({lr: [known[code, lr, TUNED, h, weights] for h in group] for lr in tried})
+            for kind, used in (("average", weights), ("last", "last" if name != "schedule-free" else weights)):
+                found = {h: [known[code, best, seed, h, used] for seed in SEEDS] for h in group}
+                losses[name][kind] |= found
+    return gpt.Results(losses, {}, frozenset())
 
 
 def read_cifar10(path: Path) -> list[tuple[Points, dict[str, Any]]]:
-    """Return test accuracies by number of epochs of every arm, with its style."""
-    runs = json.loads(path.read_text())["runs"]
+    """Return test accuracies by number of epochs, with the style of every line."""
+    runs = [run for run in json.loads(path.read_text())["runs"].values() if run["seed"] in SEEDS]
 
-    def points(arm: str, lrs: Mapping[int, float], column: str, length: int | None = None) -> Points:
-        names = {h: f"{arm}, lr {lr:g}, {length or h} epochs" for h, lr in lrs.items()}
+    def points(arm: str, column: str) -> Points:
+        own = [run for run in runs if run["arm"] == arm]
+        ends = EPOCHS if arm == "no schedule" else sorted({run["epochs"] for run in own})
         return {
-            h: [runs[f"{name}, seed {seed}"]["course"][column][h - 1] for seed in SEEDS] for h, name in names.items()
+            h: [run["course"][column][h - 1] for run in own if arm == "no schedule" or run["epochs"] == h]
+            for h in ends
         }
 
-    one_run = "no schedule", dict.fromkeys(EPOCHS, 0.02)
     return [
-        (points(*one_run, "average accuracy", EPOCHS[-1]), ONE_RUN),
-        (points(*one_run, "test accuracy", EPOCHS[-1]), LAST),
-        (points("cosine, tuned", {h: 0.02 if h < 20 else 0.05 for h in EPOCHS}, "test accuracy"), COSINE),
-        (points("SGD with momentum", dict.fromkeys(EPOCHS, 0.01), "test accuracy"), UNTUNED),
+        (points("no schedule", "average accuracy"), ONE_RUN),
+        (points("no schedule", "test accuracy"), gpt.LAST),
+        (points("cosine, tuned", "test accuracy"), COSINE),
+        (points("SGD with momentum", "test accuracy"), UNTUNED),
     ]
 
 
-def draw(axes: Axes, lines: Sequence[tuple[Points, dict[str, Any]]], lengths: Sequence[int], *words: str) -> None:
-    """Draw means and standard deviations against the length of the run."""
-    for points, style in lines:
-        kit.draw_means(axes, points, style)
-    kit.style_panel(axes, *words)
-    kit.horizon_axis(axes, lengths)
+def draw_gpt(axes: Axes, results: gpt.Results) -> None:
+    """Draw losses under shorter labels."""
+    labels = {"wsd": "decayed over the last 20 %", "linear": "linear decay", "cosine": "cosine decay"}
+    for name, losses in results.losses.items():
+        label = labels.get(name, gpt.ARMS[name].label)
+        style = ONE_RUN if name == "constant" else gpt.ARMS[name].style | {"label": label}
+        kit.draw_means(axes, losses["average"], {**style, "zorder": 3 if name == "constant" else 2})
+    kit.draw_means(axes, results.losses["constant"]["last"], gpt.LAST)
+    kit.style_panel(axes, "GPT, 7 M parameters, AdamW", "steps of the run", "loss on held-out text (nats)")
+    kit.horizon_axis(axes, STEPS)
 
 
 def main(records: Path, images: Path) -> None:
-    """Write `overview.png`."""
+    """Write `gpt.png` and `overview.png`."""
+    results = read_gpt(records / "gpt_h200_small.json")
+    drawn = gpt.figure(results, STEPS, "GPT of 7.3 M parameters on Linux sources, H200")
+    kit.write_bytes(images / "gpt.png", kit.draw(drawn, "png"))
     drawn = kit.new_figure(10.5, 4.4)
     left, right = drawn.subplots(1, 2)
-    gpt = read_gpt(records / "gpt_h200_small.json")
-    draw(left, gpt, STEPS, "GPT, 7 M parameters, AdamW", "steps of the run", "loss on held-out text (nats)")
-    cifar10 = read_cifar10(records / "cifar10.json")
-    draw(right, cifar10, EPOCHS, "ResNet-18 on CIFAR-10, SGD with momentum", "epochs of the run", "test accuracy")
+    draw_gpt(left, results)
+    for points, style in read_cifar10(records / "cifar10.json"):
+        kit.draw_means(right, points, style)
+    kit.style_panel(right, "ResNet-18 on CIFAR-10, SGD with momentum", "epochs of the run", "test accuracy")
+    kit.horizon_axis(right, EPOCHS)
     right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     pairs = [pair for axes in (left, right) for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in pairs}

@@ -56,6 +56,12 @@ def test_it_offers_the_product_first_and_the_paper_last(monkeypatch, capsys):
     assert (code, re.findall(r"^│ (\w+) ", out, re.MULTILINE)) == (0, PAPER)
 
 
+def test_the_help_names_every_arm():
+    from o2nc_experiments import gpt
+
+    assert list(cli.ARMS) == list(gpt.ARMS)
+
+
 def test_questions_are_answered_without_torch():
     asked = [[], ["--help"], ["--version"], ["nothing"], *([*name.split(), "--help"] for name in COMMANDS)]
     code = f"""

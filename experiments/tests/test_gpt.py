@@ -90,6 +90,12 @@ def test_a_finished_run_is_not_repeated(lab, monkeypatch):
     assert not lab.checkpoint.exists()
 
 
+def test_other_horizons_of_a_run_are_added(lab):
+    lab.run("constant", 1e-2, 0, 6, [4, 6], nothing)
+    found = lab.run("constant", 1e-2, 0, 6, [5, 6], nothing)
+    assert sorted(found["losses"]) == ["4", "5", "6"]
+
+
 @pytest.mark.parametrize("name", ["constant", "muon", "schedule-free"])
 def test_an_interrupted_run_goes_on_from_its_checkpoint(name, lab, tmp_path, corpus):
     """At most what came after the last save is lost, and on a CPU the losses are those of an uninterrupted run."""
@@ -247,3 +253,16 @@ def test_a_killed_command_goes_on(tmp_path, undisturbed, how, code):
     subprocess.run([*COMMAND, tmp_path], env=ENV, check=True, capture_output=True, timeout=300)
     assert losses_in(tmp_path) == undisturbed
     assert not (tmp_path / "run.pt").exists()
+
+
+@pytest.mark.slow
+def test_where_only_torch_is_installed(tmp_path):
+    for name in ("rich", "matplotlib", "jinja2", "typer"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError(__name__)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = ["--horizons", "25", "--grid", "1", "--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "o2nc_experiments.gpt", *words]
+    done = subprocess.run(command, env=ENV | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"| {gpt.ARMS['constant'].label} | 0.004 | " in done.stdout
+    assert os.listdir(tmp_path / "out") == ["gpt.json"]

@@ -224,7 +224,7 @@ def main(
     device: str | None = None,
     quiet: bool = False,
 ) -> bool:
-    """Measure; write bench.json, bench.md and report.html into ``out``. Return whether every optimizer ran."""
+    """Measure; write bench.json and report.html into ``out``. Return whether every optimizer ran."""
     where, terminal = kit.find_device(device), kit.Terminal(quiet)
     cuda = where.type == "cuda"
     names = models.split(",") if models else [name for name in MODELS if cuda or name in ("resnet18", "many")]
@@ -261,9 +261,6 @@ def main(
         terminal.table(one)
     kit.write_json(out / "bench.json", {"circumstances": about, "costs": [asdict(cost) for cost in costs]})
     heading = ", ".join(f"{key} {about[key]}" for key in ("hardware", "threads", "torch"))
-    kit.write_text(
-        out / "bench.md", "\n\n".join([f"{heading} (`{about['command']}`)", *(t.markdown() for t in found)]) + "\n"
-    )
     try:
         sections = [Section(one.title, "", (), [one]) for one in found]
         kit.write_page(

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from o2nc_experiments import __version__, kit
 
 NEEDED = ("typer", "rich", "matplotlib", "jinja2")
+ARMS = ("constant", "wsd", "linear", "cosine", "schedule-free", "scaled", "muon", "muon-wsd")  # of gpt
 GOES_ON = "; the same command goes on"
 
 
@@ -80,22 +81,18 @@ def build_app() -> Any:
         if context.invoked_subcommand is None:
             print(context.get_help())
 
-    def show_version(wanted: bool) -> None:
-        if wanted:
-            print(f"o2nc {__version__}")
-            raise typer.Exit
-
     @app.callback(epilog="Start with:  o2nc demo")
     def top(
         context: typer.Context,
-        version: Annotated[
-            bool, option("Print the version.", "--version", metavar="", callback=show_version, is_eager=True)
-        ] = False,
+        version: Annotated[bool, option("Print the version.", "--version", metavar="", is_eager=True)] = False,
     ) -> None:
         """Weights that need no schedule, for the optimizer that you have.
 
         o2nc also tells you what the run is doing, and steps so that non-smooth losses cannot trap it.
         """
+        if version:
+            print(f"o2nc {__version__}")
+            raise typer.Exit
         if context.invoked_subcommand is None:
             print(context.get_help())
 
@@ -111,19 +108,14 @@ def build_app() -> Any:
     def gpt(
         out: Out = "o2nc-gpt",
         data: Annotated[
-            str | None,
-            option("A text, a folder of texts or token files; without it Python's own sources.", metavar="PATH"),
+            str | None, option("A text, a folder of texts, or token files; else Python's sources.")
         ] = None,
-        arms: Annotated[
-            str, option("Of constant, wsd, linear, cosine, schedule-free, scaled, muon, muon-wsd.")
-        ] = "constant,wsd,linear",
+        arms: Annotated[str, option(f"Of {', '.join(ARMS)}.")] = "constant,wsd,linear",
         size: Annotated[str | None, option("tiny, small or medium; without it tiny, on a GPU medium.")] = None,
         horizons: Annotated[str | None, option("Numbers of steps, with commas between.")] = None,
         seeds: Seeds = "0,1",
         tune_seed: Annotated[int, option("The seed on which learning rates are chosen.", min=0)] = 100,
-        grid: Annotated[
-            str, option("Learning rates to try, as multiples of the arm's; one value: no tuning.")
-        ] = "0.5,1,2",
+        grid: Annotated[str, option("Learning rates to try, as multiples of the arm's; or one value.")] = "0.5,1,2",
         device: Device = None,
         save_every: Annotated[float, option("Seconds between two checkpoints.", min=0)] = 120.0,
         quiet: Quiet = False,
@@ -141,12 +133,8 @@ def build_app() -> Any:
     @app.command()
     def cifar10(
         out: Out = "o2nc-cifar10",
-        data: Annotated[
-            str | None, option("Folder of the official binary files; without it they are fetched.", metavar="DIR")
-        ] = None,
-        study: Annotated[
-            str, option("table (the paper's), horizons (one run without a schedule against cosines) or laws.")
-        ] = "table",
+        data: Annotated[str | None, option("Folder of the official binary files; else they are fetched.")] = None,
+        study: Annotated[str, option("table (the paper's), horizons (one run against cosines) or laws.")] = "table",
         seeds: Seeds = "0,1,2",
         epochs: Annotated[int, option("Of a run, for all studies but horizons.", min=1)] = 200,
         horizons: Annotated[str, option("Numbers of epochs, with commas between.")] = "10,20,40,80,200",
@@ -170,9 +158,7 @@ def build_app() -> Any:
     @app.command()
     def bench(
         out: Out = "o2nc-bench",
-        models: Annotated[
-            str | None, option("Of resnet18, gpt2, gpt2-xl and many; without it what fits the device.")
-        ] = None,
+        models: Annotated[str | None, option("Of resnet18, gpt2, gpt2-xl, many; else what fits.")] = None,
         rounds: Annotated[int, option("Timed steps of every optimizer.", min=1)] = 11,
         device: Device = None,
         quiet: Quiet = False,

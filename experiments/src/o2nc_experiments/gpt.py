@@ -260,6 +260,7 @@ class Lab:
                 saved_at = perf_counter()
         for h in horizons:
             losses.setdefault(str(h), {"average": math.inf, "last": math.inf})
+        losses = {**found["losses"], **losses} if found else losses  # other horizons of the same run
         found = {"losses": losses, "seconds": round(spent + perf_counter() - begun, 1)}
         self.store.add(key, found)
         self.checkpoint.unlink(missing_ok=True)
@@ -288,7 +289,7 @@ class Results:
     def best_decay(self, horizon: int) -> list[float] | None:
         """Return the losses of the decayed arm with the least mean, one per seed."""
         decayed = [self.losses[name]["average"][horizon] for name in self.losses if not ARMS[name].is_one_run]
-        return min(decayed, key=fmean, default=None)
+        return min(decayed, key=lambda own: fmean(own) if all(map(math.isfinite, own)) else math.inf, default=None)
 
     def difference(self, name: str, horizon: int, weights: str = "average") -> list[float]:
         """Return the losses less those of the best decayed arm, seed by seed; empty without decayed arms."""
@@ -358,7 +359,7 @@ def tables(results: Results, horizons: Sequence[int]) -> list[Table]:
         cells = [kit.mean_std(results.difference(name, h)) for h in horizons]
         differences.append([label, *(c if c[0] in "-–d" else f"+{c}" for c in cells)])
     n = len(next(iter(results.losses.values()))["average"][horizons[0]])
-    note = f"Loss in nats per token on text that was held out; mean ± standard deviation, n = {n} seeds."
+    note = f"Loss in nats per token on text that was held out; mean ± standard deviation over the seeds, n = {n}."
     found = [Table(head, rows, "Loss", note)]
     if results.best_decay(horizons[0]):
         note = "Seed by seed: arms of one seed start with the same weights and see the same batches."

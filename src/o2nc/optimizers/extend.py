@@ -186,25 +186,22 @@ def _tracked_step(optimizer: Optimizer) -> Any:
 def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
     """Step a rule that evaluates the closure itself, perhaps several times and at other points (SAM).
 
-    The gradients of the closure's first call are averaged; or, if the rule has moved the parameters before that
-    call, those that were there when the step began.
+    The gradients of the closure's first call are averaged; or, if the rule has moved the parameters before that call,
+    those that were there when the step began.
     """
-    window, t = self._window, self._steps_done() + 1
-    counts = window is not None and window.counts(t) and not self._has_averaged
     params = [p for group in self.param_groups for p in group["params"]]
     versions = [p._version for p in params]
-    before = _remember(params) if counts else []
+    before = _remember(params) if self._window is not None else []
     new: dict[Any, Entry] | None = None
 
     def average() -> None:
         nonlocal new
-        found = self._with_gradients()
-        if new is None and found:
-            new = {} if window is None else self._update_averages(found, window, t)
+        if new is None and self._has_gradients():
+            new = self._update_averages(self._iterate())
             self._has_averaged = True
 
     def observed() -> Any:
-        if counts and new is None and versions != [p._version for p in params]:
+        if before and new is None and versions != [p._version for p in params]:
             now = _remember(params)
             _put_back(before)
             average()
@@ -214,7 +211,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
         average()
         return loss
 
-    loss = self._move(params, t, observed)
+    loss = self._move(self._iterate(), observed)
     if new is not None:
         self._finish(new)
     return loss
