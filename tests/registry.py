@@ -1,0 +1,179 @@
+"""What the tests run over: optimizers of ours and of torch, windows, laws, learners.
+
+An entry of `OURS` is called with parameters and options: ``OURS["AdamW"](params, average=0.9, seed=3)``. All keep
+averages and a certificate unless told otherwise.
+"""
+
+import torch
+from torch import optim
+
+import o2nc
+from o2nc import learners
+
+INF = float("inf")
+
+WINDOWS = [
+    o2nc.Discount(0.9),
+    o2nc.Discount(0.9, start=4, every=3),
+    o2nc.Polynomial(0),
+    o2nc.Polynomial(3, every=8),
+    o2nc.Polynomial(12, every=3),
+    o2nc.Polynomial(2.5, start=7),
+]
+LAWS = [
+    o2nc.Exponential(),
+    o2nc.Exponential(2.0),
+    o2nc.Uniform(0, 2),
+    o2nc.Weibull(0.8),
+    o2nc.Jitter(0.25),
+    o2nc.Weibull(2.5),
+    o2nc.Gamma(16),
+]
+LEARNERS = [
+    learners.OGD(lr=0.05, decay=0.3),
+    learners.OGD(lr=0.05, decay=0.3, kappa=2),
+    learners.BallOGD(lr=0.05, radius=0.02, decay=0.1),
+    learners.BallOGD(lr=0.05, radius=INF),
+    learners.FTRL(lr=0.05, decay=0.2),
+    learners.FTRL(lr=0.05, decay=0.2, radius=0.1),
+    learners.AdaGrad(lr=0.05, decay=0.1),
+    learners.AdaGrad(lr=0.05, kappa=2),
+    learners.AdaGrad(lr=0.05, decay=0.1, diagonal=True),
+    learners.AdaGrad(lr=0.05, kappa=2, diagonal=True),
+    learners.ScaleFree(lr=0.05),
+    learners.ScaleFree(lr=0.05, radius=0.1),
+    learners.ScaleFree(lr=0.05, diagonal=False),
+    learners.ScaleFree(lr=0.05, diagonal=False, radius=0.05),
+    learners.CoinBetting(wealth=0.5, lipschitz=20.0),
+    learners.BallAdaGrad(lr=0.05),
+]
+
+
+class Lion(optim.Optimizer):
+    """An optimizer from outside, with a state under names that are ours, too, and of which nothing is known."""
+
+    def __init__(self, params, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "step": 0, "seed": 7.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            group["step"] += 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if len(state) == 0:  # nobody was here before
+                    state["average"] = torch.zeros_like(p)
+                low, high = group["betas"]
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] * torch.sign(low * state["average"] + (1 - low) * p.grad))
+                state["average"].lerp_(p.grad, 1 - high)
+        return loss
+
+
+# torch's optimizers, and one from outside: what `extend` is given
+TORCH = {
+    "SGD": lambda ps: optim.SGD(ps, lr=0.02, momentum=0.9, weight_decay=0.1),
+    "SGD plain": lambda ps: optim.SGD(ps, lr=0.02),
+    "SGD fused": lambda ps: optim.SGD(ps, lr=0.02, momentum=0.9, fused=True),
+    "Adam": lambda ps: optim.Adam(ps, lr=0.02, weight_decay=0.1, amsgrad=True),
+    "AdamW": lambda ps: optim.AdamW(ps, lr=0.02, weight_decay=0.1),
+    "AdamW foreach": lambda ps: optim.AdamW(ps, lr=0.02, foreach=True),
+    "AdamW fused": lambda ps: optim.AdamW(ps, lr=0.02, fused=True),
+    "AdamW maximize": lambda ps: optim.AdamW(ps, lr=torch.tensor(0.02, dtype=torch.float64), maximize=True),
+    "NAdam": lambda ps: optim.NAdam(ps, lr=0.02, weight_decay=0.1, decoupled_weight_decay=True),
+    "RAdam": lambda ps: optim.RAdam(ps, lr=0.02),
+    "Adamax": lambda ps: optim.Adamax(ps, lr=0.02),
+    "Adagrad": lambda ps: optim.Adagrad(ps, lr=0.02, lr_decay=0.1),
+    "Adadelta": lambda ps: optim.Adadelta(ps, lr=0.5),
+    "RMSprop": lambda ps: optim.RMSprop(ps, lr=0.02, momentum=0.5),
+    "ASGD": lambda ps: optim.ASGD(ps, lr=0.02),
+    "Rprop": lambda ps: optim.Rprop(ps, lr=0.02),
+    "Adafactor": lambda ps: optim.Adafactor(ps, lr=0.02),
+    "Lion": Lion,
+}
+if hasattr(optim, "Muon"):
+    TORCH["Muon"] = lambda ps: optim.Muon([p for p in ps if p.dim() == 2], lr=0.02)
+
+_SETTINGS = {"average": o2nc.Polynomial(3), "certificate": True, "seed": 5}
+_PAPER = {"average": 0.9, "seed": 5}
+
+
+def _ours(cls, **defaults):
+    return lambda ps, **options: cls(ps, **defaults | options)
+
+
+def _extended(name):
+    return lambda ps, **options: o2nc.extend(TORCH[name](ps), **_SETTINGS | options)
+
+
+def _learned(learner, **defaults):
+    return lambda ps, **options: o2nc.ExponentiatedO2NC(ps, learner, **_PAPER | {"beta": 0.9} | defaults | options)
+
+
+# every optimizer of ours; those of the paper have output() and progress, and always a certificate
+EXTENDED = {f"extend({name})": _extended(name) for name in ("NAdam", "Rprop", "Lion")}
+PAPER = {
+    "ScaledSGDM": _ours(o2nc.ScaledSGDM, lr=0.02, momentum=0.9, **_PAPER),
+    "ScaledSGDM plain": _ours(o2nc.ScaledSGDM, lr=0.02, scaling=o2nc.Uniform(0, 2), **_PAPER),
+    "ScaledSGDM Nesterov": _ours(o2nc.ScaledSGDM, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.1, **_PAPER),
+    "OGD": _learned(LEARNERS[0]),
+    "FTRL": _learned(LEARNERS[5], scaling=o2nc.Weibull(1.2)),
+    "AdaGrad": _learned(LEARNERS[6], weight_decay=0.1),
+    "ScaleFree": _learned(LEARNERS[10]),
+    "CoinBetting": _learned(LEARNERS[14]),
+    "OriginalO2NC": lambda ps, **options: o2nc.OriginalO2NC(
+        ps, learners.BallOGD(lr=0.02, radius=0.1), **{"period": 3, "seed": 5} | options
+    ),
+}
+OURS = {
+    "SGD": _ours(o2nc.SGD, lr=0.02, momentum=0.9, weight_decay=0.1, **_SETTINGS),
+    "AdamW": _ours(o2nc.AdamW, lr=0.02, weight_decay=0.1, **_SETTINGS),
+    "AdamW scaled": _ours(o2nc.AdamW, lr=0.02, amsgrad=True, scaling=o2nc.Jitter(0.25), **_SETTINGS),
+    **EXTENDED,
+    **PAPER,
+}
+FUSED = [name for name in OURS if name not in EXTENDED and name != "OriginalO2NC"]  # they have the option fused=
+WINDOWED = [name for name in OURS if name != "OriginalO2NC"]  # they take any window
+
+
+def build(name, params, fused, **options):
+    """Return an optimizer whose steps kernels take, or do not; without kernels an extended one needs no devices."""
+    return OURS[name](params, **({"fused": fused} if name in FUSED else {}) | options)
+
+
+def params_of(opt):
+    """Return the parameters in the order of the groups."""
+    return [p for group in opt.param_groups for p in group["params"]]
+
+
+def ours_of(opt, p=None):
+    """Return our entries of a parameter's state, or of the first group."""
+    return opt.param_groups[0]["o2nc"] if p is None else opt.state[p]["o2nc"]
+
+
+def claims(opt):
+    """Return all that an optimizer says of its run, as copies: to compare two runs bitwise."""
+    params = params_of(opt)
+    found = {"step": int(ours_of(opt)["step"]), "x": [p.detach().clone() for p in params]}
+    if ours_of(opt)["average"] is None:
+        return found
+    if ours_of(opt)["certificate"]:
+        found["certificate"] = opt.certificate(0.7)
+    if hasattr(opt, "output"):
+        found |= {"progress": opt.progress, "output": opt.output()}
+    with opt.averaged():
+        found["average"] = [p.detach().clone() for p in params]
+    return found
+
+
+def same(ours, theirs):
+    """Assert that two runs say the same, bitwise."""
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        if isinstance(value, list):
+            assert all(map(torch.equal, value, theirs[key])), key
+        else:
+            assert value == theirs[key], key
