@@ -1,0 +1,285 @@
+"""Inside the block BatchNorm has the statistics of the batches; after it, to the bit, those from before."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import update_bn
+
+from o2nc import ScaledSGDM
+from o2nc.persist.batchnorm import recalibrated
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCHES = [torch.randn(n, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) * n for n in (4, 9, 6)]
+
+
+def network(dropout=0.0, norm=nn.BatchNorm1d):
+    """Two layers with statistics and a past, the second of them with cumulative averages."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 4), norm(4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, 3), norm(3, momentum=None)
+    ).double()
+    model(torch.randn(8, 5, dtype=torch.float64))
+    return model
+
+
+def snapshot(model):
+    """Return all that must come back: the bits and addresses of the tensors, training flags and momenta."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    bits = [(name, id(t), t.data_ptr(), t.detach().numpy().tobytes()) for name, t in tensors]
+    return bits, [(module.training, getattr(module, "momentum", None)) for module in model.modules()]
+
+
+def statistics(model):
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def updated(model, batches=BATCHES):
+    """Return the statistics that torch's `update_bn` gives a copy of the model."""
+    model = copy.deepcopy(model)
+    update_bn(batches, model)
+    return statistics(model)
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_the_statistics_are_means_over_the_batches():
+    """The slow twin, by hand: every batch counts the same, whatever its size."""
+    model = network()
+    seen = [[], []]
+    for x in BATCHES:
+        h = x @ model[0].weight.T + model[0].bias
+        seen[0].append(h)
+        h = torch.tanh((h - h.mean(0)) / (h.var(0, unbiased=False) + model[1].eps).sqrt())
+        seen[1].append(h @ model[4].weight.T + model[4].bias)
+    with recalibrated(model, BATCHES):
+        for layer, inputs in zip((model[1], model[5]), seen, strict=True):
+            mean = sum(h.mean(0) for h in inputs) / len(inputs)
+            variance = sum(h.var(0, unbiased=True) for h in inputs) / len(inputs)
+            torch.testing.assert_close(layer.running_mean, mean, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(layer.running_var, variance, rtol=1e-12, atol=1e-12)
+            assert layer.num_batches_tracked == len(BATCHES)
+
+
+class Derived(nn.BatchNorm1d):
+    pass
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.SyncBatchNorm, nn.LazyBatchNorm1d, Derived])
+def test_they_are_those_of_update_bn(norm):
+    model = network(norm=(lambda _, **options: norm(**options)) if norm is nn.LazyBatchNorm1d else norm)
+    before = snapshot(model)
+    with recalibrated(model, BATCHES):
+        assert_same(statistics(model), updated(model))
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: (x, "label"),
+        lambda x: [x, "label"],
+        lambda x: {"input": x},
+        lambda x: ({"input": x}, "label"),
+    ],
+)
+def test_forms_of_a_batch(form):
+    model = network()
+    with recalibrated(model, map(form, BATCHES)):
+        assert_same(statistics(model), updated(model))
+
+
+def test_the_callers_autocast_holds():
+    model = network().float()
+    batches = [x.float() for x in BATCHES]
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = updated(model, batches)
+        with recalibrated(model, batches):
+            assert_same(statistics(model), expected)
+    with recalibrated(model, batches):
+        assert not torch.equal(model[1].running_mean, expected["1.running_mean"])
+
+
+def failing(batches):
+    yield from batches
+    raise KeyError("iterator")
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "mixed"])
+@pytest.mark.parametrize("where", ["nowhere", "iterator", "model", "block"])
+def test_everything_comes_back_to_the_bit(where, mode):
+    model = network(dropout=0.5).train(mode != "eval")
+    if mode == "mixed":
+        model[1].eval()
+        model[3].eval()
+    model[1].running_mean.copy_(torch.tensor([float("nan"), -0.0, 5e-324, float("-inf")]))
+    before = snapshot(model)
+    batches = {"iterator": failing(BATCHES), "model": [*BATCHES, torch.ones(2, 6)]}.get(where, BATCHES)
+    outcome = nullcontext() if where == "nowhere" else pytest.raises((KeyError, RuntimeError))
+    with outcome, recalibrated(model, batches):
+        assert snapshot(model)[1] == before[1]  # flags and momenta
+        assert torch.isfinite(model[1].running_mean).all()
+        if where == "block":
+            raise KeyError("block")
+    assert snapshot(model) == before
+
+
+def test_what_the_block_does_to_modes_and_statistics_is_undone():
+    model = network()
+    before = snapshot(model)
+    with recalibrated(model, BATCHES):
+        model(BATCHES[0])
+        model.eval()
+        model[1].momentum = 0.7
+    assert snapshot(model) == before
+
+
+def test_gradients_flow_inside_and_not_before():
+    model = network()
+    before = []
+    hook = model.register_forward_hook(lambda *arguments: before.append(arguments[-1].requires_grad))
+    with recalibrated(model, BATCHES):
+        hook.remove()
+        assert before == [False] * len(BATCHES)
+        model.eval()(BATCHES[0]).sum().backward()
+    assert model[0].weight.grad.abs().sum() > 0
+
+
+def test_blocks_within_blocks():
+    model = network()
+    before = snapshot(model)
+    with recalibrated(model, BATCHES[:1]):
+        outer = snapshot(model)
+        with recalibrated(model, BATCHES):
+            assert_same(statistics(model), updated(model))
+        assert snapshot(model) == outer
+        assert_same(statistics(model), updated(model, BATCHES[:1]))
+    assert snapshot(model) == before
+
+
+class Frozen(nn.Sequential):
+    """A model that keeps its first layers in evaluation mode, as is done in fine-tuning."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def test_a_layer_in_evaluation_mode_takes_part_and_stays_in_it():
+    model = Frozen(*network())
+    model.train()
+    assert model.training
+    assert not model[1].training
+    before = snapshot(model)
+    with recalibrated(model, BATCHES):
+        assert not model[1].training
+        assert_same(statistics(model), updated(nn.Sequential(*model)))
+    assert snapshot(model) == before
+
+
+def test_layers_without_running_statistics_are_left_alone():
+    """One has none; another has them from the past, and later layers see what it makes of a batch with these."""
+    model = network()
+    model[1].track_running_stats = False
+    model.append(nn.BatchNorm1d(3, track_running_stats=False).double())
+    before, frozen = snapshot(model), statistics(model[1])
+    with recalibrated(model, BATCHES):
+        assert_same(statistics(model[1]), frozen)
+        means = [model[:5].eval()(x).mean(0) for x in BATCHES]
+        torch.testing.assert_close(model[5].running_mean, sum(means) / len(means))
+    assert snapshot(model) == before
+
+
+def test_dropout_neither_drops_nor_draws():
+    model, expected = network(dropout=0.5), updated(network())
+    random = torch.get_rng_state()
+    with recalibrated(model, BATCHES):
+        assert model[3].training
+        assert_same(statistics(model), expected)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+switched_on = nn.BatchNorm1d(5, track_running_stats=False)
+switched_on.track_running_stats = True  # too late: it has no buffers
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.Identity(), nn.LayerNorm(5), nn.BatchNorm1d(5, track_running_stats=False), switched_on]
+)
+def test_without_statistics_no_batch_is_asked_for(norm):
+    batches = iter(BATCHES)
+    model = nn.Sequential(nn.Linear(5, 5), norm)
+    before = snapshot(model)
+    with recalibrated(model, batches):
+        assert snapshot(model) == before
+    assert next(batches) is BATCHES[0]
+
+
+def test_a_layer_that_no_batch_reaches_keeps_its_statistics():
+    model = network()
+    model[2].register_module("aside", copy.deepcopy(model[1]))  # Tanh does not call it
+    before = statistics(model[2].aside)
+    with recalibrated(model, BATCHES):
+        assert_same(statistics(model[2].aside), before)
+        assert model[1].num_batches_tracked == len(BATCHES)
+
+
+def test_no_batches_are_refused():
+    model = network()
+    before = snapshot(model)
+    used = iter(BATCHES)
+    with recalibrated(model, used):
+        pass
+    with pytest.raises(ValueError, match="batches must not be empty"), recalibrated(model, used):
+        pytest.fail("the block was entered")
+    assert snapshot(model) == before
+
+
+def train(model, *, evaluate):
+    opt = ScaledSGDM(model.parameters(), lr=0.1, momentum=0.9, average=0.9)
+    for i, x in enumerate(3 * BATCHES):
+        opt.zero_grad()
+        model(x).square().sum(1).mean().backward()
+        opt.step()
+        if evaluate and i % 2:
+            with opt.averaged(), recalibrated(model, BATCHES):
+                assert_same(statistics(model), updated(model))
+                model.eval()(x)
+    return opt
+
+
+def test_the_average_is_evaluated_and_training_does_not_notice():
+    evaluated, other = network(), network()
+    opt = train(evaluated, evaluate=True)
+    train(other, evaluate=False)
+    assert_same(evaluated.state_dict(), other.state_dict())
+    assert evaluated.training
+    with opt.averaged():
+        expected = updated(evaluated)
+        with recalibrated(evaluated, BATCHES):
+            assert_same(statistics(evaluated), expected)
+    with recalibrated(evaluated, BATCHES):  # of the weights themselves
+        assert not torch.equal(evaluated[1].running_mean, expected["1.running_mean"])
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_a_wrapped_model(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = network(dropout=0.5)
+        wrapped = DistributedDataParallel(model)
+        before = snapshot(wrapped)
+        with recalibrated(wrapped, BATCHES):
+            assert_same(statistics(model), updated(network()))
+        assert snapshot(wrapped) == before
+    finally:
+        torch.distributed.destroy_process_group()
