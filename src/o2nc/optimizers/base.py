@@ -219,7 +219,8 @@ class Averaged(Optimizer):
         if turn.counts and known:
             xs, gs, entries = map(list, zip(*known, strict=True))
             if settings["offload"]:
-                xs, gs = self._host_copies(xs), self._host_copies(gs if settings["certificate"] else [None] * len(gs))
+                found = self._host_copies(xs + (gs if settings["certificate"] else [None] * len(gs)))  # in one call:
+                xs, gs = found[: len(xs)], found[len(xs) :]  # the next one uses the same memory
             update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
         return new
 
@@ -300,7 +301,8 @@ class Averaged(Optimizer):
     def _step_fused(self, rule: DeviceRule) -> bool:
         """Have kernels take the step, or the averages' part of it; return whether they did."""
         if self._has_averaged and not rule.moves:  # if not for new parameters, whose averages begin with the step
-            return self._entries().keys() >= {*self._with_gradients()}
+            begun = self._entries()
+            return all(p in begun for group in self.param_groups for p in group["params"] if p.grad is not None)
         reason = self._engine.take(rule, self.param_groups, self.state, self._window, self._law, self._steps_done)
         if reason is None and rule.moves:
             step, version, value = self._clock
