@@ -219,7 +219,8 @@ class Averaged(Optimizer):
         if turn.counts and known:
             xs, gs, entries = map(list, zip(*known, strict=True))
             if settings["offload"]:
-                xs, gs = self._host_copies(xs), self._host_copies(gs if settings["certificate"] else [None] * len(gs))
+                found = self._host_copies(xs + (gs if settings["certificate"] else [None] * len(gs)))
+                xs, gs = found[: len(xs)], found[len(xs) :]
             update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
         return new
 
