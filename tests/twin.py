@@ -1,20 +1,48 @@
-"""Slow, obvious float64 twins of the optimizers, written from the paper and used only here.
+"""Slow, obvious float64 twins of the averages, written from their definitions and used only here.
 
-Everything is summed directly: no recursion for the averages, no discounting trick.
+Everything is summed directly: no recursion, no γ.
 """
+
+import math
 
 import numpy as np
 
 
-def weights(n, beta, w):
-    """p_{n,t} ∝ β^{n−t} w_t for t = 1..n."""
-    p = np.array([beta ** (n - t) * w[t - 1] for t in range(1, n + 1)])
+def weights(window, n, w=None):
+    """Return p_{n,1}, …, p_{n,n}: β^{n−t} or Γ(j + r)/Γ(j) of those that count, times w_t, and 0 of the others."""
+    if isinstance(window, float):
+        return _normalized([window ** (n - t) for t in range(1, n + 1)], w)
+    p, j = np.zeros(n), 0
+    for t in range(1, n + 1):
+        if t > window.start and (t - window.start - 1) % window.every == 0:
+            j += 1
+            if hasattr(window, "beta"):
+                p[t - 1] = window.beta ** (n - t)
+            else:
+                p[t - 1] = math.exp(math.lgamma(j + window.power) - math.lgamma(j) - math.lgamma(window.power + 1))
+    return _normalized(p, w)
+
+
+def _normalized(p, w):
+    p = np.asarray(p) * (1.0 if w is None else np.asarray(w))
     return p / p.sum()
 
 
-def averages(xs, gs, beta, w):
-    """x̄_n, ḡ_n, V_n and the effective sample size from the whole history, as direct sums."""
-    p = weights(len(xs), beta, w)
+def averages(xs, gs, window, w=None):
+    """Return x̄_n, ḡ_n, V_n and the effective sample size from the whole history, as direct sums."""
+    p = weights(window, len(xs), w)
     x, g = np.array(xs), np.array(gs)
     x_mean = p @ x
     return x_mean, p @ g, float(p @ ((x - x_mean) ** 2).sum(1)), float(1 / (p**2).sum())
+
+
+def seen(gradients):
+    """Return a parameter's gradients as ḡ has them: None is zero, but the first one stands for all before it."""
+    first = next(t for t, g in enumerate(gradients) if g is not None)
+    zero = np.zeros_like(gradients[first])
+    return [gradients[first] if t < first else zero if g is None else g for t, g in enumerate(gradients)]
+
+
+def joined(p, first):
+    """Return the weights of a parameter whose first gradient, at this place, stands for all before it."""
+    return np.array([p[: first + 1].sum(), *p[first + 1 :]])

@@ -21,7 +21,7 @@ from o2nc.laws import Gamma, Jitter, Uniform, Weibull
 from o2nc.logger import CertificateLogger
 from o2nc.optimizers.extend import extend, random_scaling
 from o2nc.optimizers.o2nc import ExponentiatedO2NC, OriginalO2NC
-from o2nc.optimizers.scaled_sgdm import ScaledSGDM
+from o2nc.optimizers.paper import ScaledSGDM
 from o2nc.optimizers.torch_optimizers import SGD, AdamW
 from o2nc.optimizers.wrapped import averaged
 from o2nc.persist.batchnorm import recalibrated

@@ -23,7 +23,7 @@ touched.
 import math
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from o2nc import checks
 
@@ -161,6 +161,36 @@ def check_law(law: object, name: str = "scaling") -> None:
     if missing or isinstance(law, type) or not is_dataclass(law):
         reason = f" (it lacks {', '.join(missing)})" if missing else " (a law is an instance of a dataclass)"
         raise TypeError(f"{name} must be a law such as o2nc.Exponential(), or None, got {law!r}{reason}")
+
+
+class Draw(NamedTuple):
+    """The random numbers of one step."""
+
+    s: float | None = None  # s_{t+1}; None without a law
+    dither: float = 0.0  # u − ½, for the rounding of x̄
+    weight: float = 1.0  # of ⟨g_t, Δ_t⟩ in the progress
+    redraws: bool = False  # whether an output is drawn anew: n uniform over all averages so far
+    accept: float = 0.0  # uniform, for the decision whether a drawn output is taken now
+
+
+def draw(law: Law | None, seed: int, t: int, *, counts: bool, progress: bool, k: int) -> Draw:
+    """Return the random numbers of step t.
+
+    Args:
+        law: of s.
+        seed: the seed.
+        t: the number of the step, >= 1.
+        counts: whether x_t is averaged.
+        progress: whether the progress is estimated.
+        k: the number of the average that the output may become, or 0.
+    """
+    return Draw(
+        None if law is None else law.sample(seed, t + 1),
+        uniform(seed, t, stream=ROUNDING) - 0.5 if counts else 0.0,
+        progress_weight(law, seed, t) if progress else 1.0,
+        k > 0 and uniform(seed, k, stream=OUTPUT) * k < 1,
+        uniform(seed, k, stream=SETTLING) if k else 0.0,
+    )
 
 
 def progress_weight(law: Law | None, seed: int, step: int) -> float:

@@ -12,11 +12,13 @@ has a standard deviation of at most (8γ)^(−½) units as long as x moves.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from o2nc.averages.windows import Turn
+from o2nc.scaling import Draw
 from o2nc.vector import wide
 
 Entry: TypeAlias = dict[str, Any]  # ``state[p]["o2nc"]``
@@ -24,6 +26,18 @@ Entry: TypeAlias = dict[str, Any]  # ``state[p]["o2nc"]``
 EXPONENT = 0x7F800000  # the exponent bits of a float32
 _CPU_SLICE, _DEVICE_SLICE = 1 << 17, 1 << 26  # elements: temporaries stay in a CPU's cache, and small elsewhere
 _SMALLEST, _LARGEST = 1e-12, 1e18  # norms between which float32 neither underflows nor overflows
+
+
+class Iterate(NamedTuple):
+    """x_t and g_t, and what is known of them: lists over the parameters that have a gradient or an entry of ours."""
+
+    t: int
+    turn: Turn
+    draw: Draw
+    params: list[Any]
+    xs: list[Any]  # as real local tensors
+    gs: list[Any]  # None for no gradient
+    entries: list[Entry]  # with local tensors; empty for a new parameter
 
 
 def begin(x: Tensor, g: Tensor | None, since: int, *, offload: bool = False) -> Entry:
@@ -118,4 +132,6 @@ def _slices(x: Tensor) -> tuple[Tensor, ...]:
 def dots(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[Tensor]:
     """Return ⟨x, y⟩ of every pair, in float64."""
     pairs = (zip(_slices(x), _slices(y), strict=True) for x, y in zip(xs, ys, strict=True))
-    return [torch.stack([(u * v).sum(dtype=torch.float64) for u, v in parts]).sum() for parts in pairs]
+    return [
+        torch.stack([torch.dot(u.reshape(-1), v.reshape(-1)).double() for u, v in parts]).sum() for parts in pairs
+    ]

@@ -9,11 +9,23 @@ of n alone, so the number of steps is the only counter that a run keeps.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from o2nc import checks
+
+
+class Turn(NamedTuple):
+    """What an iterate is to a window."""
+
+    counts: bool  # whether it is averaged
+    n: int  # how many iterates were averaged, this one included
+    gamma: float  # γ_n, its share
+    complete: int  # the number of the average that is complete with it, or 0
+
+
+NO_TURN = Turn(False, 0, 1.0, 0)
 
 
 class Window(ABC):
@@ -45,6 +57,11 @@ class Window(ABC):
     def complete(self, t: int) -> int:
         """Return the number of the average that is complete after step t, or 0 if none is."""
         return self.count(t)
+
+    def turn(self, t: int) -> "Turn":
+        """Return what iterate t is to this window."""
+        n = self.count(t)
+        return Turn(self.counts(t), n, float(self.gamma(max(n, 1))), self.complete(t))
 
     def ess(self, n: int, since: int = 1) -> float:
         """Return the effective sample size 1/Σp² of the average of n iterates.

@@ -143,6 +143,11 @@ class Engine:
             steps_done: returns the counter.
         """
         request, capturing = Request(rule, groups, state, window, law), is_capturing()
+        averages = window is not None
+        if averages and not capturing and not self.has_captured:  # else the device decides
+            averages = window.counts(steps_done() + 1)
+        if not averages and not rule.moves and self._has_all(request):
+            return None
         if not self._holds(request):
             reason = why_not(request) or self._write(request, capturing)
             if reason is not None:
@@ -151,17 +156,13 @@ class Engine:
             work = [(tables, *tables.locate()) for tables in self.tables]
         except OtherDtype:  # `grad_dtype` can make it so
             return "gradients have another dtype than their parameters"
-        averages = window is not None
-        if averages and not capturing and not self.has_captured:  # else the device decides
-            averages = window.counts(steps_done() + 1)
-        if not averages and not rule.moves:
-            return None
         scalars: list[Any] = [v for group in groups for v in self.tables[0].rule.scalars(group)]
         tensors = [(i, v) for i, v in enumerate(scalars) if isinstance(v, Tensor)]
         for i, v in tensors:
             scalars[i] = ON_DEVICE if v.device.type in DEVICES else float(v)
         for tables in self.tables[1:]:
             tables.step.copy_(self.tables[0].step)
+            tables.pending.copy_(self.tables[0].pending)
         for tables, addresses, _copies in work:
             with _on(tables.device):
                 uploaded = tables.uploads.upload(addresses, scalars, capturing)
@@ -171,18 +172,25 @@ class Engine:
                 tables.run(uploaded, averages)
         return None
 
-    def _holds(self, request: Request) -> bool:
-        """Return whether everything is as it was when the tables were written."""
-        groups = request.groups
+    def _has_all(self, request: Request) -> bool:
+        """Return whether the tables have all parameters that have gradients."""
+        params, outside = self.known[2:] or ([], [])
         return (
             bool(self.tables)
+            and sum(len(group["params"]) for group in request.groups) == len(params)
+            and all(map(is_, chain.from_iterable(group["params"] for group in request.groups), params))
+            and all(p.grad is None for p in outside)
+        )
+
+    def _holds(self, request: Request) -> bool:
+        """Return whether everything is as it was when the tables were written."""
+        return (
+            self._has_all(request)
             and request.state is self.known[0]
             and request.settings["step"] is self.tables[0].step
+            and request.settings.get("pending", self.tables[0].pending) is self.tables[0].pending
             and _cache_key(request, self.tables[0].rule) == self.known[1]
-            and sum(len(group["params"]) for group in groups) == len(self.known[2])
-            and all(map(is_, chain.from_iterable(group["params"] for group in groups), self.known[2]))
-            and all(p.grad is None for p in self.known[3])
-            and all(tables.hold() for tables in self.tables)
+            and all(tables.hold(request.state) for tables in self.tables)
         )
 
     def _write(self, request: Request, capturing: bool) -> str | None:
@@ -199,7 +207,7 @@ class Engine:
                 row = Row(p, state, state.get(KEY, {}), k, update, slots)
                 if row.is_begun(rule, request.window is not None):
                     rows.append(row)
-                elif p.grad is not None:
+                elif p.grad is not None or (request.window is not None and "average" in row.entry):
                     return NOT_BEGUN
                 else:
                     outside.append(p)

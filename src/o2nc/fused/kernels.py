@@ -19,13 +19,13 @@ COLUMNS = 7
 DECAY, SCALE, RATE, UNIT, OWN = (tl.constexpr(i) for i in range(5))
 # columns of `state_numbers`: the state of every tensor that is a number; from KEPT on it is the rule's
 SPREAD, PROGRESS, LAST_RATE, KEPT = (tl.constexpr(i) for i in range(4))
-# entries of `now`: s, the share γ of this iterate, the weight of ⟨g, Δ⟩, whether x̄ is the output, whether this iterate
-# counts, and what the rounding of x̄ adds
+# entries of `now`: s, the share γ of this iterate, the weight of ⟨g, Δ⟩, whether x̄ is the output, whether this
+# iterate counts, and what the rounding of x̄ adds
 S, GAMMA, WEIGHT, KEEP, COUNTS, DITHER = (tl.constexpr(i) for i in range(6))
 NOW = 6
 EXPONENT = tl.constexpr(update.EXPONENT)
-# entries of `constants`: of the window log b, or else a power; start and every; how soon an output is taken; the law's
-# mean and two parameters; then the rule's
+# entries of `constants`: of the window log b, or else a power; start and every; the probability with which an output
+# is accepted; the law's mean and two parameters; then the rule's
 LOG_DISCOUNT, POWER, START, EVERY, TAKING, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(9))
 # numbers of a parameter group, as in `o2nc.fused.rule.Scalars`
 SIGN, COUPLED, LR = (tl.constexpr(i) for i in range(3))
@@ -235,7 +235,7 @@ def step_kernel(
             output_at = point(addresses + OUTPUT * n + t, start, WIDE)
         if HAS_GRADIENT:
             gradient_at = point(addresses + GRADIENT * n + t, start, WIDE)
-    for j in tl.static_range(0, CHUNK, BLOCK):
+    for j in range(0, CHUNK, BLOCK):  # not unrolled: that costs registers, and loads do not pass stores anyway
         i = j + tl.arange(0, BLOCK)
         i = tl.max_contiguous(tl.multiple_of(i, 16), 16)
         mask = i < size

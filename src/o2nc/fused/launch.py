@@ -112,16 +112,8 @@ def launches(tables: "Tables", uploaded: Tensor, averages: bool) -> list[Action]
         found.append(Launch(kernels.open_kernel, 1, opening, law | tick | counts, 1))
         tick |= {"TICK": False}
         for low, number, compiled in tables.buckets:
-            measured = (
-                tables.which,
-                tables.first,
-                tables.sizes,
-                tables.addresses,
-                uploaded,
-                scalars,
-                tables.group_of,
-            )
-            summed = (tables.constants, tables.partial, n, low, chunks)
+            measured = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded)
+            summed = (scalars, tables.group_of, tables.constants, tables.partial, n, low, chunks)
             names = ("FLOOR", "X_TYPE", "SLOT_0", "SLOT_1", "SLOT_2", "CHUNK", "BLOCK")
             compiled_in = {"MEASURE": rule.measure, "CONSTANTS": len(rule.constants), "SLOTS": compiled["SLOTS"]}
             compiled_in |= {name: compiled[name] for name in names}
@@ -134,8 +126,9 @@ def launches(tables: "Tables", uploaded: Tensor, averages: bool) -> list[Action]
     for low, number, compiled in tables.buckets:
         stepped = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
         stepped = (*stepped, tables.coefficients, tables.partial, n, low, chunks)  # type: ignore[assignment]
-        if not averages:
+        if not averages:  # the kernel of an optimizer without averages
             compiled = compiled | {"AVERAGED": False, "OUTPUTS": False, "HAS_GRADIENT": False}
+            compiled["BLOCK"] = rule.block_of(sums=rule.progress)
         found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS, limited))
     if certifies or rule.progress:
         closed = (tables.first, uploaded, tables.now, tables.coefficients, tables.numbers, tables.partial, n, chunks)

@@ -22,6 +22,8 @@ import torch
 
 from o2nc.vector import wide
 
+CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
+
 
 class Scalars(NamedTuple):
     """The numbers of a parameter group that are uploaded when they change; each may be a tensor."""
@@ -39,9 +41,7 @@ class Layout(NamedTuple):
     """How the parameters of one group are updated."""
 
     update: Any  # the device function
-    slots: tuple[
-        str, ...
-    ]  # keys of the state that it works on: first the direction that was last added, if it is kept
+    slots: tuple[str, ...]  # keys of the state that it works on; first the direction last added, if it is kept
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,16 @@ class Rule:
     progress: bool = False  # whether ⟨g, Δ⟩ is summed
     decoupled: bool = False  # whether decoupled weight decay is added to what it plays
     # where sums are made as well, as measured: elements at a time, and registers per thread (None: as it comes)
-    block: int = 512
+    block: int = BLOCK
     registers: int | None = None
+
+    def block_of(self, sums: bool) -> int:
+        """Return how many elements a program takes at a time."""
+        return self.block if sums else BLOCK
 
     @property
     def sums(self) -> int:
-        """How many numbers `coefficients` gets of every parameter: of a joint rule three sums, or what is prepared."""
+        """How many numbers `coefficients` gets of a parameter: three sums of a joint rule, or what is prepared."""
         return self.prepared if self.measure is None else 3
 
 

@@ -18,14 +18,13 @@ from o2nc.fused.engine import OtherDtype, Request
 from o2nc.fused.launch import Sequence as LaunchSequence
 from o2nc.fused.launch import launches
 from o2nc.fused.laws import device_law, device_window
-from o2nc.fused.rule import Rule
+from o2nc.fused.rule import CHUNK, Rule
 from o2nc.fused.uploads import Uploads
+from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
 from o2nc.persist.shards import assemble, is_sharded, local, local_gradient
 from o2nc.scaling import OUTPUT, ROUNDING, SETTLING, S, seed_key
 from o2nc.vector import wide
-
-CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
 
 _TYPES = {
     torch.float64: tl.float64,
@@ -55,12 +54,7 @@ class Row(NamedTuple):
 
     def is_begun(self, rule: Rule, averaged: bool) -> bool:
         """Return whether all state is there that kernels work on."""
-        keys = (
-            *self.slots,
-            *rule.numbers,
-            *((rule.count,) if rule.count else ()),
-            *(("average",) if averaged else ()),
-        )
+        keys = (*self.slots, *rule.numbers, *filter(None, [rule.count]), *["average"] * averaged)
         return all(self.holder(key).get(key) is not None for key in keys)
 
     def put(self, key: str, value: Tensor) -> None:
@@ -112,9 +106,10 @@ class Tables:
         self.numbered = list(range(self.n))
         self.is_sharded = any(is_sharded(row.param) for row in rows)
         self.params = [row.param for row in rows]
+        self.states = [request.state.get(p) for p in self.params]
         data = self._data()
-        self.xs = [p if is_dense(p) else p.new_empty(p.shape) for p in data]
-        self.staged = [(p, x) for p, x in zip(data, self.xs, strict=True) if x is not p]
+        self.xs = [p.detach() if is_dense(p) else p.new_empty(p.shape) for p in data]
+        self.staged = [(p, x) for p, x in zip(data, self.xs, strict=True) if not is_dense(p)]
         self.data_known = [p.data_ptr() for p in data], [p.numel() for p in data], [p.stride() for p in data]
         self.strides = [x.stride() for x in self.xs]
         self.dtypes = [x.dtype for x in self.xs]
@@ -126,7 +121,7 @@ class Tables:
 
     def _data(self) -> list[Tensor]:
         """Return the parameters, or their local shards."""
-        return [local(p.detach()) for p in self.params] if self.is_sharded else [p.detach() for p in self.params]
+        return [local(p.detach()) for p in self.params] if self.is_sharded else self.params
 
     def _kind(self, row: Row) -> tuple[Any, ...]:
         dtypes = tuple(str(row.holder(key)[key].dtype) for key in row.slots)
@@ -158,8 +153,10 @@ class Tables:
             self._move_numbers(self.counts, self.rule.count)
         else:
             self.counts = self.numbers[-1]
-        self.known = [tensor for row in self.rows for tensor in self._tensors(row)]
-        self.alive = [local(t).detach() for t in self.known]  # an address stays good whatever becomes of the tensor
+        found = [place for row in self.rows for place in self._places(row)]
+        self.places = [*zip(*found, strict=True)] or [(), (), ()]  # where state was, its keys, and its tensors
+        # an address stays good whatever becomes of the tensor
+        self.alive = [local(t).detach() for t in self.places[2] if isinstance(t, Tensor)]
 
     def _move_numbers(self, line: Tensor, key: str, always: bool = False) -> None:
         """Move one number of every parameter into a line of a table, of which the state then has views."""
@@ -171,11 +168,13 @@ class Tables:
             row = self.rows[t]
             (row.entry if always else row.holder(key))[key] = line[t]
 
-    def _tensors(self, row: Row) -> list[Any]:
-        """Return all tensors of the state that the tables point at."""
+    def _places(self, row: Row) -> list[tuple[dict[str, Any], str, Any]]:
+        """Return where the state is that the tables point at: dictionary, key and tensor."""
         keys = (*row.slots, *_OWN, "spread", "progress", "rate", *self.rule.numbers, *_DECAYED)
         keys = (*keys, self.rule.count) if self.rule.count else keys
-        return [value for key in keys if isinstance(value := row.holder(key).get(key), Tensor)]
+        found = [(row.holder(key), key) for key in keys]
+        kept = [(holder, key, holder[key]) for holder, key in found if isinstance(holder.get(key), Tensor)]
+        return [(row.state, KEY, row.entry), *kept] if row.entry else kept
 
     def _write(self, request: Request) -> None:
         device, rows = self.device, self.rows
@@ -245,16 +244,16 @@ class Tables:
             "SLOT_2": slots[2],
             "WIDE": _TYPES[dtype],
             "CHUNK": CHUNK,
-            "BLOCK": min(rule.block, BLOCK) if self.certifies or rule.progress else BLOCK,
+            "BLOCK": rule.block_of(sums=self.certifies or rule.progress),
         }
 
-    def hold(self) -> bool:
-        """Return whether parameters and state are still where they were written."""
+    def hold(self, state: dict[Any, Any]) -> bool:
+        """Return whether parameters and their state are still where they were written."""
         data, (addresses, sizes, strides) = self._data(), self.data_known
-        found = [tensor for row in self.rows for tensor in self._tensors(row)]
+        holders, keys, found = self.places
         return (
-            len(found) == len(self.known)
-            and all(map(is_, found, self.known))
+            all(map(is_, map(state.get, self.params), self.states))
+            and all(map(is_, map(dict.get, holders, keys), found))
             and self._lie_at(data, addresses)
             and [*map(Tensor.numel, data)] == sizes
             and [*map(Tensor.stride, data)] == strides
@@ -267,7 +266,9 @@ class Tables:
 
     def locate(self) -> tuple[list[int], list[Tensor]]:
         """Return where the gradients lie, 0 for none, and copies of those that do not lie as their parameter does."""
-        grads = [local_gradient(p) for p in self.params] if self.is_sharded else [p.grad for p in self.params]
+        grads: list[Any] = (
+            [local_gradient(p) for p in self.params] if self.is_sharded else [p.grad for p in self.params]
+        )
         try:
             alike = [*map(Tensor.stride, grads)] == self.strides
             if alike and [g.dtype for g in grads] == self.dtypes:

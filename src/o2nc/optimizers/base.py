@@ -9,9 +9,9 @@
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from itertools import compress
 from operator import is_not
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from o2nc import checks
 from o2nc.averages.offload import HostCopies
-from o2nc.averages.update import Entry, begin, update_
-from o2nc.averages.windows import Average, Window, as_window
+from o2nc.averages.update import Entry, Iterate, begin, update_
+from o2nc.averages.windows import NO_TURN, Average, Window, as_window
 from o2nc.certificates.certificate import Certificate
 from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, DeviceRule, Engine
@@ -30,7 +30,7 @@ from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
 from o2nc.persist.plain import KEY, from_dict, to_dict
 from o2nc.persist.shards import assemble, is_sharded, local, local_gradient, why_partial
-from o2nc.scaling import ROUNDING, Law, check_law, uniform
+from o2nc.scaling import Law, check_law, draw
 from o2nc.vector import real
 
 
@@ -72,6 +72,8 @@ class Averaged(Optimizer):
     shared_options: frozenset[str] = frozenset()  # arguments that a parameter group cannot have for itself
     numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers or tensors
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
+    has_progress = False  # whether it knows Δ, for progress and output()
+    owns_state = False  # whether all of the state is ours
     couples_decay = False  # whether weight decay is part of the gradient
     device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
     shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # entries of the parameter's shape
@@ -82,7 +84,8 @@ class Averaged(Optimizer):
     # in the optimizer only what that class lacks.
     _window: Window | None  # what the settings say, as objects
     _law: Any
-    _param_refs: list[Any]  # weak, so that parameters that are exchanged in the groups are freed
+    _learner: Any
+    _known_params: list[Any]  # for a compiler, which would recompile whenever an option in the groups changes
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
     _is_plain: bool  # neither sharded nor complex
@@ -116,6 +119,7 @@ class Averaged(Optimizer):
         self._begin(settings)
 
     def _reset(self) -> None:
+        register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
 
     def _begin(self, settings: dict[str, Any]) -> None:
@@ -153,59 +157,79 @@ class Averaged(Optimizer):
             self._notice_params()
             if closure is not None:
                 loss = self._step_with(closure)
-            elif params := self._with_gradients():
+            elif self._has_gradients():
                 rule = self._device_rule()
                 fused = rule is not None and self._step_fused(rule)
                 if rule is None or not (fused and rule.moves):
                     self._refuse_capture(is_averaged=fused)
-                    t = 0 if fused and self._law is None else self._steps_done() + 1
-                    new = {} if fused or self._window is None else self._update_averages(params, self._window, t)
+                    iterate = self._iterate(is_averaged=fused)
+                    new = self._update_averages(iterate)
                     self._has_averaged = True
-                    self._move(params, t)
+                    self._move(iterate)
                     self._finish(new)
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
 
-    def _with_gradients(self) -> list[Any]:
-        """Return the parameters that have gradients, all of them dense."""
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for p in params:
-            if p.grad.layout is not torch.strided or not p.grad.is_floating_point():
-                checks.gradient(p.grad)
-        return params
+    def _has_gradients(self) -> bool:
+        """Return whether there are gradients; raise if one is sparse."""
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for g in {(g.layout, g.dtype): g for g in grads}.values():  # one of each kind
+            checks.gradient(g)
+        return bool(grads)
+
+    def _iterate(self, is_averaged: bool = False) -> Iterate:
+        """Return x_t, g_t and the random numbers of this step; without the lists if nothing is to be done with them.
+
+        Args:
+            is_averaged: whether kernels have averaged x_t already.
+        """
+        settings, progress = self.param_groups[0][KEY], self.has_progress and self._window is not None
+        t = 0 if is_averaged and self._law is None else self._steps_done() + 1
+        turn = NO_TURN if is_averaged or self._window is None else self._window.turn(t)
+        if self._has_averaged:
+            turn = turn._replace(counts=False)
+        k = turn.complete if turn.counts and self.has_progress else 0
+        random = draw(self._law, settings["seed"], t, counts=turn.counts, progress=progress, k=k)
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None or p in self.state]
+        if self.owns_state or progress:
+            entries = [self.state[p].setdefault(KEY, {}) for p in params]
+        else:  # torch creates its own state where there is none
+            entries = [self.state[p].get(KEY, {}) if p in self.state else {} for p in params]
+            wanted = [
+                self._window is not None and not is_averaged and (turn.counts or "average" not in entry)
+                for entry in entries
+            ]
+            params, entries = list(compress(params, wanted)), list(compress(entries, wanted))
+        return Iterate(t, turn, random, params, self._data(params), self._gradients(params), self._local(entries))
 
     @torch.no_grad()
-    def _update_averages(self, params: list[Any], window: Window, t: int) -> dict[Any, Entry]:
+    def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
         """Take x_t and g_t into the averages if they count; return new ones, for parameters that had none."""
-        settings, entries, n = self.param_groups[0][KEY], self._entries(), window.count(t)
-        if window.counts(t) and not self._has_averaged:
-            owners = list(entries)  # a parameter without a gradient is part of x_t, too
-            xs: list[Any] = self._data(owners)
-            gs: list[Any] = self._gradients(owners) if settings["certificate"] else [None] * len(owners)
+        if self._window is None:
+            return {}
+        settings, turn, known, new = self.param_groups[0][KEY], iterate.turn, [], {}
+        for p, x, g, entry in zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True):
+            if "average" in entry:  # a parameter without a gradient is part of x_t, too
+                known.append((x, g, entry))
+            elif g is not None:
+                g = g if settings["certificate"] else None
+                new[p] = begin(x, g, max(turn.n, 1), offload=settings["offload"])
+        if turn.counts and known:
+            xs, gs, entries = map(list, zip(*known, strict=True))
             if settings["offload"]:
-                found = self._host_copies(xs + gs)
-                xs, gs = found[: len(xs)], found[len(xs) :]
-            dither = uniform(settings["seed"], t, stream=ROUNDING) - 0.5
-            update_(self._local_entries(entries.values()), xs, gs, float(window.gamma(n)), dither)
-        fresh = [p for p in params if p not in entries]
-        gs = self._gradients(fresh) if settings["certificate"] else [None] * len(fresh)
-        begun = (
-            begin(x, g, max(n, 1), offload=settings["offload"]) for x, g in zip(self._data(fresh), gs, strict=True)
-        )
-        if settings["offload"]:  # a DTensor would be on the device of its mesh
-            return dict(zip(fresh, begun, strict=True))
-        return {p: self._assembled(p, entry) for p, entry in zip(fresh, begun, strict=True)}
+                xs, gs = self._host_copies(xs), self._host_copies(gs if settings["certificate"] else [None] * len(gs))
+            update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
+        return new
 
-    def _move(self, params: list[Any], t: int, closure: Any = None) -> Any:
-        """Have the torch optimizer step, its update multiplied by s_{t+1}; without a law bitwise as it is."""
+    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
+        """Have the torch optimizer step, its update multiplied by s; without a law bitwise as it is."""
         step = super().step.__func__  # type: ignore[attr-defined]
         if getattr(step, "hooked", False):  # wrapped by torch to call the step hooks, which it does around ours
             step = step.__wrapped__
-        arguments = (self,) if closure is None else (self, closure)
-        if self._law is None:
+        arguments, s = (self,) if closure is None else (self, closure), iterate.draw.s
+        if s is None:
             return step(*arguments)
-        s = self._law.sample(self.param_groups[0][KEY]["seed"], t + 1)
         if not self.is_linear_in_lr:
             before = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
             result = step(*arguments)
@@ -224,9 +248,10 @@ class Averaged(Optimizer):
 
     @torch.no_grad()
     def _finish(self, new: dict[Any, Entry]) -> None:
-        """Advance the counter, and add the averages of new parameters: torch begins its own state where it is empty."""
+        """Advance the counter, and add the averages of new parameters, now that torch has created its own state."""
+        offload = self.param_groups[0][KEY]["offload"]  # a DTensor would be on the device of its mesh
         for p, entry in new.items():
-            self.state[p].setdefault(KEY, {}).update(entry)
+            self.state[p].setdefault(KEY, {}).update(entry if offload else self._assembled(p, entry))
         step = self.param_groups[0][KEY]["step"]
         tensor, version, value = self._clock
         is_known = tensor is step and version == step._version
@@ -251,7 +276,7 @@ class Averaged(Optimizer):
         if needs_host and torch.cuda.is_initialized() and is_capturing():
             raise RuntimeError(
                 f"this step of {type(self).__name__} cannot be captured in a CUDA graph: s and the counter are on "
-                "the host, and every replay would repeat them; a fused step can be captured (fused=True insists on it)"
+                "the host, and every replay would repeat them; a fused step can be captured (fused=True insists)"
             )
 
     # --- the step by kernels
@@ -265,9 +290,11 @@ class Averaged(Optimizer):
         refused = any(group.get("fused") is False or group.get("foreach") is not None for group in groups)
         rule, has_law, has_window = self.device_rule, self._law is not None, self._window is not None
         wanted = demanded or ((has_law or has_window) and not refused)
-        if rule is not None and wanted and not self.defaults.get("differentiable") and (rule.is_bitwise or has_law):
-            return rule  # a rule that is not bitwise torch's only takes steps that torch cannot take
-        return OBSERVE if has_window else None
+        # a rule that is not bitwise torch's takes steps that torch does not take, or on demand has the progress, too
+        takes = rule is not None and (rule.is_bitwise or has_law or (demanded and has_window and self.has_progress))
+        if takes and wanted and not self.defaults.get("differentiable"):
+            return rule
+        return OBSERVE if has_window and not self.has_progress else None
 
     def _step_fused(self, rule: DeviceRule) -> bool:
         """Have kernels take the step, or the averages' part of it; return whether they did."""
@@ -300,9 +327,9 @@ class Averaged(Optimizer):
         found = (local_gradient(p) for p in params)
         return [None if g is None else real(g.detach()) for g in found]
 
-    def _local_entries(self, entries: Iterable[Entry]) -> list[Entry]:
+    def _local(self, entries: list[Entry]) -> list[Entry]:
         if not self._is_sharded:
-            return list(entries)
+            return entries
         return [{key: local(value) for key, value in entry.items()} for entry in entries]
 
     def _assembled(self, p: Any, entry: Entry) -> Entry:
@@ -316,18 +343,16 @@ class Averaged(Optimizer):
     # --- what torch asks of an optimizer
 
     def _note_settings(self) -> None:
-        """Build the window and the law from the settings, and forget what was computed for others."""
+        """Build the window and the law from the settings, as they are after construction and loading."""
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
+        self._learner = from_dict(settings.get("learner"))
         self._has_averaged, self._clock = False, (None, 0, 0)
-        self._engine.forget()
         self._note_params()
 
     def _note_params(self) -> None:
         """Note which parameters there are, for a compiler and for shards."""
-        register(self)
-        params = [p for group in self.param_groups for p in group["params"]]
-        self._param_refs = [ref(p) for p in params]
+        params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
@@ -335,11 +360,6 @@ class Averaged(Optimizer):
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = not self._is_sharded and not differentiable
         self._is_checked = False
-
-    @property
-    def _known_params(self) -> list[Any]:
-        """The parameters, for a compiler, which would recompile whenever an option in the groups changes."""
-        return [found() for found in self._param_refs]
 
     def _notice_params(self) -> None:
         """Notice parameters that were exchanged in the groups, or wrapped since, as wrappers of models do."""

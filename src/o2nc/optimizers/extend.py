@@ -62,7 +62,7 @@ def extend(
     """
     settings = new_settings(average, scaling, seed, certificate, offload)
     _refuse(optimizer, "extend")
-    plain = type(optimizer)
+    plain: Any = type(optimizer)
     try:
         optimizer.__class__ = _with_averages(plain)
     except TypeError as error:  # as for classes with ABC before Optimizer among their bases
@@ -151,7 +151,7 @@ def _names(cls: type) -> set[str]:
 
 
 @cache
-def _with_averages(cls: type[Optimizer]) -> type[Optimizer]:
+def _with_averages(cls: Any) -> type[Optimizer]:
     """Return the class that has `Averaged` before ``cls``, under the same name."""
     namespace = {
         "__module__": cls.__module__,
@@ -164,7 +164,7 @@ def _with_averages(cls: type[Optimizer]) -> type[Optimizer]:
     return type(cls.__name__, (Averaged, cls), namespace)
 
 
-def _restore(cls: type[Optimizer]) -> Optimizer:
+def _restore(cls: Any) -> Optimizer:
     """Return an empty optimizer of the class with averages, for copies and pickles to fill."""
     extended = _with_averages(cls)
     return extended.__new__(extended)
@@ -186,25 +186,22 @@ def _tracked_step(optimizer: Optimizer) -> Any:
 def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
     """Step a rule that evaluates the closure itself, perhaps several times and at other points (SAM).
 
-    The gradients of the closure's first call are averaged; or, if the rule has moved the parameters before that
-    call, those that were there when the step began.
+    The gradients of the closure's first call are averaged; or, if the rule has moved the parameters before that call,
+    those that were there when the step began.
     """
-    window, t = self._window, self._steps_done() + 1
-    counts = window is not None and window.counts(t) and not self._has_averaged
     params = [p for group in self.param_groups for p in group["params"]]
     versions = [p._version for p in params]
-    before = _remember(params) if counts else []
+    before = _remember(params) if self._window is not None else []
     new: dict[Any, Entry] | None = None
 
     def average() -> None:
         nonlocal new
-        found = self._with_gradients()
-        if new is None and found:
-            new = {} if window is None else self._update_averages(found, window, t)
+        if new is None and self._has_gradients():
+            new = self._update_averages(self._iterate())
             self._has_averaged = True
 
     def observed() -> Any:
-        if counts and new is None and versions != [p._version for p in params]:
+        if before and new is None and versions != [p._version for p in params]:
             now = _remember(params)
             _put_back(before)
             average()
@@ -214,7 +211,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
         average()
         return loss
 
-    loss = self._move(params, t, observed)
+    loss = self._move(self._iterate(), observed)
     if new is not None:
         self._finish(new)
     return loss

@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages.update import Entry
-from o2nc.averages.windows import Average, Blocks, Window
+from o2nc.averages.update import Entry, Iterate
+from o2nc.averages.windows import Average, Blocks
 from o2nc.fused import engine
 from o2nc.fused.engine import DeviceRule
 from o2nc.laws import Uniform
 from o2nc.learners import Learner
 from o2nc.optimizers.paper import Paper
-from o2nc.persist.plain import KEY, from_dict, to_dict
+from o2nc.persist.plain import KEY, to_dict
 from o2nc.persist.private import foreach_add_, foreach_mul_
 from o2nc.persist.shards import total
 from o2nc.scaling import Exponential, Law
@@ -50,19 +50,15 @@ class Learned(Paper):
     """Steps by an online learner: all parameters that have gradients are one vector of R^d."""
 
     numbers = ("lr",)
+    owns_state = True
     keeps_delta = False  # whether Δ is kept even where the learner recalls it from its other state
     # options that torch's other optimizers obey and this one does not
     unsupported_keys = frozenset(("momentum", "dampening", "nesterov", "betas"))
-    _learner: Any
 
     def _begin_learner(self, learner: Any, **settings: Any) -> None:
         self.param_groups[0][KEY] |= {"learner": to_dict(learner), **settings}
         self._note_settings()
         self._refuse_partial()
-
-    def _note_settings(self) -> None:
-        super()._note_settings()
-        self._learner = from_dict(self.param_groups[0][KEY].get("learner"))
 
     def _needs_all_params(self) -> bool:
         has_joint_norm = self._learner is not None and not is_elementwise(self._learner)
@@ -78,25 +74,26 @@ class Learned(Paper):
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def _move(self, params: list[Any], t: int, closure: Any = None) -> None:
+    def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Ask the learner for Δ_{t+1}, and set x ← x + sΔ_{t+1}.
 
         A parameter without a gradient is not moved. To a learner with a joint norm its gradient is zero, since the
         norm is over all of them; other learners are not asked for it, and its state waits.
         """
-        settings = self.param_groups[0][KEY]
-        s = 1.0 if self._law is None else self._law.sample(settings["seed"], t + 1)
-        groups = {p: group for group in self.param_groups for p in group["params"]}
+        s = 1.0 if iterate.draw.s is None else iterate.draw.s
         by_coordinate, key = is_elementwise(self._learner), self._learner_key()
-        if not by_coordinate:
-            params = [p for p in groups if p.grad is not None or key in self.state.get(p, {}).get(KEY, ())]
-        self._begin_states([p for p in params if key not in self.state.get(p, {}).get(KEY, ())])
-        self._decay([p for p in params if p.grad is not None], groups, s)
-        for low, high in _slices(params) if by_coordinate else [(0, len(params))]:
-            self._play(params[low:high], groups, settings["beta"], s)
-        if self._window is not None:
-            for p, entry in self._entries().items():
-                entry["rate"].fill_(0.0 if p.grad is None else 1.0)
+        lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
+        rows = [row for row in lists if row[2] is not None or (not by_coordinate and key in row[3])]
+        for p, x, _, entry in rows:
+            if key not in entry:
+                self._begin_state(p, x, entry)
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        self._decay([row for row in rows if row[2] is not None], groups, s)
+        for low, high in _slices(rows) if by_coordinate else [(0, len(rows))]:
+            self._play(rows[low:high], groups, s)
+        for g, entry in zip(iterate.gs, iterate.entries, strict=True):
+            if "rate" in entry:
+                entry["rate"].fill_(0.0 if g is None else 1.0)
 
     def _keeps_delta(self) -> bool:
         return self.keeps_delta or not getattr(self._learner, "recalls", False)
@@ -105,49 +102,51 @@ class Learned(Paper):
         """Return the key by which a parameter is known that the learner has state of."""
         return "delta" if self._keeps_delta() else _first_key(self._learner)
 
-    def _begin_states(self, params: list[Any]) -> None:
-        for p, x in zip(params, self._data(params), strict=True):
-            delta = torch.zeros_like(x, dtype=wide(x.dtype))
-            state = initial(self._learner, delta) | ({"delta": delta} if self._keeps_delta() else {})
-            self.state[p].setdefault(KEY, {}).update(self._assembled(p, state))
+    def _begin_state(self, p: Any, x: Tensor, entry: Entry) -> None:
+        delta = torch.zeros_like(x, dtype=wide(x.dtype))
+        state = initial(self._learner, delta) | ({"delta": delta} if self._keeps_delta() else {})
+        entry.update(state)
+        self.state[p].setdefault(KEY, {}).update(self._assembled(p, state))
 
-    def _play(self, params: list[Any], groups: dict[Any, Any], beta: float, s: float) -> None:
+    def _play(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
         """Have the learner replace Δ_t by Δ_{t+1}, and move by it; gradients are given in at least float32."""
-        entries, learner, key = [self.state[p][KEY] for p in params], self._learner, self._learner_key()
-        states = self._local_entries(entries)
-        deltas = [state["delta"] if key == "delta" else torch.empty_like(state[key]) for state in states]
-        lrs = [float(groups[p]["lr"]) for p in params]
+        params, xs, gs, entries = map(list, zip(*rows, strict=True))
+        learner, key = self._learner, self._learner_key()
+        deltas = [entry["delta"] if key == "delta" else torch.empty_like(entry[key]) for entry in entries]
+        lrs, beta = [float(groups[p]["lr"]) for p in params], self.param_groups[0][KEY]["beta"]
         with completed(lambda values: total(values, params)) if self._is_sharded else nullcontext():
-            if learner.update(deltas, self._rule_gradients(params, states), states, lrs, beta) is not None:
+            if learner.update(deltas, self._rule_gradients(params, xs, gs, entries), entries, lrs, beta) is not None:
                 raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
-        if self._is_sharded:  # numbers that the learner has replaced
-            for entry, state in zip(entries, states, strict=True):
-                entry.update({k: v for k, v in state.items() if not isinstance(v, Tensor)})
-        moved = [i for i, p in enumerate(params) if p.grad is not None]
-        foreach_add_(self._data(params[i] for i in moved), [deltas[i] for i in moved], alpha=s)
+        for p, entry in zip(params, entries, strict=True) if self._is_sharded else ():
+            self.state[p][KEY].update({k: v for k, v in entry.items() if not isinstance(v, Tensor)})
+        moved = [i for i, g in enumerate(gs) if g is not None]
+        foreach_add_([xs[i] for i in moved], [deltas[i] for i in moved], alpha=s)
 
-    def _decay(self, params: list[Any], groups: dict[Any, Any], s: float) -> None:
+    def _decay(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
         """Set x ← x − s·lr·λx, and note it for the progress; at lr = 0, too, with which torch initialises state."""
-        pulls = [float(groups[p]["lr"]) * groups[p].get("weight_decay", 0.0) for p in params]
-        decays = any(groups[p].get("weight_decay") for p in params)
-        if decays or any(_DECAYED[0] in self.state[p][KEY] for p in params):
-            foreach_mul_(self._data(params), [1 - s * pull for pull in pulls])
-            for p, pull in zip(params, pulls, strict=True):
-                for key, value in zip(_DECAYED, (-s, -pull), strict=True):
-                    self.state[p][KEY].setdefault(key, number()).fill_(value)
+        decays = any(group.get("weight_decay") for group in self.param_groups)
+        if not decays and not any(_DECAYED[0] in entry for *_, entry in rows):
+            return
+        pulls = [float(groups[p]["lr"]) * groups[p].get("weight_decay", 0.0) for p, *_ in rows]
+        foreach_mul_([x for _, x, *_ in rows], [1 - s * pull for pull in pulls])
+        for (p, _, _, entry), pull in zip(rows, pulls, strict=True):
+            for key, value in zip(_DECAYED, (-s, -pull), strict=True):
+                if key not in entry:
+                    entry[key] = self.state[p][KEY][key] = number()
+                entry[key].fill_(value)
 
-    def _rule_gradients(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
+    def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
         key = self._learner_key()
         maximized = {p for group in self.param_groups if group.get("maximize") for p in group["params"]}
-        pairs = zip(self._gradients(params), entries, strict=True)
+        pairs = zip(gs, entries, strict=True)
         found = [torch.zeros_like(e[key]) if g is None else g.detach().to(e[key].dtype) for g, e in pairs]
         return [-g if p in maximized else g for p, g in zip(params, found, strict=True)]
 
-    def _directions(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
+    def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
         """Return Δ_t, with the weight decay that was part of it."""
         deltas = [e["delta"] for e in entries] if self._keeps_delta() else self._learner.last_updates(entries)
         found = []
-        for x, delta, entry in zip(self._data(params), deltas, entries, strict=True):
+        for x, delta, entry in zip(xs, deltas, entries, strict=True):
             move, decay = (float(entry.get(key, 0.0)) for key in _DECAYED)
             if decay:  # of x one step ago, which is (x + move·Δ)/(1 − move·decay)
                 delta = torch.add(delta, x.to(delta.dtype), alpha=decay).div_(1 - move * decay)
@@ -217,12 +216,12 @@ class ExponentiatedO2NC(Learned):
         self._begin_output(output)
 
     def _device_rule(self) -> DeviceRule | None:
-        demanded, form = any(group["fused"] for group in self.param_groups), getattr(self._learner, "device_rule", "")
-        if not demanded and (not form or any(group["fused"] is False for group in self.param_groups)):
+        demanded = any(group["fused"] for group in self.param_groups)
+        refused = any(group["fused"] is False for group in self.param_groups)
+        here = any(p.device.type in engine.DEVICES for p in self.param_groups[0]["params"][:1])
+        if not demanded and (refused or not here or not hasattr(self._learner, "device_rule")):
             return None
-        first = self.param_groups[0]["params"][:1]
-        if not demanded and not any(p.device.type in engine.DEVICES for p in first):
-            return None
+        form = getattr(self._learner, "device_rule", "")
         return DeviceRule(form, (self._learner, self.param_groups[0][KEY]["beta"]))
 
 
@@ -266,56 +265,52 @@ class OriginalO2NC(Learned):
         self._begin_output("uniform")
 
     @torch.no_grad()
-    def _update_averages(self, params: list[Any], window: Window, t: int) -> dict[Any, Entry]:
+    def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
         """Keep the averages of a block that is complete, since the next block takes their place."""
-        if window.complete(t - 1) and not self._has_averaged:
-            for entry in self._entries().values():
-                for key in ("average", "gradient", "spread"):
+        if self._window is not None and self._window.complete(iterate.t - 1) and iterate.turn.counts:
+            for entry in iterate.entries:
+                for key in ("average", "gradient", "spread") if "average" in entry else ():
                     entry[f"last_{key}"].copy_(entry[key])
-        return super()._update_averages(params, window, t)
+        return super()._update_averages(iterate)
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
         last = {f"last_{key}": entry[key].clone() for key in ("average", "gradient", "spread")}
         return super()._new_entry(p, entry) | last
 
     @torch.no_grad()
-    def _move(self, params: list[Any], t: int, closure: Any = None) -> None:
+    def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Set w_{t+1} = w_t + (1 − s_t)Δ_t + s_{t+1}Δ_{t+1}."""
-        settings, entries = self.param_groups[0][KEY], self._entries()
-        self._begin_states([p for p in params if "delta" not in entries[p]])
-        deltas = [entry["delta"] for entry in self._local_entries(entries[p] for p in params)]
-        foreach_add_(self._data(params), deltas, alpha=1 - self._law.sample(settings["seed"], t))
-        if settings["restart"] and self._window.complete(t):
-            for p in entries:
-                self._restart(p)
+        settings, lists = self.param_groups[0][KEY], zip(iterate.xs, iterate.gs, iterate.entries, strict=True)
+        moved = [(x, entry["delta"]) for x, g, entry in lists if g is not None and "delta" in entry]
+        if moved:
+            rest = 1 - self._law.sample(settings["seed"], iterate.t)
+            foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=rest)
+        if settings["restart"] and iterate.turn.complete:
+            self._restart(iterate)
         else:
-            super()._move(params, t)
-        for p, entry in zip(entries, self._local_entries(entries.values()), strict=True):
-            entry["rate"].fill_(0.0 if p.grad is None else 1.0)
-            if p.grad is None:
+            super()._move(iterate)
+        for g, entry in zip(iterate.gs, iterate.entries, strict=True):
+            if g is None and "delta" in entry:
                 entry["delta"].zero_()  # it stays at w_t, which so becomes its x_t
 
-    def _restart(self, p: Any) -> None:
+    def _restart(self, iterate: Iterate) -> None:
         """Begin anew with Δ = 0."""
-        (entry,) = self._local_entries([self.state[p][KEY]])
-        for key, value in (
-            {"delta": torch.zeros_like(entry["delta"])} | initial(self._learner, entry["delta"])
-        ).items():
-            entry[key].copy_(value) if isinstance(value, Tensor) else self.state[p][KEY].update({key: value})
+        for p, x, entry in zip(iterate.params, iterate.xs, iterate.entries, strict=True):
+            self._begin_state(p, x, entry)
 
-    def _progress_weight(self, seed: int, t: int) -> float:
+    def _progress_weight(self, iterate: Iterate) -> float:
         return 1.0  # s is uniform on the way from x_{t−1} to x_t: the identity needs no weight
 
     def _device_rule(self) -> None:
         return None
 
 
-def _slices(params: list[Any]) -> Iterator[tuple[int, int]]:
+def _slices(rows: list[tuple[Any, ...]]) -> Iterator[tuple[int, int]]:
     """Yield runs of parameters that have about as many elements as a slice, which bounds temporaries."""
     low = elements = 0
-    for high, p in enumerate(params, 1):
-        elements += p.numel()
-        if elements >= _SLICE or high == len(params):
+    for high, (_, x, *_) in enumerate(rows, 1):
+        elements += x.numel()
+        if elements >= _SLICE or high == len(rows):
             yield low, high
             low, elements = high, 0
 

@@ -1,10 +1,18 @@
-"""What the paper's optimizers have beyond averages: the output of the theorems, and the progress.
+"""What the paper's optimizers have beyond averages, the output and the progress; and `ScaledSGDM`.
 
     output()    x̄_n for a random n
     progress    Σ w(s_n)⟨g_n, Δ_n⟩, an estimate of F(x_n) − F(x_1) that needs no evaluation of F
 
-Both need Δ, the update before scaling, which these optimizers know from their state. So a parameter's entry has, beside
-the averages, ``output``, ``progress`` and ``rate``: Δ = rate·u, with a direction u that the subclass knows.
+Both need Δ, the update before scaling, which these optimizers know from their state. So a parameter's entry has,
+beside the averages, ``output``, ``progress`` and ``rate``: Δ = rate·u, with a direction u that the subclass knows.
+
+`ScaledSGDM` is SGD with momentum whose update is multiplied by s ~ Exp(1),
+
+    b_t = momentum·b_{t−1} + (1 − dampening)·g_t,   x_{t+1} = x_t − s_{t+1}·lr·b_t,
+
+which is `ExponentiatedO2NC` with the learner `OGD` in other words. For κ = 1, momentum β̃ = β/(1 + ημ), dampening β̃
+and lr = βη/(1 − β + ημ); torch starts its buffer at g_1 where the theory starts at (1 − β̃)g_1, and the tests state
+the exact map. The step itself is torch's own, so ``scaling=None`` is ``torch.optim.SGD`` bitwise.
 """
 
 import math
@@ -15,13 +23,15 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages.update import Entry, dots
-from o2nc.averages.windows import Discount, Window
+from o2nc.averages.update import Entry, Iterate, dots
+from o2nc.averages.windows import Average, Discount, Window
+from o2nc.fused.engine import DeviceRule
 from o2nc.optimizers.accessors import NoAverages, published
 from o2nc.optimizers.base import Averaged
+from o2nc.optimizers.torch_optimizers import SGD
 from o2nc.persist.plain import KEY
 from o2nc.persist.shards import assemble, is_sharded, local, total
-from o2nc.scaling import OUTPUT, SETTLING, progress_weight, uniform
+from o2nc.scaling import Draw, Exponential, Law
 
 
 def check_output(output: Any, window: Window | None) -> None:
@@ -34,6 +44,7 @@ def check_output(output: Any, window: Window | None) -> None:
 class Paper(Averaged):
     """Keeps what ``output()`` and ``progress`` need, in the state of the averages."""
 
+    has_progress = True
     shaped_entries = Averaged.shaped_entries | {"output", "update", "delta", "last_average", "last_gradient"}
 
     def _begin_output(self, output: str) -> None:
@@ -45,55 +56,58 @@ class Paper(Averaged):
         )  # an output is drawn, but not taken yet
 
     @torch.no_grad()
-    def _update_averages(self, params: list[Any], window: Window, t: int) -> dict[Any, Entry]:
+    def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
         """Add to the progress, take x_t in, and keep x̄ if it is the output."""
-        is_new = not self._has_averaged
-        if is_new:
-            self._add_progress(t)
-        for p, entry in super()._update_averages(params, window, t).items():
-            self.state[p].setdefault(KEY, {}).update(entry | self._new_entry(p, entry))
-        k = window.complete(t)
-        if is_new and k and window.counts(t) and self._takes_output(k, window):
-            for entry in self._local_entries(self._entries().values()):
+        if self._window is None:
+            return {}
+        if not self._has_averaged and iterate.t > 1:
+            self._add_progress(iterate)
+        new = super()._update_averages(iterate)
+        for p, entry in zip(iterate.params, iterate.entries, strict=True):
+            if p in new:
+                entry.update(new[p] | self._new_entry(p, new[p]))
+                self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
+        if iterate.turn.counts and iterate.turn.complete and self._takes_output(iterate.draw):
+            for entry in iterate.entries:
                 entry["output"].copy_(entry["average"])
         return {}
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
         """Return what is kept of a parameter beside its averages."""
         zero = torch.zeros((), dtype=torch.float64, device=p.device)
-        kept = torch.empty_like(local(entry["average"]), device="cpu", pin_memory=p.is_cuda)
-        return {"output": kept.copy_(local(entry["average"])), "progress": zero, "rate": zero.clone()}
+        kept = torch.empty_like(entry["average"], device="cpu", pin_memory=p.is_cuda)
+        return {"output": kept.copy_(entry["average"]), "progress": zero, "rate": zero.clone()}
 
-    def _takes_output(self, k: int, window: Window) -> bool:
-        """Return whether the k-th average becomes the output: a reservoir of size one, perhaps with a delay."""
+    def _takes_output(self, draw: Draw) -> bool:
+        """Return whether this average becomes the output: a reservoir of size one, perhaps with a delay."""
         settings = self.param_groups[0][KEY]
-        drawn = uniform(settings["seed"], k, stream=OUTPUT) * k < 1 or bool(settings["pending"])
-        takes = uniform(settings["seed"], k, stream=SETTLING) < take_probability(settings["output"], window)
-        settings["pending"].fill_(int(drawn and not takes))
-        return drawn and takes
+        drawn = draw.redraws or bool(settings["pending"])
+        accepts = draw.accept < accept_probability(settings["output"], self._window)
+        settings["pending"].fill_(int(drawn and not accepts))
+        return drawn and accepts
 
-    def _add_progress(self, t: int) -> None:
+    def _add_progress(self, iterate: Iterate) -> None:
         """Add w(s_t)⟨g_t, Δ_t⟩."""
-        settings = self.param_groups[0][KEY]
-        entries = {p: entry for p, entry in self._entries().items() if p.grad is not None}
-        if not entries or t == 1:
+        lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
+        moved = [row for row in lists if row[2] is not None and "progress" in row[3]]
+        if not moved:
             return
-        weight = self._progress_weight(settings["seed"], t)
-        found = self._local_entries(entries.values())
-        gradients, directions = self._rule_gradients(list(entries), found), self._directions(list(entries), found)
-        for entry, product in zip(found, dots(gradients, directions), strict=True):
+        params, xs, gs, entries = map(list, zip(*moved, strict=True))
+        weight = self._progress_weight(iterate)
+        seen, directions = self._rule_gradients(params, xs, gs, entries), self._directions(params, xs, entries)
+        for entry, product in zip(entries, dots(seen, directions), strict=True):
             gain = torch.where(entry["rate"] == 0, 0.0, entry["rate"] * product)  # it may not have moved
             entry["progress"].add_(gain, alpha=weight)
 
-    def _progress_weight(self, seed: int, t: int) -> float:
-        return progress_weight(self._law, seed, t)
+    def _progress_weight(self, iterate: Iterate) -> float:
+        return iterate.draw.weight
 
     @abstractmethod
-    def _rule_gradients(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
+    def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
         """Return the gradients as the rule sees them, in the averages' dtype."""
 
     @abstractmethod
-    def _directions(self, params: list[Any], entries: list[Entry]) -> list[Tensor]:
+    def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
         """Return u of the updates Δ = rate·u that led to x_t, in the averages' dtype."""
 
     # --- what it says
@@ -138,6 +152,109 @@ class Paper(Averaged):
         return math.fsum((total(values, list(entries)) if self._is_sharded else values).tolist())
 
 
-def take_probability(output: str, window: Window) -> float:
+def accept_probability(output: str, window: Window | None) -> float:
     """Return the probability with which a drawn output is taken at an average: 1, or with "geometric" 1 − β."""
     return 1 - window.beta**window.every if output == "geometric" and isinstance(window, Discount) else 1.0
+
+
+class ScaledSGDM(Paper, SGD):
+    """``torch.optim.SGD`` whose update is multiplied by a random scalar, with averages and a certificate.
+
+    It takes all arguments of ``torch.optim.SGD``, and:
+
+    Args:
+        params: parameters or parameter groups.
+        *args: further arguments of ``torch.optim.SGD``.
+        scaling: the law of s, or None for ``torch.optim.SGD`` itself.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
+            them, draw the same s with the same seed: give each its own.
+        average: the window of x̄, ḡ and V: a discount β in (0, 1), or a window such as `o2nc.Polynomial`; None keeps
+            no averages.
+        output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
+            of mean β/(1 − β), cut off at the end, for which more is proved (docs/paper.md).
+        **kwargs: further arguments of ``torch.optim.SGD``. ``fused``: on a GPU one pass over memory, averages
+            included; None takes it where it applies, True insists on it.
+
+    Example:
+        >>> import torch, o2nc
+        >>> model = torch.nn.Linear(3, 1)
+        >>> opt = o2nc.ScaledSGDM(model.parameters(), lr=0.01, momentum=0.9, average=0.99)
+        >>> for _ in range(20):
+        ...     opt.zero_grad()
+        ...     model(torch.ones(4, 3)).abs().mean().backward()
+        ...     opt.step()
+        >>> certificate = opt.certificate(c=1.0)
+        >>> with opt.averaged():
+        ...     loss = model(torch.ones(4, 3)).abs().mean()
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        *args: Any,
+        scaling: Law | None = Exponential(),
+        seed: int = 0,
+        average: Average = None,
+        output: str = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(params, *args, average=average, scaling=scaling, seed=seed, certificate=True, **kwargs)
+        self._begin_output(output)
+
+    @property
+    def device_rule(self) -> DeviceRule:  # type: ignore[override]
+        """The rule as kernels, with the progress where there are averages."""
+        return _FUSED if self._window is None else _FUSED_WITH_PROGRESS
+
+    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
+        """Have torch step; keep the direction of the update where the momentum buffer does not tell it."""
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
+        averaged = [row for row in lists if "rate" in row[3]]
+        kept = [row for row in averaged if row[2] is not None and _keeps_direction(groups[row[0]])]
+        params, xs, gs, entries = map(list, zip(*kept, strict=True)) if kept else ([], [], [], [])
+        directions = [g.clone() for g in self._rule_gradients(params, xs, gs, entries)]
+        result = super()._move(iterate, closure)
+        with torch.no_grad():
+            for p, direction, buffer in zip(params, directions, self._buffers(params, directions), strict=True):
+                direction.add_(buffer, alpha=groups[p]["momentum"])
+                self.state[p][KEY].update(self._assembled(p, {"update": direction}))
+            for p, _, g, entry in averaged:
+                entry["rate"].fill_(-groups[p]["lr"] if g is not None else 0.0)
+                if g is not None and not _keeps_direction(groups[p]):
+                    self.state[p][KEY].pop("update", None)
+        return result
+
+    @torch.no_grad()
+    def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
+        """Return ±g + λx."""
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        found = []
+        for p, x, g, entry in zip(params, xs, gs, entries, strict=True):
+            g = g.detach().to(entry["average"].dtype)
+            g = -g if groups[p]["maximize"] else g
+            decay = float(groups[p]["weight_decay"])
+            found.append(torch.add(g, x.to(g.dtype), alpha=decay) if decay else g)
+        return found
+
+    def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
+        buffers = self._buffers(params, [entry["average"] for entry in entries])
+        return [entry.get("update", buffer) for entry, buffer in zip(entries, buffers, strict=True)]
+
+    def _buffers(self, params: list[Any], like: list[Tensor]) -> list[Tensor]:
+        """Return the momentum buffers in the averages' dtype; zeros where there is none."""
+        buffers = [self.state[p].get("momentum_buffer") for p in params]
+        known = [b.detach() for b in buffers if b is not None]
+        found = iter(known if self._is_plain else self._data(known))
+        return [
+            torch.zeros_like(x) if b is None else next(found).to(x.dtype) for b, x in zip(buffers, like, strict=True)
+        ]
+
+
+_FUSED = DeviceRule("o2nc.fused.rules.sgd:sgd")
+_FUSED_WITH_PROGRESS = DeviceRule("o2nc.fused.rules.sgd:scaled_sgdm")
+
+
+def _keeps_direction(group: dict[str, Any]) -> bool:
+    """Return whether the momentum buffer does not tell the last update: with Nesterov, or without momentum."""
+    return group["momentum"] == 0 or group["nesterov"]

@@ -1,9 +1,15 @@
 """``torch.optim.SGD`` and ``torch.optim.AdamW`` with averages: the rule is torch's own step."""
 
+from itertools import chain
+from typing import Any
+
+import torch
 from torch import optim
 
 from o2nc.fused.engine import DeviceRule
 from o2nc.optimizers.base import Averaged
+
+_HALF = frozenset((torch.bfloat16, torch.float16))
 
 
 class SGD(Averaged, optim.SGD):
@@ -28,6 +34,37 @@ class SGD(Averaged, optim.SGD):
     shared_options = Averaged.options
     numbers = ("lr", "momentum", "dampening", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.sgd:sgd")
+
+    def _move(self, params: list[Any], t: int, closure: Any = None) -> Any:
+        """Have torch step, without its fused kernel where that fails, and without its writing into gradients."""
+        unfused = [group for group in self.param_groups if group["fused"] and self._fused_fails(group)]
+        written = [group["params"] for group in self.param_groups if group["nesterov"] and _writes_gradients(group)]
+        grads = [(p, p.grad) for p in chain.from_iterable(written) if p.grad is not None]
+        try:
+            for group in unfused:
+                group.update(fused=None, foreach=True)
+            for p, g in grads:
+                p.grad = g.clone()
+            return super()._move(params, t, closure)
+        finally:
+            for group in unfused:
+                group.update(fused=True, foreach=None)  # torch takes one of them only
+            for p, g in grads:
+                p.grad = g
+
+    def _fused_fails(self, group: dict[str, Any]) -> bool:
+        """Return whether torch's fused kernel (2.13) fails: for momenta of new parameters beside others', and in half
+        precision on a CPU, where it leaves every other vector unwritten.
+        """
+        params = [p for p in group["params"] if p.grad is not None]
+        begun = {self.state[p].get("momentum_buffer") is not None for p in params} if group["momentum"] else ()
+        return len(begun) > 1 or any(p.dtype in _HALF and p.device.type == "cpu" for p in params)
+
+
+def _writes_gradients(group: dict[str, Any]) -> bool:
+    """Return whether torch adds the momentum to ``.grad``: its foreach step does, unless it has copied it before."""
+    is_foreach = group["foreach"] or (group["foreach"] is None and any(p.is_cuda for p in group["params"]))
+    return is_foreach and not (group["fused"] or group["maximize"] or group["weight_decay"])
 
 
 class AdamW(Averaged, optim.AdamW):

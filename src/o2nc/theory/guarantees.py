@@ -13,7 +13,7 @@ from o2nc.averages.windows import Discount
 from o2nc.learners import OGD
 from o2nc.optimizers.accessors import made_with
 from o2nc.optimizers.o2nc import ExponentiatedO2NC
-from o2nc.optimizers.scaled_sgdm import ScaledSGDM
+from o2nc.optimizers.paper import ScaledSGDM
 from o2nc.scaling import Exponential, Law
 from o2nc.theory import energy, lemmas
 from o2nc.theory.energy import Rates, Run

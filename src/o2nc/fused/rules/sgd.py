@@ -75,6 +75,6 @@ def sgd(groups: list[dict[str, Any]]) -> Rule:
     return Rule(sgd_coefficients, 2, _layout, _scalars)
 
 
-def scaled_sgdm(groups: list[dict[str, Any]], averaged: bool) -> Rule:
-    """Return the rule of `ScaledSGDM`, which has the progress as well where it keeps averages."""
-    return Rule(sgd_coefficients, 2, _layout_with_progress, _scalars, progress=True) if averaged else sgd(groups)
+def scaled_sgdm(groups: list[dict[str, Any]]) -> Rule:
+    """Return the rule of `ScaledSGDM` with averages, which has the progress as well."""
+    return Rule(sgd_coefficients, 2, _layout_with_progress, _scalars, progress=True)

@@ -1,0 +1,138 @@
+"""offload=True: the averages are kept in the host's memory, and are the same."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+import fused_device as rig
+import o2nc
+from o2nc.averages.offload import HostCopies
+from problem import parameters
+from registry import OURS, PAPER, claims, ours_of, params_of, same
+
+PLACES = ["cpu", pytest.param("cuda", marks=rig.needs_cuda)]
+EVERY = pytest.mark.parametrize("name", [name for name in OURS if name not in PAPER])
+KEPT = ("average", "gradient", "spread")
+
+
+@pytest.fixture(params=["themselves", "copies"])
+def taken(request, monkeypatch):
+    """As parameters on a CPU are averaged, and as those of another device are: from copies."""
+    if request.param == "copies":
+
+        def copies(self, tensors):
+            return [None if x is None else self._copy(i, x) for i, x in enumerate(tensors)]
+
+        monkeypatch.setattr(HostCopies, "__call__", copies)
+
+
+def run(name, dtype=torch.float64, place="cpu", steps=range(1, 14), **options):
+    """Train with a parameter that joins late, between two turns, and others that are absent now and then."""
+    params = rig.begin(place, dtype, shapes=[(3, 2), (4,), (5,)])
+    opt = OURS[name](params, average=o2nc.Polynomial(2, start=2, every=4), **options)
+    for t in steps:
+        rig.set_noise(params, t, [i for i, away in ((1, t % 3 == 0), (2, t < 6)) if away])
+        opt.step()
+    return opt, params
+
+
+@EVERY
+def test_they_are_the_averages_that_are_kept_beside_the_parameters(name, taken):
+    same(claims(run(name, offload=True)[0]), claims(run(name)[0]))
+
+
+@EVERY
+@pytest.mark.parametrize("place", PLACES)
+def test_only_the_host_has_them(name, place):
+    opt, params = run(name, torch.float32, place, offload=True)
+    for _ in range(2):
+        assert {ours_of(opt, p)[key].device.type for p in params for key in KEPT} == {"cpu"}
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    opt.certificate()
+    with opt.averaged():
+        assert {p.device.type for p in params} == {place}
+
+
+@rig.needs_cuda
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_on_a_gpu_they_are_those_beside_the_parameters(name):
+    found = [
+        claims(run(name, torch.bfloat16, "cuda", **options)[0]) for options in ({"offload": True}, {"fused": False})
+    ]
+    assert all(map(torch.equal, found[0]["x"], found[1]["x"]))
+    assert found[0]["certificate"].value == pytest.approx(found[1]["certificate"].value, rel=1e-5)
+    torch.testing.assert_close(found[0]["average"], found[1]["average"])
+
+
+@EVERY
+@pytest.mark.parametrize("stop", [7, 8])  # with and after a turn
+def test_a_checkpoint_goes_on_to_the_bit(name, stop):
+    whole, _ = run(name, torch.float32, offload=True)
+    opt, params = run(name, torch.float32, offload=True, steps=range(1, stop + 1))
+    buffer = io.BytesIO()
+    torch.save(opt.state_dict(), buffer)
+    buffer.seek(0)
+    other = OURS[name](params, average=o2nc.Polynomial(2, start=2, every=4), offload=True)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    for t in range(stop + 1, 14):
+        rig.set_noise(params, t, [1] if t % 3 == 0 else [])
+        other.step()
+    same(claims(whole), claims(other))
+
+
+def test_a_checkpoint_says_where_averages_are():
+    opt, _ = run("AdamW")
+    other, params = run("AdamW", offload=True)
+    with pytest.warns(UserWarning, match=r"goes on with offload=False \(made with True\)"):
+        other.load_state_dict(opt.state_dict())
+    rig.advance(other, params, [14, 15])
+    assert int(ours_of(other)["step"]) == 15
+
+
+@EVERY
+def test_averages_that_a_checkpoint_lacks_begin_with_the_next_step_in_the_host(name):
+    params, twins = parameters(), parameters()
+    window = o2nc.Polynomial(0, every=2)
+    bare = rig.advance(OURS[name](params, average=None), params, range(1, 7))
+    opt = OURS[name](twins, average=window, offload=True)
+    with pytest.warns(UserWarning, match="has no averages") as warned:
+        opt.load_state_dict(bare.state_dict())
+    assert len(warned) == 1
+    assert ours_of(opt)["offload"]
+    xs = []
+    for t in range(7, 10):
+        xs.append([p.detach().clone() for p in twins])
+        rig.advance(opt, twins, [t])
+    with opt.averaged():
+        torch.testing.assert_close([p.detach() for p in twins], [(a + b) / 2 for a, _, b in zip(*xs, strict=True)])
+
+
+def test_parameters_that_are_exchanged_or_taken_out_leave_the_others_alone():
+    opt, params = run("AdamW", offload=True)
+    params[0] = opt.param_groups[0]["params"][0] = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
+    rig.advance(opt, params, range(14, 20))
+    assert len(opt.certificate().by_parameter) == 3
+    del opt.param_groups[0]["params"][0]
+    rig.advance(opt, params[1:], range(20, 26))
+    assert len(opt.certificate().by_parameter) == 2 == len(params_of(opt))
+
+
+def test_memory_of_copies_is_used_again():
+    x, copies = torch.ones(3), HostCopies()
+    assert copies([x, None]) == [x, None]  # in the host's memory no copy is needed
+    kept = copies._copy(0, x)
+    assert kept is not x
+    assert copies._copy(0, torch.zeros(3)) is kept
+    assert not kept.any()
+    assert x.all()
+    assert copies._copy(0, torch.zeros(4)) is not kept
+
+
+def test_what_makes_no_sense_is_refused():
+    for bad in (4, 1.5, "yes", None):
+        with pytest.raises(TypeError, match="offload"):
+            o2nc.AdamW(parameters(), average=0.9, offload=bad)
+    with pytest.raises(ValueError, match="offload=True says where averages are kept"):
+        o2nc.AdamW(parameters(), offload=True)

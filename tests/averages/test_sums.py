@@ -1,0 +1,82 @@
+"""x̄, ḡ and V of every optimizer are the sums of their definition, whatever the window, on both backends."""
+
+import numpy as np
+import pytest
+import torch
+
+import fused_device as rig
+import o2nc
+import twin
+from problem import flat
+from registry import WINDOWED, WINDOWS, build, ours_of, params_of
+
+GRID = [
+    window
+    for every in (1, 3, 8)
+    for start in (0, 5)
+    for window in (o2nc.Discount(0.9, start, every), o2nc.Polynomial(3, start, every))
+]
+STEPS = 26
+SHAPES = [(3, 2), (4,), (2, 2, 1), (3,)]
+AWAY = {1: {3, 4, 9, 10, 15, 26}, 2: {*range(1, 12), 14, 20}, 3: set(range(1, 17))}  # steps without a gradient
+
+
+def run(opt, params, steps, away):
+    """Step along; return for every parameter its iterates and gradients."""
+    history = [([], []) for _ in params]
+    for t in range(1, steps + 1):
+        rig.set_noise(params, t, [i for i in away if t in away[i]])
+        for p, (xs, gs) in zip(params, history, strict=True):
+            xs.append(flat([p.cpu()]))
+            gs.append(None if p.grad is None else flat([p.grad.cpu()]))
+        opt.step()
+    return history
+
+
+def check(opt, window, history):
+    """Compare what the optimizer says with sums over the iterates that count."""
+    group, found = opt.param_groups[0], opt.certificate(2.0)
+    decay = group["weight_decay"] if opt.couples_decay else 0.0
+    square = 0.0
+    for i, (p, (xs, gs)) in enumerate(zip(params_of(opt), history, strict=True)):
+        x_mean, g_mean, spread, _ = twin.averages(xs, twin.seen(gs), window)
+        entry, part = ours_of(opt, p), found.by_parameter[i]
+        np.testing.assert_allclose(flat([entry["average"].cpu()]), x_mean, rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(flat([entry["gradient"].cpu()]), g_mean, rtol=1e-10, atol=1e-13)
+        assert part.spread == pytest.approx(spread, rel=1e-9, abs=1e-25)
+        first = next(t for t, g in enumerate(gs) if g is not None)
+        weights = twin.joined(twin.weights(window, len(xs)), first)
+        assert part.ess == pytest.approx(1 / (weights**2).sum(), rel=1e-9)
+        square += part.gradient**2
+        assert part.gradient == pytest.approx(np.linalg.norm(g_mean + decay * x_mean), rel=1e-10)
+    assert found.gradient == pytest.approx(square**0.5)
+    assert found.spread == pytest.approx(sum(part.spread for part in found.by_parameter.values()))
+    assert found.ess == min(part.ess for part in found.by_parameter.values())
+    assert found.value == found.gradient + 2.0 * found.spread
+    with opt.averaged():
+        for p in params_of(opt):
+            torch.testing.assert_close(p.detach(), ours_of(opt, p)["average"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+@pytest.mark.parametrize("window", GRID, ids=str)
+def test_every_window_with_late_and_absent_parameters(window, fused, device, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(rig.engine, "DEVICES", ())
+    params = rig.begin(device, shapes=SHAPES)
+    opt = build("AdamW", params, fused, average=window)
+    check(opt, window, run(opt, params, STEPS, AWAY))
+    assert rig.is_fused(opt) == fused
+
+
+@pytest.mark.some(20)
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("name", WINDOWED)
+def test_every_optimizer(name, window, fused, device, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(rig.engine, "DEVICES", ())
+    params = rig.begin(device, shapes=SHAPES)
+    opt = build(name, params, fused, average=window)
+    check(opt, window, run(opt, params, 17, {1: AWAY[1], 2: AWAY[2]}))
+    assert rig.is_fused(opt) == fused

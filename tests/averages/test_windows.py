@@ -1,0 +1,133 @@
+"""Windows: which iterates count and how much, by their definition, and where there is nothing to ask for yet."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import o2nc
+import twin
+from problem import flat, parameters, set_gradients
+from registry import OURS, WINDOWED, WINDOWS, ours_of
+
+
+@pytest.mark.parametrize(
+    "window", [*WINDOWS, o2nc.Discount(1e-3), o2nc.Discount(0.999999), o2nc.Polynomial(40)], ids=str
+)
+def test_gamma_gives_the_weights_of_the_definition(window):
+    p, n = np.zeros(0), 0
+    for t in range(1, 61):
+        if window.counts(t):
+            n += 1
+            gamma = window.gamma(n)
+            assert 0 < gamma <= 1
+            p = np.append(p * (1 - gamma), gamma)
+        else:
+            p = np.append(p, 0.0)
+        assert window.count(t) == n
+        if n:
+            np.testing.assert_allclose(p, twin.weights(window, t), rtol=1e-8, atol=1e-15)
+            assert window.ess(n) == pytest.approx(1 / (p**2).sum(), rel=1e-8)
+    np.testing.assert_array_equal(window.gamma(np.arange(1, 9)), [window.gamma(k) for k in range(1, 9)])
+
+
+def test_weights_grow_like_a_power():
+    """p_{n,t} is about t^r, so the effective number of iterates is a fixed share of the run."""
+    for power in (0, 1, 3, 12):
+        p = twin.weights(o2nc.Polynomial(power), 400)
+        assert p[199] / p[399] == pytest.approx(0.5**power, rel=0.2)
+        share = (2 * power + 1) / (power + 1) ** 2
+        assert o2nc.Polynomial(power).ess(400) == pytest.approx(400 * share, rel=0.1)
+
+
+def test_a_number_is_a_discount():
+    for average, window in ((0.9, o2nc.Discount(0.9)), (np.float32(0.5), o2nc.Discount(0.5))):
+        runs = []
+        for given in (average, window):
+            params = parameters()
+            opt = o2nc.SGD(params, lr=0.1, average=given, certificate=True)
+            for t in range(1, 4):
+                set_gradients(params, t)
+                opt.step()
+            runs.append((opt.certificate(), ours_of(opt)["average"]))
+        assert runs[0] == runs[1]
+
+
+@dataclass(frozen=True)
+class Steep(o2nc.Window):
+    """A window of the user's own."""
+
+    start: int = 0
+    every: int = 1
+
+    def gamma(self, n):
+        return 4 / (n + 3)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "ScaledSGDM", "OGD"])
+def test_a_window_of_ones_own(name):
+    params = parameters()
+    opt = OURS[name](params, average=Steep(start=2, every=4))
+    xs = []
+    for t in range(1, 14):
+        set_gradients(params, t)
+        xs.append(flat(params))
+        opt.step()
+    p = np.array([1.0])
+    for n in (2, 3):
+        p = np.append(p * (1 - 4 / (n + 3)), 4 / (n + 3))
+    assert opt.certificate().ess == pytest.approx(1 / (p**2).sum())
+    with opt.averaged():
+        np.testing.assert_allclose(flat(params), p @ np.array([xs[2], xs[6], xs[10]]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_before_the_first_that_counts_there_is_nothing_to_ask_for(name):
+    """And nothing is lost by asking."""
+    params = parameters()
+    opt = OURS[name](params, average=o2nc.Polynomial(3, start=4, every=2))
+    asks = [
+        opt.certificate,
+        lambda: opt.averaged().__enter__(),
+        lambda: opt.averaged_state_dict(torch.nn.Linear(1, 1)),
+    ]
+    asks += [opt.output] if hasattr(opt, "output") else []
+    for t in range(6):
+        for ask in asks:
+            if t <= 4:
+                with pytest.raises(RuntimeError, match="begin after 4 steps" if t else r"before the first step\(\)"):
+                    ask()
+        assert bool(opt.state) == (t > 0)
+        set_gradients(params, t + 1)
+        opt.step()
+    assert opt.certificate().ess == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: o2nc.Polynomial(-1), "power must be a finite number >= 0, got -1"),
+        (lambda: o2nc.Polynomial(math.nan), "power must be"),
+        (lambda: o2nc.Polynomial(math.inf), "power must be"),
+        (lambda: o2nc.Polynomial("3"), "power must be"),
+        (lambda: o2nc.Polynomial(3, start=-1), "start must be an integer >= 0"),
+        (lambda: o2nc.Polynomial(3, start=1.5), "start must be an integer >= 0"),
+        (lambda: o2nc.Discount(1.0), r"beta must be .*\(0, 1\)"),
+        (lambda: o2nc.Discount(0.9, every=0), "every must be an integer >= 1, got 0"),
+        (lambda: o2nc.Polynomial(3, every=True), "every must be an integer >= 1"),
+        (lambda: o2nc.Polynomial(3, every=2.0), "every must be an integer >= 1"),
+    ],
+)
+def test_bad_windows(make, error):
+    with pytest.raises((ValueError, TypeError), match=error):
+        make()
+
+
+@pytest.mark.parametrize("average", [0.0, 1.0, -1, 2, math.nan, "0.9", [0.9], o2nc.Polynomial], ids=str)
+@pytest.mark.parametrize("name", ["SGD", "ScaledSGDM", "OGD", "extend(NAdam)"])
+def test_bad_averages(name, average):
+    message = r"average must be a number in \(0, 1\), a window such as o2nc.Polynomial\(12\), or None"
+    with pytest.raises((ValueError, TypeError), match=message):
+        OURS[name](parameters(), average=average)
