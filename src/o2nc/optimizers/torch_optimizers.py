@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import optim
 
+from o2nc.averages.update import Iterate
 from o2nc.fused.engine import DeviceRule
 from o2nc.optimizers.base import Averaged
 
@@ -35,7 +36,7 @@ class SGD(Averaged, optim.SGD):
     numbers = ("lr", "momentum", "dampening", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.sgd:sgd")
 
-    def _move(self, params: list[Any], t: int, closure: Any = None) -> Any:
+    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Have torch step, without its fused kernel where that fails, and without its writing into gradients."""
         unfused = [group for group in self.param_groups if group["fused"] and self._fused_fails(group)]
         written = [group["params"] for group in self.param_groups if group["nesterov"] and _writes_gradients(group)]
@@ -45,7 +46,7 @@ class SGD(Averaged, optim.SGD):
                 group.update(fused=None, foreach=True)
             for p, g in grads:
                 p.grad = g.clone()
-            return super()._move(params, t, closure)
+            return super()._move(iterate, closure)
         finally:
             for group in unfused:
                 group.update(fused=True, foreach=None)  # torch takes one of them only
