@@ -30,10 +30,10 @@ demo: $(LIGHT)
 	$(BIN)/o2nc demo
 
 verify: $(LIGHT)
-	$(BIN)/o2nc verify
+	$(BIN)/o2nc paper verify
 
 rates: $(LIGHT)
-	$(BIN)/o2nc rates
+	$(BIN)/o2nc paper rates
 
 # a process per core, each with one thread: most tests are too small for more
 test: $(STAMP)
@@ -46,7 +46,7 @@ test-slow: $(STAMP)
 test-gpu:
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/experiments/src $(PYTHON) -m pytest tests/test_fused*.py tests/test_compile.py tests/test_absent.py tests/test_rounding.py \
 		tests/test_default_device.py tests/test_loading.py tests/test_silent.py tests/test_costs.py tests/test_adamw.py tests/test_extend.py tests/test_windows.py tests/test_decay.py tests/test_output.py tests/test_offload.py \
-		experiments/tests/test_gpt_gpu.py 'tests/test_docs.py::test_page_runs[docs/performance.md]'
+		'tests/test_docs.py::test_page_runs[docs/performance.md]'
 
 # the oldest torch, the newest and one between, each in an environment of several GB, which stays in build/versions
 test-versions:
@@ -64,7 +64,6 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/o2nc bench
 	$(BIN)/python experiments/benchmarks/certify.py --quick
-	$(BIN)/python experiments/benchmarks/cifar10.py
 
 # the wheel and the sdist, each installed where nothing else is and used; some minutes
 package: $(STAMP)

@@ -176,7 +176,8 @@ class Averaged(Optimizer):
         """Return whether there are gradients; raise if one is sparse."""
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         for g in {(g.layout, g.dtype): g for g in grads}.values():  # one of each kind
-            checks.gradient(g)
+            if g.layout is not torch.strided or not (g.is_floating_point() or g.is_complex()):
+                checks.gradient(g)
         return bool(grads)
 
     def _iterate(self, is_averaged: bool = False) -> Iterate:
@@ -219,7 +220,8 @@ class Averaged(Optimizer):
         if turn.counts and known:
             xs, gs, entries = map(list, zip(*known, strict=True))
             if settings["offload"]:
-                xs, gs = self._host_copies(xs), self._host_copies(gs if settings["certificate"] else [None] * len(gs))
+                found = self._host_copies(xs + (gs if settings["certificate"] else [None] * len(gs)))
+                xs, gs = found[: len(xs)], found[len(xs) :]
             update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
         return new
 
