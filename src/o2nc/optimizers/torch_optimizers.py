@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import optim
 
+from o2nc.averages.update import Iterate
 from o2nc.fused.engine import DeviceRule
 from o2nc.optimizers.base import Averaged
 
@@ -34,13 +35,13 @@ class SGD(Averaged, optim.SGD):
     numbers = ("lr", "momentum", "dampening", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.sgd:sgd")
 
-    def _move(self, params: list[Any], t: int, closure: Any = None) -> Any:
+    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Have torch step, without its fused kernel where that fails or is wrong."""
         unfused = [group for group in self.param_groups if group["fused"] and self._fused_fails(group)]
         try:
             for group in unfused:
                 group["fused"] = None
-            return super()._move(params, t, closure)
+            return super()._move(iterate, closure)
         finally:
             for group in unfused:
                 group["fused"] = True
