@@ -24,7 +24,7 @@ def make(name="sgdm"):
 
 def train(model, optimizer, steps, after=lambda: None):
     for _ in range(steps):
-        step = int(optimizer.param_groups[0]["step"])
+        step = int(optimizer.param_groups[0]["o2nc"]["step"])
         x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         (model(x) - x[:, :1]).abs().mean().backward()

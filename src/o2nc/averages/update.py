@@ -132,4 +132,6 @@ def _slices(x: Tensor) -> tuple[Tensor, ...]:
 def dots(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[Tensor]:
     """Return ⟨x, y⟩ of every pair, in float64."""
     pairs = (zip(_slices(x), _slices(y), strict=True) for x, y in zip(xs, ys, strict=True))
-    return [torch.stack([(u * v).sum(dtype=torch.float64) for u, v in parts]).sum() for parts in pairs]
+    return [
+        torch.stack([torch.dot(u.reshape(-1), v.reshape(-1)).double() for u, v in parts]).sum() for parts in pairs
+    ]

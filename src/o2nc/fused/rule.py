@@ -72,7 +72,7 @@ class Rule:
 
     @property
     def sums(self) -> int:
-        """How many numbers `coefficients` gets of every parameter: three sums of a joint rule, or what is prepared."""
+        """How many numbers `coefficients` gets of a parameter: three sums of a joint rule, or what is prepared."""
         return self.prepared if self.measure is None else 3
 
 

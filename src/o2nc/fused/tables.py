@@ -266,7 +266,9 @@ class Tables:
 
     def locate(self) -> tuple[list[int], list[Tensor]]:
         """Return where the gradients lie, 0 for none, and copies of those that do not lie as their parameter does."""
-        grads = [local_gradient(p) for p in self.params] if self.is_sharded else [p.grad for p in self.params]
+        grads: list[Any] = (
+            [local_gradient(p) for p in self.params] if self.is_sharded else [p.grad for p in self.params]
+        )
         try:
             alike = [*map(Tensor.stride, grads)] == self.strides
             if alike and [g.dtype for g in grads] == self.dtypes:

@@ -22,7 +22,7 @@ class Published(NamedTuple):
     """The averages that can be read: the last that are complete."""
 
     entries: dict[Any, Entry]  # by parameter
-    count: int  # how many iterates were averaged
+    n: int  # how many iterates were averaged
 
 
 def published(optimizer: Any, wish: str) -> Published:
@@ -33,7 +33,7 @@ def published(optimizer: Any, wish: str) -> Published:
         wish: what needs them, for the message.
     """
     settings = optimizer.param_groups[0][KEY]
-    window = from_dict(settings["average"])
+    window = optimizer._window
     if window is None:
         raise NoAverages(f"{wish} needs averages, and this optimizer was made with {optimizer.advice}")
     t = int(settings["step"])
@@ -41,7 +41,8 @@ def published(optimizer: Any, wish: str) -> Published:
         raise NoAverages(f"{wish}: nothing is averaged before the first step()")
     if t <= window.start:
         raise NoAverages(f"{wish}: the averages begin after {window.start} steps, and {t} were taken")
-    prefix = "" if window.complete(t) else "last_"
+    turn = window.turn(t)
+    prefix = "" if turn.complete else "last_"
     if prefix and t < window.period:
         raise NoAverages(f"{wish}: no block is complete before step() was called {window.period} times")
     keys = ("average", "gradient", "spread")
@@ -49,7 +50,7 @@ def published(optimizer: Any, wish: str) -> Published:
     for p, entry in optimizer._entries().items():
         found = {key: entry[prefix + key] for key in keys if prefix + key in entry}
         entries[p] = found | {"since": entry["since"]}
-    return Published(entries, window.count(t))
+    return Published(entries, turn.n)
 
 
 def has_averages(optimizer: Any) -> bool:
@@ -84,16 +85,17 @@ def certificate(optimizer: Any, c: float) -> Certificate:
     settings = optimizer.param_groups[0][KEY]
     if settings["average"] is not None and not settings["certificate"]:
         raise NoAverages("certificate(): this optimizer was made with certificate=False; pass certificate=True")
-    entries, count = published(optimizer, "certificate()")
-    window = from_dict(settings["average"])
-    ess = {since: window.ess(count, since) for since in {entry["since"] for entry in entries.values()}}
+    entries, n = published(optimizer, "certificate()")
+    ess = {since: optimizer._window.ess(n, since) for since in {entry["since"] for entry in entries.values()}}
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     sums = []
     for p, entry in entries.items():
-        gradient = local(entry["gradient"])
+        gradient, average = entry["gradient"], entry["average"]
+        if optimizer._is_sharded:
+            gradient, average = local(gradient), local(average)
         if optimizer.couples_decay and groups[p]["weight_decay"]:  # averages are linear: ḡ of F + (λ/2)‖x‖²
             sign = -1.0 if groups[p]["maximize"] else 1.0
-            gradient = (sign * gradient).add_(local(entry["average"]), alpha=float(groups[p]["weight_decay"]))
+            gradient = (sign * gradient).add_(average, alpha=float(groups[p]["weight_decay"]))
         sums.append((_square(gradient), entry["spread"]))
     values = torch.stack(
         [torch.stack([v.to(sums[0][0].device) for v in column]) for column in zip(*sums, strict=True)]

@@ -84,6 +84,7 @@ class Averaged(Optimizer):
     # in the optimizer only what that class lacks.
     _window: Window | None  # what the settings say, as objects
     _law: Any
+    _learner: Any
     _known_params: list[Any]  # for a compiler, which would recompile whenever an option in the groups changes
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
@@ -118,6 +119,7 @@ class Averaged(Optimizer):
         self._begin(settings)
 
     def _reset(self) -> None:
+        register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
 
     def _begin(self, settings: dict[str, Any]) -> None:
@@ -246,9 +248,10 @@ class Averaged(Optimizer):
 
     @torch.no_grad()
     def _finish(self, new: dict[Any, Entry]) -> None:
-        """Advance the counter, and add the averages of new parameters: torch creates its state where there is none."""
+        """Advance the counter, and add the averages of new parameters, now that torch has created its own state."""
+        offload = self.param_groups[0][KEY]["offload"]  # a DTensor would be on the device of its mesh
         for p, entry in new.items():
-            self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
+            self.state[p].setdefault(KEY, {}).update(entry if offload else self._assembled(p, entry))
         step = self.param_groups[0][KEY]["step"]
         tensor, version, value = self._clock
         is_known = tensor is step and version == step._version
@@ -273,7 +276,7 @@ class Averaged(Optimizer):
         if needs_host and torch.cuda.is_initialized() and is_capturing():
             raise RuntimeError(
                 f"this step of {type(self).__name__} cannot be captured in a CUDA graph: s and the counter are on "
-                "the host, and every replay would repeat them; a fused step can be captured (fused=True insists on it)"
+                "the host, and every replay would repeat them; a fused step can be captured (fused=True insists)"
             )
 
     # --- the step by kernels
@@ -340,27 +343,28 @@ class Averaged(Optimizer):
     # --- what torch asks of an optimizer
 
     def _note_settings(self) -> None:
-        """Build the window and the law from the settings, and forget what was computed for others."""
+        """Build the window and the law from the settings, as they are after construction and loading."""
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
+        self._learner = from_dict(settings.get("learner"))
         self._has_averaged, self._clock = False, (None, 0, 0)
-        self._engine.forget()
         self._note_params()
 
     def _note_params(self) -> None:
         """Note which parameters there are, for a compiler and for shards."""
-        register(self)
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
+        if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
+            raise TypeError("sharded parameters must be real: complex ones can only be whole")
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = not self._is_sharded and not differentiable
         self._is_checked = False
 
     def _notice_params(self) -> None:
         """Notice parameters that were exchanged in the groups, or wrapped since, as wrappers of models do."""
-        params = [p for group in self.param_groups for p in group["params"]]
-        if len(params) != len(self._known_params) or any(map(is_not, params, self._known_params)):
+        params, known = [p for group in self.param_groups for p in group["params"]], self._known_params
+        if len(params) != len(known) or any(map(is_not, params, known)):
             self._note_params()
         if not self._is_checked:
             self._refuse_partial()

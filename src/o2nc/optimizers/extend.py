@@ -62,7 +62,7 @@ def extend(
     """
     settings = new_settings(average, scaling, seed, certificate, offload)
     _refuse(optimizer, "extend")
-    plain = type(optimizer)
+    plain: Any = type(optimizer)
     try:
         optimizer.__class__ = _with_averages(plain)
     except TypeError as error:  # as for classes with ABC before Optimizer among their bases
@@ -151,7 +151,7 @@ def _names(cls: type) -> set[str]:
 
 
 @cache
-def _with_averages(cls: type[Optimizer]) -> type[Optimizer]:
+def _with_averages(cls: Any) -> type[Optimizer]:
     """Return the class that has `Averaged` before ``cls``, under the same name."""
     namespace = {
         "__module__": cls.__module__,
@@ -164,7 +164,7 @@ def _with_averages(cls: type[Optimizer]) -> type[Optimizer]:
     return type(cls.__name__, (Averaged, cls), namespace)
 
 
-def _restore(cls: type[Optimizer]) -> Optimizer:
+def _restore(cls: Any) -> Optimizer:
     """Return an empty optimizer of the class with averages, for copies and pickles to fill."""
     extended = _with_averages(cls)
     return extended.__new__(extended)

@@ -35,7 +35,7 @@ from o2nc.fused.engine import DeviceRule
 from o2nc.laws import Uniform
 from o2nc.learners import Learner
 from o2nc.optimizers.paper import Paper
-from o2nc.persist.plain import KEY, from_dict, to_dict
+from o2nc.persist.plain import KEY, to_dict
 from o2nc.persist.private import foreach_add_, foreach_mul_
 from o2nc.persist.shards import total
 from o2nc.scaling import Exponential, Law
@@ -54,19 +54,15 @@ class Learned(Paper):
     keeps_delta = False  # whether Δ is kept even where the learner recalls it from its other state
     # options that torch's other optimizers obey and this one does not
     unsupported_keys = frozenset(("momentum", "dampening", "nesterov", "betas"))
-    _learner: Any
 
     def _begin_learner(self, learner: Any, **settings: Any) -> None:
         self.param_groups[0][KEY] |= {"learner": to_dict(learner), **settings}
         self._note_settings()
         self._refuse_partial()
 
-    def _note_settings(self) -> None:
-        super()._note_settings()
-        self._learner = from_dict(self.param_groups[0][KEY].get("learner"))
-
     def _needs_all_params(self) -> bool:
-        return super()._needs_all_params() or not is_elementwise(self._learner)  # its norm is joint
+        has_joint_norm = self._learner is not None and not is_elementwise(self._learner)
+        return super()._needs_all_params() or has_joint_norm
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch; averages, law, seed and learner are those of all groups."""
@@ -127,10 +123,9 @@ class Learned(Paper):
         foreach_add_([xs[i] for i in moved], [deltas[i] for i in moved], alpha=s)
 
     def _decay(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
-        """Set x ← x − s·lr·λx, and note it for the progress."""
-        if not any(group.get("weight_decay") for group in groups.values()) and not any(
-            _DECAYED[0] in r[3] for r in rows
-        ):
+        """Set x ← x − s·lr·λx, and note it for the progress; at lr = 0, too, with which torch initialises state."""
+        decays = any(group.get("weight_decay") for group in self.param_groups)
+        if not decays and not any(_DECAYED[0] in entry for *_, entry in rows):
             return
         pulls = [float(groups[p]["lr"]) * groups[p].get("weight_decay", 0.0) for p, *_ in rows]
         foreach_mul_([x for _, x, *_ in rows], [1 - s * pull for pull in pulls])
@@ -141,10 +136,11 @@ class Learned(Paper):
                 entry[key].fill_(value)
 
     def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
-        key, maximize = self._learner_key(), self.param_groups[0].get("maximize")
+        key = self._learner_key()
+        maximized = {p for group in self.param_groups if group.get("maximize") for p in group["params"]}
         pairs = zip(gs, entries, strict=True)
         found = [torch.zeros_like(e[key]) if g is None else g.detach().to(e[key].dtype) for g, e in pairs]
-        return [-g for g in found] if maximize else found
+        return [-g if p in maximized else g for p, g in zip(params, found, strict=True)]
 
     def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
         """Return Δ_t, with the weight decay that was part of it."""
@@ -220,12 +216,12 @@ class ExponentiatedO2NC(Learned):
         self._begin_output(output)
 
     def _device_rule(self) -> DeviceRule | None:
-        demanded, form = any(group["fused"] for group in self.param_groups), getattr(self._learner, "device_rule", "")
-        if not demanded and (not form or any(group["fused"] is False for group in self.param_groups)):
+        demanded = any(group["fused"] for group in self.param_groups)
+        refused = any(group["fused"] is False for group in self.param_groups)
+        here = any(p.device.type in engine.DEVICES for p in self.param_groups[0]["params"][:1])
+        if not demanded and (refused or not here or not hasattr(self._learner, "device_rule")):
             return None
-        first = self.param_groups[0]["params"][:1]
-        if not demanded and not any(p.device.type in engine.DEVICES for p in first):
-            return None
+        form = getattr(self._learner, "device_rule", "")
         return DeviceRule(form, (self._learner, self.param_groups[0][KEY]["beta"]))
 
 
@@ -271,7 +267,7 @@ class OriginalO2NC(Learned):
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
         """Keep the averages of a block that is complete, since the next block takes their place."""
-        if self._window.complete(iterate.t - 1) and iterate.turn.counts:
+        if self._window is not None and self._window.complete(iterate.t - 1) and iterate.turn.counts:
             for entry in iterate.entries:
                 for key in ("average", "gradient", "spread") if "average" in entry else ():
                     entry[f"last_{key}"].copy_(entry[key])

@@ -3,16 +3,16 @@
     output()    x̄_n for a random n
     progress    Σ w(s_n)⟨g_n, Δ_n⟩, an estimate of F(x_n) − F(x_1) that needs no evaluation of F
 
-Both need Δ, the update before scaling, which these optimizers know from their state. So a parameter's entry has, beside
-the averages, ``output``, ``progress`` and ``rate``: Δ = rate·u, with a direction u that the subclass knows.
+Both need Δ, the update before scaling, which these optimizers know from their state. So a parameter's entry has,
+beside the averages, ``output``, ``progress`` and ``rate``: Δ = rate·u, with a direction u that the subclass knows.
 
 `ScaledSGDM` is SGD with momentum whose update is multiplied by s ~ Exp(1),
 
     b_t = momentum·b_{t−1} + (1 − dampening)·g_t,   x_{t+1} = x_t − s_{t+1}·lr·b_t,
 
 which is `ExponentiatedO2NC` with the learner `OGD` in other words. For κ = 1, momentum β̃ = β/(1 + ημ), dampening β̃
-and lr = βη/(1 − β + ημ); torch starts its buffer at g_1 where the theory starts at (1 − β̃)g_1, and the tests state the
-exact map. The step itself is torch's own, so ``scaling=None`` is ``torch.optim.SGD`` bitwise.
+and lr = βη/(1 − β + ημ); torch starts its buffer at g_1 where the theory starts at (1 − β̃)g_1, and the tests state
+the exact map. The step itself is torch's own, so ``scaling=None`` is ``torch.optim.SGD`` bitwise.
 """
 
 import math
@@ -93,10 +93,11 @@ class Paper(Averaged):
         if not moved:
             return
         params, xs, gs, entries = map(list, zip(*moved, strict=True))
+        weight = self._progress_weight(iterate)
         seen, directions = self._rule_gradients(params, xs, gs, entries), self._directions(params, xs, entries)
         for entry, product in zip(entries, dots(seen, directions), strict=True):
             gain = torch.where(entry["rate"] == 0, 0.0, entry["rate"] * product)  # it may not have moved
-            entry["progress"].add_(gain, alpha=self._progress_weight(iterate))
+            entry["progress"].add_(gain, alpha=weight)
 
     def _progress_weight(self, iterate: Iterate) -> float:
         return iterate.draw.weight
@@ -212,7 +213,7 @@ class ScaledSGDM(Paper, SGD):
         averaged = [row for row in lists if "rate" in row[3]]
         kept = [row for row in averaged if row[2] is not None and _keeps_direction(groups[row[0]])]
         params, xs, gs, entries = map(list, zip(*kept, strict=True)) if kept else ([], [], [], [])
-        directions = self._rule_gradients(params, xs, gs, entries)
+        directions = [g.clone() for g in self._rule_gradients(params, xs, gs, entries)]
         result = super()._move(iterate, closure)
         with torch.no_grad():
             for p, direction, buffer in zip(params, directions, self._buffers(params, directions), strict=True):
@@ -226,14 +227,14 @@ class ScaledSGDM(Paper, SGD):
 
     @torch.no_grad()
     def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
-        """Return ±g + λx, in memory of its own."""
+        """Return ±g + λx."""
         groups = {p: group for group in self.param_groups for p in group["params"]}
         found = []
         for p, x, g, entry in zip(params, xs, gs, entries, strict=True):
-            g = g.detach().to(entry["average"].dtype, copy=True)
-            g = g.neg_() if groups[p]["maximize"] else g
+            g = g.detach().to(entry["average"].dtype)
+            g = -g if groups[p]["maximize"] else g
             decay = float(groups[p]["weight_decay"])
-            found.append(g.add_(x.to(g.dtype), alpha=decay) if decay else g)
+            found.append(torch.add(g, x.to(g.dtype), alpha=decay) if decay else g)
         return found
 
     def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
@@ -243,7 +244,8 @@ class ScaledSGDM(Paper, SGD):
     def _buffers(self, params: list[Any], like: list[Tensor]) -> list[Tensor]:
         """Return the momentum buffers in the averages' dtype; zeros where there is none."""
         buffers = [self.state[p].get("momentum_buffer") for p in params]
-        found = iter(self._data(b for b in buffers if b is not None))
+        known = [b.detach() for b in buffers if b is not None]
+        found = iter(known if self._is_plain else self._data(known))
         return [
             torch.zeros_like(x) if b is None else next(found).to(x.dtype) for b, x in zip(buffers, like, strict=True)
         ]

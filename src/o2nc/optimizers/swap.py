@@ -73,8 +73,8 @@ class Swap:
         missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
         if missing:
             warnings.warn(
-                f"averaged(): {len(missing)} trainable parameters of the model are in none of the optimizers and stay "
-                f"as they are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; "
+                f"averaged(): {len(missing)} trainable parameters of the model are in none of the optimizers and "
+                f"stay as they are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; "
                 "o2nc.averaged(opt1, opt2) takes several optimizers",
                 stacklevel=4,
             )
@@ -103,8 +103,8 @@ class Swap:
             entries, _ = published(optimizer, "averaged()")
             if not RECALIBRATED.isdisjoint(map(id, entries)):
                 warnings.warn(
-                    "averaged() inside recalibrated(): the BatchNorm statistics are those of x; enter averaged() first, "
-                    "or write averaged(model, batches=…)",
+                    "averaged() inside recalibrated(): the BatchNorm statistics are those of x; enter averaged() "
+                    "first, or write averaged(model, batches=…)",
                     stacklevel=4,
                 )
             open_blocks = {id(b): b for b in (SWAPPED.get(id(p)) for p in entries) if b is not None}

@@ -74,7 +74,7 @@ class Recalibrated:
         norms = [module for module in self._model.modules() if isinstance(module, BatchNorm)]
         layers = [norm for norm in norms if norm.track_running_stats and norm.num_batches_tracked is not None]
         self._former = [(b, b.clone()) for layer in layers for b in layer.buffers(recurse=False)]
-        self._modes = [(module, "training", module.training) for module in self._model.modules()]
+        self._modes: list[tuple[Any, ...]] = [(m, "training", m.training) for m in self._model.modules()]
         self._modes += [(norm, "momentum", norm.momentum) for norm in norms]
         self._ids = {id(p) for p in self._model.parameters()} - RECALIBRATED
         self._is_open = True

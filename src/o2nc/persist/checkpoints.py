@@ -12,18 +12,15 @@ from typing import Any
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages.windows import Window, as_window
 from o2nc.persist.plain import KEY, from_dict
 from o2nc.persist.shards import assemble, is_sharded, local, with_own_sums, with_whole_sums
-from o2nc.scaling import check_law
-from o2nc.vector import real
 
 _COUNTERS = frozenset(("step", "pending"))
 _AVERAGES = frozenset(("average", "gradient", "spread"))  # in the host's memory if they are offloaded
 
 
 def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return torch's state_dict; of sharded parameters with whole sums, and with DTensors of all that has their shape."""
+    """Return torch's state_dict; sharded parameters have whole sums, and DTensors of all that has their shape."""
     if not optimizer._is_sharded:
         return by_torch()
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -110,7 +107,7 @@ def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
 def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
     """Return the settings to go on with: the checkpoint's, and ours where it has none."""
     ours, name = optimizer.param_groups[0][KEY], type(optimizer).__name__
-    no_averages = f"the checkpoint has no averages: those of average={from_dict(ours['average'])!r} begin now"
+    no_averages = f"the checkpoint has no averages: those of average={optimizer._window!r} begin with the next step"
     if theirs is None and "learner" not in ours:  # one of torch's own optimizer
         if ours["average"] is not None:
             messages.append(no_averages)
@@ -142,13 +139,10 @@ def _check(settings: dict[str, Any]) -> None:
     checks.integer("seed", settings["seed"], 0)
     checks.flag("certificate", settings["certificate"])
     checks.flag("offload", settings["offload"])
-    check_law(from_dict(settings["scaling"]))
-    window = from_dict(settings["average"])
-    if not isinstance(window, Window):
-        as_window(window)
-    if "learner" in settings:
-        from_dict(settings["learner"])
-        checks.number("beta", settings["beta"], "a number in (0, 1]", lambda v: 0 < v <= 1)
+    for key, member in (("average", "gamma"), ("scaling", "sample"), ("learner", "update")):
+        found = from_dict(settings.get(key))
+        if found is not None and not hasattr(found, member):
+            raise ValueError(f"the checkpoint's {key} is {found!r}")
 
 
 def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -158,8 +152,9 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
         missing += [key for key in ("gradient", "spread") if key not in entry]
     if missing:
         raise ValueError(f"the checkpoint is incomplete: its state of parameter {i} lacks {missing}")
-    entry = with_own_sums(p, entry) if is_sharded(p) else entry
-    shape, device = real(p.detach()).shape, p.device
+    sharded = optimizer._is_sharded and is_sharded(p)
+    entry = with_own_sums(p, entry) if sharded else entry
+    shape, device = (p.shape if not p.is_complex() else (*p.shape, 2)), p.device
     found = {}
     for key, value in entry.items():
         if isinstance(value, Tensor):
@@ -168,10 +163,15 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
                     f"the checkpoint's {key} of parameter {i} has shape {tuple(value.shape)}, "
                     f"the parameter has {tuple(shape)}: are the parameters in another order?"
                 )
-            value = value.redistribute(p.device_mesh, p.placements) if is_sharded(value) else value
             on_host = key == "output" or (settings["offload"] and key in _AVERAGES)
-            value = local(value).detach().to("cpu", copy=True) if on_host else value.detach().clone()
-            if not on_host and (value.dim() or key in ("spread", "last_spread", "progress", "rate")):
-                value = value.to(device)
+            if sharded and is_sharded(value):
+                value = value.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
+                value = local(value) if on_host else value
+            if on_host:
+                value = value.detach().to("cpu", copy=True)
+            elif value.dim() or key in ("spread", "last_spread", "progress", "rate"):
+                value = value.detach().to(device, copy=True)
+            else:
+                value = value.detach().clone()
         found[key] = value
     return found

@@ -1,7 +1,7 @@
 """Windows, laws and learners as plain dictionaries, which is how parameter groups hold them.
 
-Checkpoints are then plain data, which ``torch.load(weights_only=True)`` reads, and nothing has to be converted when an
-optimizer is saved, loaded, copied or pickled: the objects are built from the dictionaries when they are needed.
+Checkpoints are then plain data, which ``torch.load(weights_only=True)`` reads, and nothing has to be converted when
+an optimizer is saved, loaded, copied or pickled: the objects are built from the dictionaries when they are needed.
 """
 
 from dataclasses import fields, is_dataclass

@@ -83,7 +83,8 @@ def _layout(group: dict[str, Any]) -> Layout:
 
 def _scalars(group: dict[str, Any]) -> Scalars:
     sign = -1.0 if group["maximize"] else 1.0
-    return Scalars(sign, 0.0, group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+    beta1, beta2 = group["betas"]
+    return Scalars(sign, 0.0, group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
 
 
 def adamw(groups: list[dict[str, Any]]) -> Rule:

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import update_bn
 
 from o2nc import ScaledSGDM
-from o2nc.torch_support.batchnorm import recalibrated
+from o2nc.persist.batchnorm import recalibrated
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

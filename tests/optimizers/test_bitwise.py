@@ -1,0 +1,314 @@
+"""Without scaling SGD, ScaledSGDM, AdamW and extended optimizers are torch's, bitwise; with it torch's at lr·s."""
+
+import copy
+import inspect
+import itertools
+
+import pytest
+import torch
+from torch import optim
+
+import fused_device as rig
+import o2nc
+import twin
+from problem import SHAPES, parameters, set_gradients
+from registry import TORCH, ours_of, params_of
+
+ENGINES = [{}, {"foreach": True}, {"foreach": False}, {"fused": True}, {"differentiable": True}]
+SGD_OPTIONS = [
+    dict(zip(("momentum", "dampening", "weight_decay", "nesterov", "maximize"), values, strict=True))
+    for values in itertools.product([0, 0.9], [0, 0.5], [0, 0.05], [False, True], [False, True])
+    if not (values[3] and (values[0] == 0 or values[1] != 0))
+]
+ADAMW_OPTIONS = [
+    {"amsgrad": a, "maximize": b} | other
+    for a, b in itertools.product((False, True), repeat=2)
+    for other in ({}, {"betas": (0.0, 0.5)}, {"weight_decay": 0.0})
+]
+SETTINGS = [
+    {},
+    {"average": 0.9, "certificate": True},
+    {"average": o2nc.Polynomial(3, every=2)},
+    {"average": o2nc.Polynomial(3, start=2), "certificate": True, "offload": True},
+]
+CLASSES = {
+    "SGD": (o2nc.SGD, optim.SGD, SGD_OPTIONS),
+    "ScaledSGDM": (lambda ps, **o: o2nc.ScaledSGDM(ps, **{"scaling": None} | o), optim.SGD, SGD_OPTIONS),
+    "AdamW": (o2nc.AdamW, optim.AdamW, ADAMW_OPTIONS),
+}
+CASES = [
+    (name, options, engine, settings)
+    for name, (_, _, all_options) in CLASSES.items()
+    for options, engine, settings in itertools.product(all_options, ENGINES, SETTINGS)
+    if "certificate" not in settings or name != "ScaledSGDM"
+]
+CASES += [("ScaledSGDM", options, engine, {"average": 0.9}) for options in SGD_OPTIONS for engine in ENGINES]
+LARGE = [(900, 700), (30,), (3, 5, 7, 11), (1,)]
+
+
+def leaves(make, dtype, shapes=SHAPES):
+    """Return an optimizer and its parameters; autograd refuses a differentiable step on leaves, torch's as well."""
+    params = parameters(dtype, shapes=shapes)
+    opt = make(params)
+    if opt.defaults.get("differentiable"):
+        params = [p.clone() for p in params]
+        for p in params:
+            p.retain_grad()
+        opt = make(params)
+    return opt, params
+
+
+def together(ours, theirs, steps=6, dtype=torch.float32, shapes=SHAPES, lrs=None, missing=None):
+    """Step both along; parameters and torch's part of the state agree bitwise, and no gradient is written to."""
+    (opt, params), (plain, twins) = (leaves(make, dtype, shapes) for make in (ours, theirs))
+    for t in range(1, steps + 1):
+        for ps in (params, twins):
+            set_gradients(ps, t)
+            if missing is not None and t % 3 == 0:
+                ps[missing].grad = None
+        before = [None if p.grad is None else p.grad.clone() for p in params]
+        opt.step()
+        for group in plain.param_groups if lrs is not None else ():
+            group["lr"] = lrs[t - 1]
+        plain.step()
+        for p, g in zip(params, before, strict=True):
+            assert g is None or torch.equal(p.grad, g), ".grad was written to"
+        assert all(map(torch.equal, params, twins))
+    for p, q in zip(params_of(opt), params_of(plain), strict=True):
+        for key, value in plain.state[q].items():
+            kept = opt.state[p][key]
+            assert kept is value or torch.equal(torch.as_tensor(kept), torch.as_tensor(value)), key
+    return opt
+
+
+@pytest.mark.some(120)
+@pytest.mark.parametrize(("name", "options", "engine", "settings"), CASES, ids=str)
+def test_without_scaling_it_is_torchs(name, options, engine, settings):
+    ours, theirs, _ = CLASSES[name]
+    fails = engine.get("fused") and options.get("momentum")  # torch does, see below
+    takes_tensors = name != "AdamW" or not engine.get("foreach")
+    for lr in (0.01, torch.tensor(0.01)) if takes_tensors else (0.01,):
+        together(
+            lambda ps: ours(ps, lr=lr, **options, **engine, **settings),  # noqa: B023
+            lambda ps: theirs(ps, lr=lr, **options, **engine),  # noqa: B023
+            missing=None if fails else 1,
+        )
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_an_extended_optimizer_moves_as_it_would_alone(name):
+    for settings in SETTINGS:
+        together(lambda ps: o2nc.extend(TORCH[name](ps), **settings), TORCH[name], steps=9)  # noqa: B023
+
+
+@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(0, 2)], ids=str)
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+@pytest.mark.parametrize("name", CLASSES)
+def test_with_scaling_it_is_torchs_at_lr_times_s(name, engine, law):
+    """Call t moves x_t to x_{t+1} with s_{t+1} = law.sample(seed, t + 1)."""
+    ours, theirs, _ = CLASSES[name]
+    lrs = [0.01 * law.sample(7, t + 1) for t in range(1, 7)]
+    for average in (None, 0.9):
+        opt = together(
+            lambda ps: ours(ps, lr=0.01, weight_decay=0.1, **engine, scaling=law, seed=7, average=average),  # noqa: B023
+            lambda ps: theirs(ps, lr=0.01, weight_decay=0.1, **engine),
+            lrs=lrs,
+        )
+        assert opt.param_groups[0]["lr"] == 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64], ids=str)
+@pytest.mark.parametrize("engine", ENGINES[:3], ids=str)
+@pytest.mark.parametrize("name", CLASSES)
+def test_dtypes(name, engine, dtype):
+    ours, theirs, _ = CLASSES[name]
+    for options in ({}, {"average": 0.99}):
+        together(
+            lambda ps: ours(ps, lr=0.01, **engine, **options),  # noqa: B023
+            lambda ps: theirs(ps, lr=0.01, **engine),
+            dtype=dtype,
+        )
+
+
+@pytest.mark.parametrize("engine", ENGINES[:4], ids=str)
+@pytest.mark.parametrize("name", CLASSES)
+def test_large_tensors(name, engine):
+    """They are averaged slice by slice."""
+    ours, theirs, _ = CLASSES[name]
+    options = {"lr": 0.01, "weight_decay": 0.01, **engine}
+    together(lambda ps: ours(ps, average=0.99, **options), lambda ps: theirs(ps, **options), 3, shapes=LARGE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["SGD", "ScaledSGDM"])
+def test_fused_half_precision_on_a_cpu(name, dtype):
+    """torch's fused CPU kernel is wrong in half precision (seen in 2.13); its other step does the work instead."""
+    ours, theirs, _ = CLASSES[name]
+    options = {"lr": 0.01, "momentum": 0.9}
+    together(
+        lambda ps: ours(ps, fused=True, average=0.99, **options),
+        lambda ps: theirs(ps, foreach=True, **options),
+        dtype=dtype,
+        shapes=LARGE,
+    )
+
+
+@pytest.mark.parametrize("name", ["SGD", "ScaledSGDM"])
+def test_fused_momentum_of_a_parameter_that_joins_late(name):
+    """torch's fused step of SGD fails there (2.13)."""
+    runs = []
+    for engine in ({"fused": True}, {"foreach": True}):
+        params = parameters()
+        opt = CLASSES[name][0](params, lr=0.01, momentum=0.9, **engine)
+        for t in range(1, 5):
+            set_gradients(params, t)
+            params[1].grad = None if t < 3 else params[1].grad
+            opt.step()
+        assert opt.param_groups[0]["fused"] is engine.get("fused")
+        runs.append(params)
+    torch.testing.assert_close(*runs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("average", [None, 0.9], ids=str)
+def test_the_kernel_of_adamw_rounds_as_torchs_fused_one_does(dtype, average, device):
+    if device == "cpu" and dtype != torch.float32:
+        pytest.skip("torch's fused step for CPUs keeps half precision in another order")
+    a, b = (rig.begin(device, dtype, shapes=[(33, 7), (300,)]) for _ in range(2))
+    options = {"lr": 0.02, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+    opt, plain = o2nc.AdamW(a, average=average, **options), optim.AdamW(b, **options)
+    rig.advance(opt, a, range(1, 9))
+    rig.advance(plain, b, range(1, 9))
+    for p, q in zip(a, b, strict=True):
+        if device == "cpu":  # torch has another formula there
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+        else:
+            assert torch.equal(p, q)
+            assert all(torch.equal(opt.state[p][key], plain.state[q][key]) for key in ("exp_avg", "exp_avg_sq"))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_checkpoint_of_torchs_goes_on_to_the_bit_and_back(name, fused, device, tmp_path):
+    ours, theirs, _ = CLASSES[name]
+    options = {"lr": 0.02} | ({} if name == "AdamW" else {"momentum": 0.8})
+    twins = rig.begin(device if fused else "cpu", torch.float32, shapes=[(5, 3), (4,)])
+    plain = rig.advance(theirs(twins, **options), twins, range(1, 5))
+    torch.save(plain.state_dict(), tmp_path / "torch.pt")
+    params = [torch.nn.Parameter(p.detach().clone()) for p in twins]
+    window = o2nc.Polynomial(3, start=1)
+    opt = ours(params, lr=0.5, average=window, seed=3, fused=fused)
+    with pytest.warns(UserWarning, match="has no averages"):
+        opt.load_state_dict(torch.load(tmp_path / "torch.pt", weights_only=True))
+    assert (opt.param_groups[0]["lr"], ours_of(opt)["seed"]) == (0.02, 3)
+    rig.advance(plain, twins, range(5, 9))
+    rig.advance(opt, params, range(5, 9))
+    for p, q in zip(params, twins, strict=True):
+        torch.testing.assert_close(p, q, **{} if fused else {"rtol": 0, "atol": 0})
+    weights = twin.weights(window, 4)  # the window has its own count
+    assert window.ess(window.count(int(ours_of(opt)["step"]))) == pytest.approx(1 / (weights**2).sum())
+    torch.save(opt.state_dict(), tmp_path / "ours.pt")
+    again = theirs(params, **options)
+    again.load_state_dict(torch.load(tmp_path / "ours.pt", weights_only=True))
+    rig.advance(plain, twins, [9])
+    rig.advance(again, params, [9])
+    torch.testing.assert_close(params, twins, **{} if fused else {"rtol": 0, "atol": 0})
+
+
+def test_autograd_goes_through_a_differentiable_step():
+    x = torch.nn.Parameter(torch.ones(3))
+    opt = o2nc.AdamW([x], lr=0.1, differentiable=True, average=0.9)
+    y = x.clone()
+    opt.param_groups[0]["params"][0] = y
+    y.grad = (2 * y).detach()
+    opt.step()
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_falling_back_from_the_kernel_goes_on(device):
+    """Torch's step takes over where the kernel was, and the other way round."""
+    params = rig.begin(device, torch.float64, shapes=[(6,)])
+    twins = [torch.nn.Parameter(p.detach().cpu().clone()) for p in params]
+    opt, plain = o2nc.AdamW(params, lr=0.02, average=0.9), optim.AdamW(twins, lr=0.02)
+    for t in range(1, 9):
+        opt.param_groups[0]["foreach"] = True if 3 < t < 6 else None
+        rig.advance(opt, params, [t])
+        rig.advance(plain, twins, [t])
+    torch.testing.assert_close(params[0].detach().cpu(), twins[0].detach(), rtol=1e-12, atol=1e-14)
+    assert float(opt.state[params[0]]["step"]) == 8
+
+
+@rig.needs_cuda
+@pytest.mark.parametrize("average", [None, 0.9], ids=str)
+@pytest.mark.parametrize("setting", ["foreach", "fused"])
+def test_capturable_steps_are_torchs_and_replay(setting, average):
+    options = {"lr": 0.02, "capturable": True, setting: True}
+    a, b = (rig.begin("cuda", torch.float32, shapes=[(33, 7), (300,)]) for _ in range(2))
+    opt, plain = o2nc.AdamW(a, average=average, **options), optim.AdamW(b, **options)
+    rig.advance(opt, a, range(4))
+    rig.advance(plain, b, range(4))
+    if setting == "fused" or average is None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            opt.step()
+        for _ in range(3):
+            graph.replay()
+            plain.step()
+    assert all(map(torch.equal, a, b))
+
+
+SGD_ERRORS = [
+    ({"lr": -0.1}, ValueError),
+    ({"momentum": -0.1}, ValueError),
+    ({"weight_decay": -0.1}, ValueError),
+    ({"nesterov": True}, ValueError),
+    ({"nesterov": True, "momentum": 0.9, "dampening": 0.1}, ValueError),
+    ({"lr": torch.ones(2)}, ValueError),
+    ({"fused": True, "foreach": True}, RuntimeError),
+    ({"fused": True, "differentiable": True}, RuntimeError),
+]
+ADAMW_ERRORS = [({"lr": -1.0}, ValueError), ({"betas": (0.9, 1.0)}, ValueError), ({"eps": -1.0}, ValueError)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "arguments", "error"),
+    [(cls, optim.SGD, *case) for cls in (o2nc.SGD, o2nc.ScaledSGDM) for case in SGD_ERRORS]
+    + [(o2nc.AdamW, optim.AdamW, *case) for case in ADAMW_ERRORS],
+    ids=str,
+)
+def test_errors_are_torchs(ours, theirs, arguments, error):
+    with pytest.raises(error) as wanted:
+        theirs(parameters(), **copy.copy(arguments))
+    with pytest.raises(error) as found:
+        ours(parameters(), **copy.copy(arguments))
+    assert str(found.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"scaling": "exp"}, TypeError, "scaling"),
+        ({"seed": -1}, ValueError, "seed"),
+        ({"seed": 1.5}, TypeError, "seed"),
+        ({"certificate": "no"}, TypeError, "certificate"),
+        ({"weight_decay": float("inf")}, ValueError, "weight_decay must be a finite number"),
+    ],
+)
+@pytest.mark.parametrize("cls", [o2nc.SGD, o2nc.AdamW])
+def test_bad_arguments(cls, options, error, words):
+    with pytest.raises(error, match=words):
+        cls(parameters(), **options)
+
+
+@pytest.mark.parametrize("cls", [o2nc.SGD, o2nc.AdamW, o2nc.ScaledSGDM])
+def test_it_is_one_of_torchs_and_takes_its_arguments(cls):
+    theirs = optim.AdamW if cls is o2nc.AdamW else optim.SGD
+    given = inspect.signature(theirs).parameters
+    positional = [p.default for p in given.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+    params = parameters()
+    opt, plain = cls(params, *positional), theirs(params)
+    assert isinstance(opt, theirs)
+    assert plain.defaults.items() <= opt.defaults.items()
+    with pytest.raises(ValueError, match="already"):
+        o2nc.extend(opt, average=0.9)

@@ -1,0 +1,249 @@
+"""What every process of test_shards.py does: ``torchrun … shards_worker.py FOLDER NAMES TASK…``; imported, the unsharded run.
+
+A task is a function that returns what it found with the optimizers of these names, separated by ``|``; the process
+writes that to ``TASK-PROCESSES-RANK.pt``.
+"""
+
+import copy
+import os
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import distributed, nn, optim
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import o2nc
+from o2nc import learners
+from registry import OURS, claims, ours_of, params_of
+
+STEPS, LATER = 6, 4
+EVERY_4 = o2nc.Polynomial(3, every=4)  # iterates 1, 5 and 9 count: a checkpoint after 6 is between two of them
+
+# torch's own Rprop does not step DTensors, and its NAdam loads a number of its state in another precision
+OPTIMIZERS = {name: make for name, make in OURS.items() if name not in ("extend(Rprop)", "extend(NAdam)")} | {
+    "SGD every=4": lambda ps: OURS["SGD"](ps, average=EVERY_4),
+    "AdamW x̄ alone": lambda ps: OURS["AdamW"](ps, certificate=False),
+    "AdamW offload": lambda ps: OURS["AdamW"](ps, average=EVERY_4, offload=True),
+    "extend(RAdam)": lambda ps: o2nc.extend(optim.RAdam(ps, lr=0.01), o2nc.Polynomial(3, start=1), certificate=True),
+    "extend(RAdam) offload": lambda ps: o2nc.extend(optim.RAdam(ps, lr=0.01), 0.9, certificate=True, offload=True),
+    "AdamW scaled, no averages": lambda ps: OURS["AdamW scaled"](ps, average=None),
+    "ScaledSGDM, no averages": lambda ps: OURS["ScaledSGDM"](ps, average=None),
+    "BallOGD": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.BallOGD(lr=0.1, radius=0.05), beta=0.9),
+    "BallAdaGrad": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.BallAdaGrad(lr=0.02), beta=0.9),
+    "ScaleFree joint": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.ScaleFree(lr=0.1, diagonal=False), beta=0.9),
+}
+if hasattr(optim, "Muon"):
+
+    class Muon(optim.Muon):
+        """torch's, of the matrices among its parameters; in float64, since another order of a sum shows in bfloat16."""
+
+        def __init__(self, params, **options):
+            super().__init__([p for p in params if p.dim() == 2], **options)
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+                step = optim.Muon.step
+                getattr(step, "__wrapped__", step)(self, closure)  # with super() hooks would run twice
+
+    OPTIMIZERS["extend(Muon)"] = lambda ps: o2nc.extend(Muon(ps, lr=0.01), o2nc.Polynomial(12), certificate=True)
+
+
+def make(name, mesh=None, width=7, nested=True):
+    """Return a model, sharded if there is a mesh, and its optimizer; rows of weights do not divide evenly."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, 3)).double()
+    dims = () if mesh is None else mesh.mesh_dim_names or ("data",)
+    if "tensor" in dims:
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        mesh = mesh["data"] if "data" in dims else mesh
+    if "data" in dims:
+        for module in (model[0], model[2], model) if nested else (model,):
+            fully_shard(module, mesh=mesh)
+    return model, OPTIMIZERS[name](model.parameters())
+
+
+def train(model, optimizer, begin, end, rank=0, size=1):
+    """Take steps, each on a batch of its own, of which every process has a share."""
+    for step in range(begin, end):
+        x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(x[rank::size]).abs().mean().backward()
+        optimizer.step()
+
+
+def whole(tensors):
+    return [(t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for t in tensors]
+
+
+def summary(model, optimizer):
+    """Return all that a user can ask for, in plain tensors and numbers; all processes have to call it."""
+    places = {p: i for i, p in enumerate(model.parameters())}
+    found = claims(optimizer) | {"restored": model.parameters(), "at": [places[p] for p in params_of(optimizer)]}
+    if certificate := found.pop("certificate", None):
+        parts = certificate.by_parameter.values()
+        found |= {"spreads": [part.spread for part in parts], "gradients": [part.gradient for part in parts]}
+        found["ess"] = certificate.ess
+    return found | {key: whole(found[key]) for key in ("x", "average", "output", "restored") if key in found}
+
+
+def kept(optimizer):
+    """Return what a process keeps of ours, by parameter: local shapes, what is a DTensor, its share of the spread."""
+    found = []
+    for p in (p for p in optimizer.state if "o2nc" in optimizer.state[p]):
+        tensors = {key: v for key, v in ours_of(optimizer, p).items() if isinstance(v, torch.Tensor)}
+        placed = {key for key, v in tensors.items() if isinstance(v, DTensor) and v.placements == p.placements}
+        shapes = {key: tuple((v.to_local() if key in placed else v).shape) for key, v in tensors.items()}
+        found.append((tuple(p.to_local().shape), shapes, placed, float(tensors.get("spread", 0.0))))
+    return found
+
+
+class Wrapper:
+    """Wraps an optimizer as Lightning does."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self.__class__ = type("Wrapped", (Wrapper, type(optimizer)), {})
+
+    def __getattr__(self, name):
+        return getattr(self._optimizer, name)
+
+
+# --- tasks
+
+
+def equal(mesh, rank, size):
+    """Train every optimizer on shards."""
+    found = {}
+    for name in NAMES:
+        model, optimizer = make(name, mesh)
+        train(model, optimizer, 0, STEPS, rank, size)
+        saved = optimizer.state_dict()["state"].values()
+        spreads = [float(state["o2nc"]["spread"]) for state in saved if "spread" in state.get("o2nc", ())]
+        found[name] = summary(model, optimizer)
+        found[f"{name}, kept"], found[f"{name}, saved spreads"] = kept(optimizer), spreads
+    model, optimizer = make("ScaledSGDM")
+    fully_shard(model, mesh=mesh)
+    optimizer.param_groups[0]["params"] = list(model.parameters())  # as accelerate does
+    train(model, optimizer, 0, STEPS, rank, size)
+    found["exchanged"] = summary(model, optimizer)
+    model, optimizer = make("BallOGD", mesh)
+    optimizer.step = torch.compile(optimizer.step, backend="eager")
+    train(model, optimizer, 0, STEPS, rank, size)
+    found |= {"compiled": summary(model, optimizer), "wrapped": summary(model, Wrapper(optimizer))}
+    model, optimizer = make("ScaledSGDM", mesh, nested=False)
+    for begin in range(0, STEPS, 2):  # evaluate before, between and after
+        train(model, optimizer, begin, begin + 2, rank, size)
+        with torch.no_grad(), optimizer.averaged(model):
+            found["loss at the average"] = model(torch.ones(1, 5).double()).sum().item()
+            shipped = optimizer.averaged_state_dict(model)
+    found["evaluated"], found["shipped"] = summary(model, optimizer), whole(shipped.values())
+    try:
+        OPTIMIZERS["SGD"]([distribute_tensor(torch.zeros(4, 3, dtype=torch.complex64), mesh, [Shard(0)])])
+    except TypeError as error:
+        found["complex"] = str(error)
+    return found
+
+
+def trained_and_loaded(name, mesh, rank=0, size=1):
+    """Train on shards by tensor, load that into another, and return what both say."""
+    model, optimizer = make(name, mesh, width=8)
+    train(model, optimizer, 0, STEPS, rank, size)
+    twin, again = make(name, mesh, width=8)
+    set_states(twin, again, states(model, optimizer))
+    return summary(model, optimizer), summary(twin, again)
+
+
+def columns(mesh, rank, size):
+    """Train every optimizer on shards by tensor."""
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tensor",))
+    return {name: trained_and_loaded(name, mesh) for name in NAMES}
+
+
+def planes(mesh, rank, size):
+    """Train on shards of shards: by tensor, and by data."""
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
+    rank = mesh["data"].get_local_rank()
+    return {name: trained_and_loaded(name, mesh, rank, 2) for name in NAMES}
+
+
+FULL = StateDictOptions(full_state_dict=True)
+# torch flattens nested dictionaries since 2.10
+CAN_FLATTEN = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+FLAT = StateDictOptions(flatten_optimizer_state_dict=CAN_FLATTEN)
+
+
+def states(model, optimizer, options=None):
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=options), strict=True))
+
+
+def set_states(model, optimizer, found, options=None):
+    set_state_dict(
+        model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"], options=options
+    )
+
+
+def save(mesh, rank, size):
+    """Train, save, train on."""
+    found = {}
+    for name in NAMES:
+        model, optimizer = make(name, mesh)
+        train(model, optimizer, 0, STEPS, rank, size)
+        dcp.save(states(model, optimizer), checkpoint_id=FOLDER / "saved" / name)
+        dcp.save(states(model, optimizer, FLAT), checkpoint_id=FOLDER / "flat" / name)
+        at_once = summary(model, optimizer)
+        copied = copy.deepcopy(optimizer.state_dict())  # as dcp.async_save does
+        by_name = get_optimizer_state_dict(model, optimizer, options=FULL)
+        for way in ("copied", "full"):
+            twin, again = make(name, mesh)
+            twin.load_state_dict(model.state_dict())
+            if way == "copied":
+                again.load_state_dict(copied)
+            else:
+                set_optimizer_state_dict(twin, again, by_name, options=FULL)
+            found[f"{name}, {way}"] = summary(twin, again)
+        train(model, optimizer, STEPS, STEPS + LATER, rank, size)
+        found[name], found[f"{name}, at once"] = summary(model, optimizer), at_once
+    return found
+
+
+def load(mesh, rank, size):
+    """Load what other processes, perhaps more or fewer, have saved; save it again, and train on."""
+    found = {}
+    for name in NAMES:
+        for kind, options in (("flat", FLAT), ("saved", None)):
+            model, optimizer = make(name, mesh)
+            read = states(model, optimizer, options)
+            dcp.load(read, checkpoint_id=FOLDER / kind / name)
+            set_states(model, optimizer, read, options)
+            found[f"{name}, {kind}"] = summary(model, optimizer)
+        dcp.save(states(model, optimizer), checkpoint_id=FOLDER / "saved" / name)
+        train(model, optimizer, STEPS, STEPS + LATER, rank, size)
+        found[name] = summary(model, optimizer)
+    return found
+
+
+if __name__ == "__main__":
+    FOLDER, NAMES = Path(sys.argv[1]), sys.argv[2].split("|")
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    for task in sys.argv[3:]:
+        found = globals()[task](init_device_mesh("cpu", (size,)), rank, size)
+        torch.save(found, FOLDER / f"{task}-{size}-{rank}.pt")
+    distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads may abort a process that ends in the ordinary way
