@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import compress
 from operator import is_not
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +86,7 @@ class Averaged(Optimizer):
     _window: Window | None  # what the settings say, as objects
     _law: Any
     _learner: Any
-    _known_params: list[Any]  # for a compiler, which would recompile whenever an option in the groups changes
+    _param_refs: list[Any]  # weak, so that parameters that are exchanged in the groups are freed
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
     _is_plain: bool  # neither sharded nor complex
@@ -219,8 +220,8 @@ class Averaged(Optimizer):
         if turn.counts and known:
             xs, gs, entries = map(list, zip(*known, strict=True))
             if settings["offload"]:
-                found = self._host_copies(xs + (gs if settings["certificate"] else [None] * len(gs)))  # in one call:
-                xs, gs = found[: len(xs)], found[len(xs) :]  # the next one uses the same memory
+                found = self._host_copies(xs + (gs if settings["certificate"] else [None] * len(gs)))
+                xs, gs = found[: len(xs)], found[len(xs) :]
             update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
         return new
 
@@ -355,7 +356,8 @@ class Averaged(Optimizer):
 
     def _note_params(self) -> None:
         """Note which parameters there are, for a compiler and for shards."""
-        params = self._known_params = [p for group in self.param_groups for p in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        self._param_refs = [ref(p) for p in params]
         self._is_sharded = any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
@@ -363,6 +365,11 @@ class Averaged(Optimizer):
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = not self._is_sharded and not differentiable
         self._is_checked = False
+
+    @property
+    def _known_params(self) -> list[Any]:
+        """The parameters, for a compiler, which would recompile whenever an option in the groups changes."""
+        return [found() for found in self._param_refs]
 
     def _notice_params(self) -> None:
         """Notice parameters that were exchanged in the groups, or wrapped since, as wrappers of models do."""
@@ -432,6 +439,7 @@ class Averaged(Optimizer):
         """
         self._refuse_swapped("load_state_dict()")
         checkpoints.load(self, state_dict, super().load_state_dict)
+        self._engine.forget()  # its tables would keep the old state
 
     def _is_swapped(self) -> bool:
         return any(id(p) in SWAPPED for group in self.param_groups for p in group["params"])
