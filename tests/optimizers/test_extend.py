@@ -16,7 +16,7 @@ import o2nc
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.extend import _INSTANCE_NAMES
 from problem import parameters, set_gradients
-from registry import OURS, TORCH, claims, ours_of, params_of, same
+from registry import TORCH, claims, ours_of, params_of, same
 
 LAW = o2nc.Exponential()
 EVERY = pytest.mark.parametrize("name", TORCH)
@@ -342,27 +342,6 @@ def test_after_a_failed_step_other_gradients_or_a_checkpoint_may_come():
         opt.step()
     opt.load_state_dict(saved)
     same(claims(advance(opt, [5])), claims(advance(whole, [5])))
-
-
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "extend(NAdam)", "ScaledSGDM"])
-def test_sparse_gradients_are_refused_and_nothing_is_done(name):
-    table = torch.nn.Embedding(4, 2, sparse=True)
-    opt = OURS[name](table.parameters(), scaling=LAW)
-    before, lr = table.weight.detach().clone(), opt.param_groups[0]["lr"]
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="sparse"):
-        opt.step()
-    assert torch.equal(before, table.weight)
-    assert int(ours_of(opt)["step"]) == 0
-    assert opt.param_groups[0]["lr"] == lr
-    assert not opt.state
-
-
-@EVERY
-def test_steps_without_gradients_consume_nothing(name):
-    opt = o2nc.extend(TORCH[name](parameters()), average=0.9, scaling=LAW)
-    opt.step()
-    assert int(ours_of(opt)["step"]) == 0
 
 
 # --- what is refused
