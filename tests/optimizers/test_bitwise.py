@@ -10,8 +10,9 @@ from torch import optim
 
 import fused_device as rig
 import o2nc
+import twin
 from problem import SHAPES, parameters, set_gradients
-from registry import TORCH, params_of
+from registry import TORCH, ours_of, params_of
 
 ENGINES = [{}, {"foreach": True}, {"foreach": False}, {"fused": True}, {"differentiable": True}]
 SGD_OPTIONS = [
@@ -184,6 +185,33 @@ def test_the_kernel_of_adamw_rounds_as_torchs_fused_one_does(dtype, average, dev
         else:
             assert torch.equal(p, q)
             assert all(torch.equal(opt.state[p][key], plain.state[q][key]) for key in ("exp_avg", "exp_avg_sq"))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_checkpoint_of_torchs_goes_on_to_the_bit_and_back(name, fused, device, tmp_path):
+    ours, theirs, _ = CLASSES[name]
+    options = {"lr": 0.02} | ({} if name == "AdamW" else {"momentum": 0.8})
+    twins = rig.begin(device if fused else "cpu", torch.float32, shapes=[(5, 3), (4,)])
+    plain = rig.advance(theirs(twins, **options), twins, range(1, 5))
+    torch.save(plain.state_dict(), tmp_path / "torch.pt")
+    params = [torch.nn.Parameter(p.detach().clone()) for p in twins]
+    window = o2nc.Polynomial(3, start=1)
+    opt = ours(params, lr=0.5, average=window, seed=3, fused=fused)
+    opt.load_state_dict(torch.load(tmp_path / "torch.pt", weights_only=True))
+    assert (opt.param_groups[0]["lr"], ours_of(opt)["seed"]) == (0.02, 3)
+    rig.advance(plain, twins, range(5, 9))
+    rig.advance(opt, params, range(5, 9))
+    for p, q in zip(params, twins, strict=True):
+        torch.testing.assert_close(p, q, **{} if fused else {"rtol": 0, "atol": 0})
+    weights = twin.weights(window, 4)  # the window has its own count
+    assert window.ess(window.count(int(ours_of(opt)["step"]))) == pytest.approx(1 / (weights**2).sum())
+    torch.save(opt.state_dict(), tmp_path / "ours.pt")
+    again = theirs(params, **options)
+    again.load_state_dict(torch.load(tmp_path / "ours.pt", weights_only=True))
+    rig.advance(plain, twins, [9])
+    rig.advance(again, params, [9])
+    torch.testing.assert_close(params, twins, **{} if fused else {"rtol": 0, "atol": 0})
 
 
 def test_autograd_goes_through_a_differentiable_step():
