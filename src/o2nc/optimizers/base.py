@@ -152,9 +152,9 @@ class Averaged(Optimizer):
             with torch.enable_grad():
                 loss = closure()
             closure = None
-        if SWAPPED:
-            self._refuse_swapped("step()")
         with self._lock:
+            if SWAPPED:
+                self._refuse_swapped("step()")
             self._notice_params()
             if closure is not None:
                 loss = self._step_with(closure)
