@@ -24,7 +24,8 @@ from o2nc.averages.update import Entry, Iterate, begin, update_
 from o2nc.averages.windows import NO_TURN, Average, Window, as_window
 from o2nc.certificates.certificate import Certificate
 from o2nc.fused import engine
-from o2nc.fused.engine import NOT_BEGUN, OBSERVE, DeviceRule, Engine
+from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
+from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers import accessors
 from o2nc.optimizers.swap import SWAPPED, Swap
 from o2nc.persist import checkpoints
