@@ -554,7 +554,7 @@ def test_plans_draw_the_output_that_their_bound_is_for():
     known = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0}
     sharp = theory.plan(10_000, **known).optimizer([x])
     assert made_with(sharp)["output"] == "geometric"
-    assert theory.plan(10_000, **known, constants="regret").optimizer([x]).param_groups[0]["output"] == "uniform"
+    assert made_with(theory.plan(10_000, **known, constants="regret").optimizer([x]))["output"] == "uniform"
     assert theory.guarantee(sharp, steps=10_000, **known).output == "geometric"
     assert theory.guarantee(sharp, steps=10_000, **known).bound == pytest.approx(theory.plan(10_000, **known).bound)
     assert theory.guarantee(sharp, steps=10_000, **known, output="uniform").output == "uniform"
