@@ -262,7 +262,7 @@ def test_refusals(tmp_path):
         CertificateLogger(optimizer, path, writer=print)
     with pytest.raises(ValueError, match=r"keeps no averages, it was made with average=None: pass average=0.999"):
         CertificateLogger(o2nc.ScaledSGDM(model.parameters(), lr=0.1), path)
-    with pytest.raises(TypeError, match=r"one that certifies.*got SGD"):
+    with pytest.raises(TypeError, match=r"one of o2nc.s with averages.*got SGD"):
         CertificateLogger(torch.optim.SGD(model.parameters()), path)
     without = o2nc.AdamW(model.parameters(), average=0.9, certificate=False)
     with pytest.raises(ValueError, match=r"keeps no certificate, it was made with certificate=False"):

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import optim
 
 import o2nc
 from fused_device import begin, is_fused, set_noise
@@ -320,16 +319,3 @@ def test_a_users_own_factors_and_notes_in_groups():
     found["param_groups"][0]["o2nc"]["learner"] = {"name": "nowhere.Own"}
     with pytest.raises(ValueError, match=r"'nowhere.Own' is not known: construct an optimizer with it first"):
         other.load_state_dict(found)
-
-
-@pytest.mark.parametrize("wrapped", [optim.SGD, optim.AdamW])
-def test_torchs_own_optimizers_load_ours(wrapped):
-    """A run goes back to torch: what is ours is carried along and does not disturb."""
-    ours = {optim.SGD: OURS["SGD"], optim.AdamW: OURS["AdamW"]}[wrapped]
-    opt = trained(ours)
-    plain = wrapped(copy.deepcopy(params_of(opt)))
-    plain.load_state_dict(copy.deepcopy(opt.state_dict()))
-    for t in (6, 7):
-        advance(opt, t)
-        advance(plain, t)
-    assert all(map(torch.equal, params_of(opt), params_of(plain)))

@@ -72,7 +72,7 @@ class Averaged(Optimizer):
 
     options = frozenset(("average", "scaling", "seed", "certificate", "offload"))
     shared_options: frozenset[str] = frozenset()  # arguments that a parameter group cannot have for itself
-    numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers or tensors
+    numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers >= 0, or tensors
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     has_progress = False  # whether it knows Δ, for progress and output()
     owns_state = False  # whether all of the state is ours
@@ -401,10 +401,11 @@ class Averaged(Optimizer):
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]
             if len({id(p) for p in tensors}) != len(tensors):
                 raise ValueError("params must not repeat: a parameter appears twice in one group")
-        super().add_param_group(param_group)
         for name in self.numbers:
-            if not isinstance(self.param_groups[-1][name], Tensor):
-                checks.number(name, self.param_groups[-1][name], "a finite number", lambda v: True)
+            value = param_group.get(name, self.defaults[name])
+            if not isinstance(value, Tensor):
+                checks.number(name, value, "a finite number >= 0", lambda v, name=name: v >= 0 or name == "dampening")
+        super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
             self._note_params()
 
