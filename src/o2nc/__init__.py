@@ -3,8 +3,8 @@
     optimizer = rule × scaling × averages
 
 * The rule is torch's SGD or AdamW (`SGD`, `AdamW`), any other optimizer's own step (`extend`), or an online learner.
-* `average=Polynomial(12)` keeps x̄, a mean of the weights that is good at any moment: ``with opt.averaged(): …`` puts it
-  into the model, ``opt.averaged_state_dict(model)`` returns it to ship; `averaged` does so for several optimizers.
+* `average=Polynomial(12)` keeps x̄, a mean of the weights that is good at any moment: ``with opt.averaged(): …`` puts
+  it into the model, ``opt.averaged_state_dict(model)`` returns it to ship; `averaged` does so for several optimizers.
 * `scaling` has the laws of a random scalar s in x + sΔ, which frees momentum from traps; `random_scaling` scales any
   optimizer.
 * ``certificate=True`` keeps ḡ and V as well, from which ``opt.certificate(c)`` bounds ‖∇F(x̄)‖_c.

@@ -354,23 +354,15 @@ def problems_table(found: Findings, horizon: int) -> kit.Table:
 
 
 def law_figure(found: Findings, freedom: Mapping[float, Sequence[float | None]]) -> "Figure":
-    """Draw how long a trapped run takes to get free, the price L of a law, and what it costs as measured."""
-    figure, last = kit.new_figure(12.6, 4.2), found.law_horizons[-1]
-    left, middle, right = figure.subplots(1, 3)
+    """Draw how long a trapped run takes to get free, and what a law costs as measured."""
+    figure, last = kit.new_figure(9.4, 4.2), found.law_horizons[-1]
+    left, right = figure.subplots(1, 2)
     spread = "standard deviation of s"
     medians = {w: median(math.inf if n is None else n for n in own) for w, own in freedom.items()}
     for is_free, mark, colour in ((True, "o-", "blue"), (False, "x", "red")):
         own = {deviation(Uniform(1 - w, 1 + w)): n for w, n in medians.items() if math.isfinite(n) == is_free}
         left.plot([*own], [min(n, PATIENCE) for n in own.values()], mark, color=kit.COLOURS[colour])
     kit.style_panel(left, "How long the climber is trapped (×: to the end)", spread, "steps until F is halved")
-    for label, colour, laws in (
-        ("U(1 − w, 1 + w)", "red", [Uniform(1 - w, 1 + w) for w in (0.1, 0.15, 0.25, 0.4, 0.6, 1.0)]),
-        ("Gamma(k)", "orange", [Gamma(float(k)) for k in (2, 4, 8, 16, 32, 64)]),
-    ):
-        middle.plot(
-            [*map(deviation, laws)], [law.price for law in laws], "o-", color=kit.COLOURS[colour], label=label
-        )
-    kit.style_panel(middle, "Its price in the guarantee", spread, "L")
     for label, colour, mark, prefix, what in (
         ("F", "blue", "o", "", "F"),
         ("F, Nesterov", "black", "D", "Nesterov, ", "F"),
@@ -381,13 +373,12 @@ def law_figure(found: Findings, freedom: Mapping[float, Sequence[float | None]])
         right.plot([deviation(LAWS[name]) for name in names], values, mark, color=kit.COLOURS[colour], label=label)
     right.axhline(1.0, color=kit.COLOURS["grey"], linewidth=1.0)
     kit.style_panel(right, f"What it costs, {last:,} steps", spread, "against momentum without a law")
-    for axes in (left, middle, right):
+    for axes in (left, right):
         axes.set(xscale="log", yscale="log")
         axes.set_xticks([0.05, 0.1, 0.2, 0.5, 1.0], ["0.05", "0.1", "0.2", "0.5", "1"])
         axes.xaxis.set_minor_formatter("")
     right.set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
     right.yaxis.set_minor_formatter("")
-    middle.legend(frameon=False)
     right.legend(frameon=False)
     return figure
 

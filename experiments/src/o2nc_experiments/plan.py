@@ -13,16 +13,6 @@ from o2nc import Exponential, Law, theory
 from o2nc.theory import Plan
 from o2nc_experiments import kit
 
-MEANINGS = {  # of the terms of a bound
-    "gap": "to get down: F*'s part of the energy",
-    "energy": "of the gradients",
-    "law": "what a law other than Exp adds to it",
-    "descent": "F*/(DN), to get down",
-    "start": "the first window",
-    "noise": "left in the averages",
-    "spread": "c times variance of iterates",
-    "regret": "of the learner",
-}
 LAWS = {"exponential": o2nc.Exponential, "gamma": o2nc.Gamma, "jitter": o2nc.Jitter, "uniform": o2nc.Uniform}
 
 
@@ -56,10 +46,8 @@ def table(plans: Mapping[str, Plan]) -> kit.Table:
         ("effective_lr", "η̃ of it, dampening = momentum"),
     ):
         rows.append([name, meaning, *(f"{getattr(p, name):.8g}" for p in every)])
-    for name, meaning in MEANINGS.items():
-        if any(p.terms.get(name) for p in every):
-            cells = (f"{p.terms[name]:.4g}" if p.terms.get(name) else kit.NONE for p in every)
-            rows.append([f"· {name}", meaning, *cells])
+    for name in dict.fromkeys(name for p in every for name in p.terms):
+        rows.append([f"· {name}", "part of the bound", *(f"{p.terms.get(name, 0.0):.4g}" for p in every)])
     rows.append(["output", "the law of n in x̄ = x̄_n", *(p.output for p in every)])
     rows.append(["bound", "on E‖∇F(x̄)‖_c", *(f"{p.bound:.4g}{'*' * p.vacuous}" for p in every)])
     if any(p.gradient_bound is not None for p in every):

@@ -19,7 +19,6 @@ from o2nc import Exponential, Law
 from o2nc.problems import Oracle
 from o2nc_experiments import kit
 
-LOOK = 8  # ‖∇F(x̄_n)‖ is looked at in every so many steps
 TINY = torch.finfo(torch.float64).tiny ** 0.5
 
 
@@ -38,8 +37,6 @@ class Means(NamedTuple):
 
     uniform: Tensor  # mean over n of ‖Σp∇F‖ + cV
     geometric: Tensor  # the same under the output law P(n) = (1 − β^n)/N for n < N
-    at_average: Tensor  # mean of ‖∇F(x̄_n)‖ over every 8th n
-    first: Tensor  # the first n at which x̄_n was good, inf if none was
 
 
 def column(values: Sequence[float]) -> Tensor:
@@ -72,7 +69,6 @@ def algorithm_2(
     seeds: Sequence[int],
     *,
     adaptive: bool = False,
-    good: Callable[[Tensor], Tensor] | None = None,
 ) -> Means:
     """Run every setting with every seed; rows are ordered setting by setting.
 
@@ -82,7 +78,6 @@ def algorithm_2(
         steps: N.
         seeds: of s; the noise of all runs comes from one generator, seeded with the first.
         adaptive: play `BallAdaGrad` instead of `OGD`.
-        good: says of rows x̄_n whether they are good enough.
 
     Example:
         >>> from o2nc import problems, theory
@@ -99,9 +94,7 @@ def algorithm_2(
     shrink = 1 / beta + lr * decay / beta  # OGD with κ = 1: Δ ← (Δ − lr·g)/shrink
     x = oracle.problem.start().to(torch.float64).expand(len(rows), -1).clone()
     delta, average, mean = torch.zeros_like(x), x.clone(), torch.zeros_like(x)
-    zero = torch.zeros_like(beta)
-    weight, squares, spread = zero, zero.clone(), zero.clone()
-    uniform, geometric, looks, first = zero.clone(), zero.clone(), zero.clone(), torch.full_like(zero, math.inf)
+    weight, squares, spread, uniform, geometric = (torch.zeros_like(beta) for _ in range(5))
     generator = torch.Generator().manual_seed(seeds[0])
     for t in range(1, steps + 1):
         full = oracle.gradient(x)
@@ -113,10 +106,6 @@ def algorithm_2(
         certificate = norm(mean) + c * spread
         uniform += certificate
         geometric += weight * certificate * (1 - beta if t < steps else 1.0)  # N·P(n) = αW_n, and W_N at the end
-        if t % LOOK == 0:
-            looks += norm(oracle.gradient(average))
-        if good is not None:
-            first = torch.where(good(average).unsqueeze(1) & first.isinf(), float(t), first)
         g = oracle.sample(x, generator) if oracle.noise else full
         if adaptive:  # v ← β²v + ‖g‖², Δ ← Π_D(Δ − √2·D·g/√v)
             squares = beta**2 * squares + norm(g).square()
@@ -125,14 +114,13 @@ def algorithm_2(
         else:
             delta.addcmul_(g, -lr).div_(shrink)
         x.addcmul_(delta, scalars(laws, drawn, t + 1))
-    sums = (uniform / steps, geometric / steps, looks / max(steps // LOOK, 1), first)
-    return Means(*(total.squeeze(1) for total in sums))
+    return Means(uniform.squeeze(1) / steps, geometric.squeeze(1) / steps)
 
 
 def in_processes(
     work: Mapping[str, tuple[Any, ...]], workers: int, terminal: kit.Terminal, keep: Callable[[str, Any], object]
 ) -> None:
-    """Call pieces of work, (function, *arguments) by name, in processes; ``keep(name, result)`` as each is finished."""
+    """Call (function, *arguments) of every name in processes, and ``keep(name, result)`` as each is finished."""
     with (
         ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
         terminal.progress(len(work), f"{len(work)} pieces of work") as advance,

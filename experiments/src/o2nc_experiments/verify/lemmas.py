@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-import o2nc
 from o2nc import Certificate, Exponential, Gamma, Law, Uniform, Weibull, theory
-from o2nc.problems import Climber, Cosine, DoubleWell, MultiKink, Problem, Resonance, Ripple
-from o2nc_experiments.verify.row import ROUNDING, Array, Sides, Z, enough, mean_error, row, worst
+from o2nc.problems import Climber, DoubleWell, MultiKink, Resonance
+from o2nc_experiments.verify.row import Array, Sides, Z, enough, mean_error, row, worst
 
 BETAS = (0.5, 0.9, 0.99)
 
@@ -61,16 +60,19 @@ def integral(y: Array, pieces: Array, order: int) -> Array:
 
 
 def norm_score(constants: str, order: int) -> Callable[[Array], Array]:
-    """Return the score |F'(0)|/bound for H = 1 (order 1, c = H²/ε) or ρ = 1 (order 2, c = ρ/2).
+    """Return the score |F'(0)|/bound for H = 1 (order 1) or ρ = 1 (order 2): sharp at any c, printed at its own.
 
     Where the spread is less than a tenth of ε the score is 0: at y = x the second bound is an equality, always.
     """
 
     def score(x: Array) -> Array:
-        y, p, pieces, number, _ = unpack(x)
+        y, p, pieces, number, c = unpack(x)
         mean = np.abs(number + (p * integral(y, pieces, order)).sum(1))  # F''(0)y has mean 0
         spread = (p * y**2).sum(1)
-        c = 2 / (mean + np.sqrt(mean**2 + 4 * spread)) if order == 1 else np.full(len(x), 0.5)  # ε = mean + spread/ε
+        if constants == "paper":
+            c = (
+                2 / (mean + np.sqrt(mean**2 + 4 * spread)) if order == 1 else np.full(len(x), 0.5)
+            )  # ε = mean + spread/ε
         rows = zip(c.tolist(), mean.tolist(), spread.tolist(), strict=True)
         known: dict[str, Any] = {CONSTANTS[order]: 1.0, "constants": constants}
         bounds = [Certificate(price, g, v, 1.0).gradient_norm(**known) for price, g, v in rows]
@@ -79,30 +81,11 @@ def norm_score(constants: str, order: int) -> Callable[[Array], Array]:
     return score
 
 
-def certified(problem: Problem, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, Certificate]:
-    """Return a few points near a random place, exponential or optimal weights, and their certificate."""
-    centre = problem.start().numpy() + rng.normal(size=problem.dimension)
-    size = (int(rng.integers(2, 6)), problem.dimension)
-    y = torch.from_numpy(centre + 10 ** rng.uniform(-2, 0.5) * rng.normal(size=size))
-    weights = "optimal" if rng.random() < 0.2 else "exponential"
-    c, beta = float(10 ** rng.uniform(-1, 2)), float(rng.uniform(0.05, 0.999))
-    at = o2nc.certify(problem.gradient, y, c, weights=weights, beta=beta)
-    assert at.weights is not None
-    return y, at.weights, at
-
-
 def criterion(order: int, seed: int, scale: float) -> Sides:
-    """Search for functions, and try the bounds on problems of the library at any c."""
-    rng, name = np.random.default_rng(seed), CONSTANTS[order]
-    rounds, valid = enough(400, scale, 100), True
+    """Search for functions that exceed the bounds."""
+    rng, rounds = np.random.default_rng(seed), enough(400, scale, 100)
     with warnings.catch_warnings(action="ignore"):  # that c is small for the smoothness
         sharp, paper = (climb(norm_score(constants, order), rng, 24, rounds) for constants in ("sharp", "paper"))
-        for problem in (Cosine(1), Cosine(3), Ripple(1), Ripple(4)):
-            for _ in range(enough(100, scale)):
-                y, p, at = certified(problem, rng)
-                truth, known = problem.gradient(p @ y).norm().item(), {name: getattr(problem, name)}
-                bounds = [at.gradient_norm(**known, constants=constants) for constants in ("sharp", "paper")]
-                valid = valid and truth <= min(bounds) * (1 + ROUNDING)
         # tight: F'(h) = 1.25 − |h| at y = ±½, c = 1; F'(h) = 1 − h²/2 with V = 0.8, c = ½
         tight = Certificate(1.0, 0.75, 0.25, 2.0) if order == 1 else Certificate(0.5, 0.6, 0.8, 2.0)
         known_ratio = (1.25 if order == 1 else 1.0) / tight.gradient_norm(
@@ -112,7 +95,7 @@ def criterion(order: int, seed: int, scale: float) -> Sides:
         f"greatest ‖∇F(x)‖/bound: search over functions and laws {sharp:.4f}, known example {known_ratio:.4f}; "
         f"of the printed 2ε {paper:.3f}"
     )
-    also = valid and known_ratio > 0.999 and sharp > 0.97 and paper <= 1
+    also = known_ratio > 0.999 and sharp > 0.97 and paper <= 1
     return Sides(measured, max(sharp, known_ratio), 1.0, also=also)
 
 

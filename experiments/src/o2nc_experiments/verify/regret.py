@@ -164,7 +164,7 @@ def omd_one_step(seed: int, scale: float) -> Sides:
 
 
 def schedules(seed: int, count: int) -> Iterator[tuple[float, float, Array]]:
-    """Yield β, μ and h_2, …, h_{n+1} with η_t = β^t h_t nonincreasing: half with μ = 0, some geometric, some β = 1."""
+    """Yield β, μ and h_2, …, h_{n+1} with nonincreasing η_t = β^t h_t: half with μ = 0, some geometric or β = 1."""
     rng = np.random.default_rng(seed)
     for i in range(count):
         n, beta = int(rng.integers(2, 25)), float(rng.choice([1.0, rng.uniform(0.5, 1.0)]))
