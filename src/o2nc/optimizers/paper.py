@@ -69,7 +69,8 @@ class Paper(Averaged):
                 self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
         if iterate.turn.counts and iterate.turn.complete and self._takes_output(iterate.draw):
             for entry in iterate.entries:
-                entry["output"].copy_(entry["average"])
+                if "average" in entry:
+                    entry["output"].copy_(entry["average"])
         return {}
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
