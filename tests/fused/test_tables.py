@@ -10,7 +10,7 @@ import fused_device as rig
 import o2nc
 
 WINDOWS = [0.9, o2nc.Polynomial(12), o2nc.Polynomial(12, every=2)]
-NAMES = ["AdamW", "ScaledSGDM", "OGD", "extend(NAdam)"]
+NAMES = ["AdamW", "ScaledSGDM", "OGD", "extend(Lion)"]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_checkpoint_in_another_order(device):
         opt.step()
 
 
-@rig.some("AdamW", "ScaledSGDM", "extend(NAdam)")
+@rig.some("AdamW", "ScaledSGDM", "extend(Lion)")
 @pytest.mark.parametrize("in_place", [True, False])
 def test_the_counter_set_by_hand(device, make, in_place):
     """Written to or replaced, the host notices that it does not know it: which iterates count depends on it."""
