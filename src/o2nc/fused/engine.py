@@ -137,12 +137,12 @@ class Engine:
 
     def _has_all(self, request: Request) -> bool:
         """Return whether the tables have all parameters that have gradients."""
-        params, outside = self.known[2:] or ([], [])
+        params, outside = self.known[2:] or ([], {})
         return (
             bool(self.tables)
             and sum(len(group["params"]) for group in request.groups) == len(params)
             and all(map(is_, chain.from_iterable(group["params"] for group in request.groups), params))
-            and all(p.grad is None for p in outside)
+            and all(p.grad is None and _extent(request.state, p) == extent for p, extent in outside.items())
         )
 
     def _holds(self, request: Request) -> bool:
@@ -162,18 +162,19 @@ class Engine:
 
         rule = request.rule.resolve(request.groups)
         assert rule is not None, "why_not was not asked"
-        rows, outside = [], []
+        rows, outside = [], {}
         for k, group in enumerate(request.groups):
             update, slots = rule.layout(group)
             for p in group["params"]:
                 state = request.state.get(p, {})
                 row = Row(p, state, state.get(KEY, {}), k, update, slots)
+                rule = rule.with_decay() if "last_decay" in row.entry else rule
                 if row.is_begun(rule, request.window is not None):
                     rows.append(row)
                 elif p.grad is not None or (request.window is not None and "average" in row.entry):
                     return NOT_BEGUN
                 else:
-                    outside.append(p)
+                    outside[p] = _extent(request.state, p)
         if capturing:
             raise RuntimeError("this step cannot be captured: call step() twice like this before you capture it")
         written = []
@@ -188,6 +189,12 @@ class Engine:
         params = [p for group in request.groups for p in group["params"]]
         self.known = (request.state, _cache_key(request, rule), params, outside)
         return None
+
+
+def _extent(state: dict[Any, Any], p: Any) -> tuple[int, int]:
+    """Return how much state a parameter has: without any it takes no part."""
+    found = state.get(p, {})
+    return len(found), len(found.get(KEY, ()))
 
 
 def _cache_key(request: Request, rule: Rule) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ entries get their names where a rule takes them apart. FLOOR is compiled in, the
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -100,10 +100,15 @@ class Rule:
     count: str | None = None  # key of torch's count of a parameter's steps, which `prepare` advances
     moves: bool = True  # whether x is written
     progress: bool = False  # whether ⟨g, Δ⟩ is summed
-    decoupled: bool = False  # whether decoupled weight decay is added to what it plays
+    decoupled: bool = False  # whether decoupled weight decay is added to what it plays, or was to what it last played
+    not_kept: tuple[str, ...] = ()  # keys of the state that make no sense unless they are slots
     # where sums are made as well, as measured: elements at a time, and registers per thread (None: as it comes)
     block: int = BLOCK
     registers: int | None = None
+
+    def with_decay(self) -> "Rule":
+        """Return this rule with decoupled weight decay."""
+        return self if self.decoupled else replace(self, decoupled=True)
 
     def block_of(self, sums: bool) -> int:
         """Return how many elements a program takes at a time."""

@@ -54,7 +54,8 @@ class Row(NamedTuple):
     def is_begun(self, rule: Rule, averaged: bool) -> bool:
         """Return whether all state is there that kernels work on."""
         keys = (*self.slots, *rule.numbers, *filter(None, [rule.count]), *["average"] * averaged)
-        return all(self.holder(key).get(key) is not None for key in keys)
+        is_stale = any(key in self.entry and key not in self.slots for key in rule.not_kept)
+        return not is_stale and all(self.holder(key).get(key) is not None for key in keys)
 
     def put(self, key: str, value: Tensor) -> None:
         """Replace an entry of the state, of which ``value`` is the local shard."""
