@@ -12,13 +12,13 @@ import sys
 
 import torch
 import triton
+from o2nc.backends.triton import engine, launches
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import o2nc
 from fused_device import begin, set_noise
 from o2nc import learners
-from o2nc.backends.triton import engine, launches
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.int64: "*i64", torch.int32: "*i32", torch.float64: "*fp64", torch.float32: "*fp32"}

@@ -140,7 +140,7 @@ FUSED = [name for name in OURS if name not in EXTENDED and name != "OriginalO2NC
 WINDOWED = [name for name in OURS if name != "OriginalO2NC"]  # they take any window
 
 
-def build(name, params, fused, **options):
+def build(name, params, fused=True, **options):
     """Return an optimizer whose steps kernels take, or do not; without kernels an extended one needs no devices."""
     return OURS[name](params, **({"fused": fused} if name in FUSED else {}) | options)
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from o2nc.backends.triton import engine
 
 import fused_device as rig
 import o2nc
-from o2nc.backends.triton import engine
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,15 @@ def test_rows_are_the_optimizers_own_answers(name, tmp_path):
         step = int(optimizer.param_groups[0]["o2nc"]["step"])
         if step % 5 == 0 and (name != "original" or step >= 7):
             found = optimizer.certificate(c=2.0)
-            numbers = (step, found.gradient, found.spread, found.value, getattr(optimizer, "progress", math.nan), found.ess, 2.0)
+            numbers = (
+                step,
+                found.gradient,
+                found.spread,
+                found.value,
+                getattr(optimizer, "progress", math.nan),
+                found.ess,
+                2.0,
+            )
             expected.append(dict(zip(FIELDS, numbers, strict=True)))
             for key, part in found.by_parameter.items():
                 parts.append(dict(zip(LAYER_FIELDS, (step, key, part.gradient, part.spread), strict=True)))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from test_windows import weights as weights_of
 from torch import nn
 from torch.optim import SGD, lr_scheduler, swa_utils
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -14,7 +15,6 @@ import o2nc
 from o2nc.learners import OGD, AdaGrad, BallOGD
 from problem import EXTENDED
 from processes import torchrun
-from test_windows import weights as weights_of
 from twin import law_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")

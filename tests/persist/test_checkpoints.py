@@ -141,7 +141,9 @@ def test_what_it_changes_is_said(make, other, word):
 def test_what_it_changes_of_learners_and_of_scaled_optimizers_is_said():
     found = trained(o2nc.ExponentiatedO2NC, learner=learners.AdaGrad(0.1), beta=0.9).state_dict()
     opt = o2nc.ExponentiatedO2NC(parameters(), learners.AdaGrad(0.1, diagonal=True), beta=0.95, average=0.9)
-    with pytest.warns(UserWarning, match=r"learner=AdaGrad.*made with AdaGrad.*diagonal=True.*beta=0.9 \(made with 0.95"):
+    with pytest.warns(
+        UserWarning, match=r"learner=AdaGrad.*made with AdaGrad.*diagonal=True.*beta=0.9 \(made with 0.95"
+    ):
         opt.load_state_dict(found)
     advance(opt, 6)
     assert ours_of(opt, params_of(opt)[0])["sum_squares"].shape == ()  # the state is that of the checkpoint's learner
@@ -155,7 +157,9 @@ def test_one_without_averages_does_not_switch_them_off(make):
     """They begin with the next step, wherever the run is."""
     found = trained(make, seed=3, average=None).state_dict()
     opt = make(parameters(), seed=3, average=o2nc.Discount(0.9, start=1))
-    with pytest.warns(UserWarning, match=r"no averages: those of average=Discount\(beta=0.9.*begin with the next step") as said:
+    with pytest.warns(
+        UserWarning, match=r"no averages: those of average=Discount\(beta=0.9.*begin with the next step"
+    ) as said:
         opt.load_state_dict(found)
     assert [warning.filename for warning in said] == [__file__]
     assert int(ours_of(opt)["step"]) == 5

@@ -74,7 +74,9 @@ def test_a_checkpoint_continues_bitwise(name, dtype):
     same(claims(advance(opt, step + 1, STEPS)), claims(continued(name, saved, STEPS, dtype)))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deep", "pickle"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deep", "pickle"]
+)
 @every_optimizer
 def test_copies_continue_bitwise(name, copied):
     opt = advance(OPTIMIZERS[name](parameters(torch.float32)), 1, 8)
@@ -112,7 +114,9 @@ def test_checkpoints_of_torchs_optimizers_continue_bitwise(theirs, ours, dtype):
     with opt.averaged():
         for i, p in enumerate(params_of(opt)):
             mean = sum(w * x[i] for w, x in zip(weights, xs, strict=True)) / sum(weights)
-            torch.testing.assert_close(p.detach().double(), mean, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+            torch.testing.assert_close(
+                p.detach().double(), mean, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6
+            )
 
 
 @every_optimizer
@@ -144,7 +148,9 @@ def go_on(folder):
     """Load what a killed process has saved, continue, and write the new checkpoints."""
     found = torch.load(folder / "saved.pt", weights_only=True)
     opts = {name: continued(name, saved, saved["step"] + 9, torch.float32) for name, saved in found.items()}
-    torch.save({name: checkpoint(opt, found[name]["step"] + 9) for name, opt in opts.items()}, folder / "continued.pt")
+    torch.save(
+        {name: checkpoint(opt, found[name]["step"] + 9) for name, opt in opts.items()}, folder / "continued.pt"
+    )
 
 
 @pytest.mark.slow

@@ -301,8 +301,8 @@ class Averaged(Optimizer):
 
     def _step_fused(self, rule: DeviceRule) -> bool:
         """Have kernels take the step, or the averages' part of it; return whether they did."""
-        if self._has_averaged and not rule.moves:  # if not for new parameters, whose averages begin with the step
-            return self._entries().keys() >= {*self._with_gradients()}
+        if self._has_averaged and not rule.moves:  # x_t was averaged before the last attempt failed
+            return False
         reason = self._engine.take(rule, self.param_groups, self.state, self._window, self._law, self._steps_done)
         if reason is None and rule.moves:
             step, version, value = self._clock

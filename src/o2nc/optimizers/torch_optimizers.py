@@ -4,7 +4,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import optim
+from torch import Tensor, optim
 
 from o2nc.averages.update import Iterate
 from o2nc.fused.engine import DeviceRule
@@ -13,7 +13,34 @@ from o2nc.optimizers.base import Averaged
 _HALF = frozenset((torch.bfloat16, torch.float16))
 
 
-class SGD(Averaged, optim.SGD):
+class TorchFused(Averaged):
+    """Has torch step without its fused kernel where that fails."""
+
+    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
+        unfused = [group for group in self.param_groups if group["fused"] and self._fused_fails(group)]
+        try:
+            for group in unfused:
+                group.update(fused=None, foreach=True)  # torch takes one of them only
+            return super()._move(iterate, closure)
+        finally:
+            for group in unfused:
+                group.update(fused=True, foreach=None)
+                for p in group["params"]:
+                    if "step" in self.state.get(p, ()):  # torch's fused kernel wants it beside the parameter
+                        self.state[p]["step"] = self.state[p]["step"].to(p.device)
+
+    def _fused_fails(self, group: dict[str, Any]) -> bool:
+        """Return whether torch's fused kernel fails: where gradients and parameters are not laid out alike."""
+        return any(p.grad is not None and not _lie_alike(p, p.grad) for p in group["params"])
+
+
+def _lie_alike(x: Tensor, g: Tensor) -> bool:
+    """Return whether two tensors have their elements in the same order, without gaps."""
+    is_dense = x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride()
+    return is_dense and x.stride() == g.stride()
+
+
+class SGD(TorchFused, optim.SGD):
     """``torch.optim.SGD``, bitwise, with weights x̄ that need no schedule.
 
     It takes all arguments of ``torch.optim.SGD``, and ``average``, ``scaling``, ``seed``, ``certificate`` and
@@ -37,38 +64,36 @@ class SGD(Averaged, optim.SGD):
     device_rule = DeviceRule("o2nc.fused.rules.sgd:sgd")
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
-        """Have torch step, without its fused kernel where that fails, and without its writing into gradients."""
-        unfused = [group for group in self.param_groups if group["fused"] and self._fused_fails(group)]
-        written = [group["params"] for group in self.param_groups if group["nesterov"] and _writes_gradients(group)]
+        """Have torch step, without its writing into gradients."""
+        written = [group["params"] for group in self.param_groups if self._writes_gradients(group)]
         grads = [(p, p.grad) for p in chain.from_iterable(written) if p.grad is not None]
         try:
-            for group in unfused:
-                group.update(fused=None, foreach=True)
             for p, g in grads:
                 p.grad = g.clone()
             return super()._move(iterate, closure)
         finally:
-            for group in unfused:
-                group.update(fused=True, foreach=None)  # torch takes one of them only
             for p, g in grads:
                 p.grad = g
 
     def _fused_fails(self, group: dict[str, Any]) -> bool:
-        """Return whether torch's fused kernel (2.13) fails: for momenta of new parameters beside others', and in half
-        precision on a CPU, where it leaves every other vector unwritten.
+        """Return whether torch's fused kernel (2.13) fails: for momenta of new parameters beside others', too, and in
+        half precision on a CPU, where it leaves every other vector unwritten.
         """
         params = [p for p in group["params"] if p.grad is not None]
         begun = {self.state[p].get("momentum_buffer") is not None for p in params} if group["momentum"] else ()
-        return len(begun) > 1 or any(p.dtype in _HALF and p.device.type == "cpu" for p in params)
+        half = any(p.dtype in _HALF and p.device.type == "cpu" for p in params)
+        return len(begun) > 1 or half or super()._fused_fails(group)
+
+    def _writes_gradients(self, group: dict[str, Any]) -> bool:
+        """Return whether torch adds the momentum to ``.grad``: its foreach step does, unless it has copied it."""
+        if not group["nesterov"] or group["maximize"] or group["weight_decay"]:
+            return False
+        if group["fused"]:
+            return self._fused_fails(group)
+        return group["foreach"] or (group["foreach"] is None and any(p.is_cuda for p in group["params"]))
 
 
-def _writes_gradients(group: dict[str, Any]) -> bool:
-    """Return whether torch adds the momentum to ``.grad``: its foreach step does, unless it has copied it before."""
-    is_foreach = group["foreach"] or (group["foreach"] is None and any(p.is_cuda for p in group["params"]))
-    return is_foreach and not (group["fused"] or group["maximize"] or group["weight_decay"])
-
-
-class AdamW(Averaged, optim.AdamW):
+class AdamW(TorchFused, optim.AdamW):
     """``torch.optim.AdamW``, bitwise, with weights x̄ that need no schedule.
 
     It takes all arguments of ``torch.optim.AdamW``, and ``average``, ``scaling``, ``seed``, ``certificate`` and

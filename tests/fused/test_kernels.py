@@ -1,0 +1,408 @@
+"""The step by kernels is the step by torch's functions: any options, in every dtype and memory order."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import fused_device as rig
+import o2nc
+
+# ---- against the step without kernels ----
+
+
+def sgd_options(chance):
+    """Draw options of SGD; torch refuses Nesterov without momentum in the constructor, not in a group."""
+    momentum = chance.choice([0, 0.6, 0.9])
+    nesterov = momentum > 0 and chance.random() < 0.4
+    return {
+        "lr": chance.choice([0.01, 0.3]),
+        "momentum": momentum,
+        "dampening": 0 if nesterov else chance.choice([0, 0, 0.5]),
+        "weight_decay": chance.choice([0, 0.1]),
+        "nesterov": nesterov,
+        "maximize": chance.random() < 0.3,
+    }
+
+
+def adamw_options(chance):
+    return {
+        "lr": chance.choice([0.001, 0.1]),
+        "betas": chance.choice([(0.9, 0.999), (0.5, 0.9)]),
+        "eps": chance.choice([1e-8, 0.1]),
+        "weight_decay": chance.choice([0, 0.1]),
+        "maximize": chance.random() < 0.3,
+    }
+
+
+def learner_options(chance):
+    return {
+        "lr": chance.choice([0, 0.02, 0.1]),
+        "weight_decay": chance.choice([0, 0, 0.1]),
+        "maximize": chance.random() < 0.2,
+    }
+
+
+KINDS = {
+    "SGD": (o2nc.SGD, sgd_options),
+    "AdamW": (o2nc.AdamW, adamw_options),
+    "ScaledSGDM": (o2nc.ScaledSGDM, sgd_options),
+    "ExponentiatedO2NC": (o2nc.ExponentiatedO2NC, learner_options),
+}
+
+
+def history(chance, count, groups, options):
+    """Draw some steps: who has no gradient, and which group's options change to what."""
+    joins = [chance.choice([1, 1, 3]) for _ in range(count)]
+    return [
+        (
+            [i for i in range(count) if t < joins[i] or chance.random() < 0.2],
+            [(k, options(chance)) for k in range(groups) if chance.random() < 0.2],
+        )
+        for t in range(1, chance.randint(3, 8))
+    ]
+
+
+@pytest.mark.some(40)
+@rig.search(120)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_run(device, kind, chance):
+    """Any options, sizes, groups, windows, laws, learners; options that change, late and absent gradients."""
+    cls, options = KINDS[kind]
+    shapes = [chance.choice(rig.SIZES) for _ in range(chance.randint(1, 3))]
+    cut = chance.randint(0, len(shapes) - 1)
+    own = [options(chance) for _ in range(1 + (cut > 0))]
+    windows = [0.9, o2nc.Polynomial(3, every=2), o2nc.Discount(0.8, start=2, every=3)]
+    shared = {"seed": 7, "average": chance.choice([None, *windows])}
+    plain = shared["average"] is None and cls is not o2nc.AdamW  # then SGD's step would be torch's own
+    shared["scaling"] = chance.choice(rig.LAWS if plain else [*rig.LAWS, None])
+    if kind in ("SGD", "AdamW") and shared["average"] is not None:
+        shared["certificate"] = chance.random() < 0.6
+    arguments = (chance.choice(rig.LEARNERS),) if kind == "ExponentiatedO2NC" else ()
+    events = history(chance, len(shapes), len(own), options)
+
+    def work(fused):
+        params = rig.begin(device, shapes=shapes)
+        groups = [{"params": params[cut:], **own[0]}] + [{"params": params[:cut], **more} for more in own[1:]]
+        opt = cls(groups, *arguments, fused=fused, **shared)
+        for t, (missing, changes) in enumerate(events, 1):
+            for k, changed in changes:
+                opt.param_groups[k].update(changed)
+            rig.set_noise(params, t, missing)
+            opt.step()
+        rig.set_noise(params, 99)  # the last two steps are the kernels' own
+        opt.step()
+        opt.step()
+        return opt
+
+    rig.compare(work)
+
+
+@pytest.mark.some(10)
+@pytest.mark.parametrize(
+    ("law", "average"), [(rig.LAWS[0], True), (rig.LAWS[3], True), (rig.LAWS[2], False)], ids=str
+)
+@pytest.mark.parametrize("learner", rig.LEARNERS, ids=str)
+def test_every_learner(device, learner, law, average):
+    """With a schedule that rests once, two groups, an absent and a late gradient."""
+
+    def work(fused):
+        params = rig.begin(device, shapes=[(3, 2), (), (5,)])
+        groups = [{"params": params[:2]}, {"params": params[2:], "lr": 3 * learner.lr}]
+        opt = rig.algorithm_2(groups, learner, fused, scaling=law, seed=2, average=average)
+        for t, (factor, missing) in enumerate([(1, [2]), (0.5, []), (0, [0]), (2, []), (1, [1])], 1):
+            for group, scale in zip(opt.param_groups, (1, 3), strict=True):
+                group["lr"] = factor * scale * learner.lr
+            rig.set_noise(params, t, missing)
+            opt.step()
+        return opt
+
+    rig.compare(work)
+
+
+@pytest.mark.parametrize("learner", rig.LEARNERS, ids=str)
+@pytest.mark.parametrize("value", [0.0, float("nan")], ids=["zero", "nan"])
+def test_gradients_of_zero_and_nan(device, learner, value):
+    """No norm is divided by: zeros leave everything at rest. A joint norm that is nan spoils every tensor."""
+    runs = []
+    for fused in (True, False):
+        params = rig.begin(device, shapes=[(3,), (4,)])
+        opt = rig.algorithm_2(params, learner, fused, average=False)
+        for t in (1, 2, 3):
+            rig.set_noise(params, t, scale=0.0 if value == 0 and t < 3 else 1.0)
+            if t == 2:
+                params[1].grad.fill_(value)
+            opt.step()
+        assert rig.is_fused(opt) == fused
+        runs.append({str(i): p.detach() for i, p in enumerate(params)})
+    rig.agree(*runs)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_nesterov_without_momentum_is_plain(device, average, late):
+    """torch ignores it where momentum is 0; a schedule may end there."""
+
+    def work(fused):
+        params = rig.begin(device)
+        opt = rig.sgdm([{"params": params, "nesterov": True, "momentum": 0.9 if late else 0}], fused, average=average)
+        rig.advance(opt, params, [1, 2])
+        opt.param_groups[0]["momentum"] = 0
+        return rig.advance(opt, params, [3, 4, 5])
+
+    rig.compare(work)
+
+
+# ---- dtypes ----
+
+
+@rig.cases
+def test_float32_is_near_float64(device, make):
+    runs = []
+    for dtype in (torch.float32, torch.float64):
+        params = rig.begin(device, dtype)
+        runs.append(rig.facts(rig.advance(make(params), params, range(1, 7))))
+    rig.agree(*runs, tolerance=2e-5)
+
+
+def ulps(a, b):
+    """The distance of a from b, in units of b's dtype at b, or at 1 where b is smaller."""
+    unit = torch.finfo(b.dtype).eps * b.double().abs().clamp(min=1.0)
+    return ((a.double() - b.double()).abs() / unit).max().item()
+
+
+def stored(x, dtype):
+    """A float32 rounded to the nearest; Triton's interpreter cuts it off instead where that is bfloat16."""
+    if dtype == torch.bfloat16 and not rig.CUDA:
+        x = (x.view(torch.int32) & -65536).view(torch.float32)
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_half_precision_rounds_where_it_is_stored(device, dtype, nesterov):
+    """Parameter and buffer are rounded when they are stored; arithmetic, x̄ and ḡ are float32."""
+    lr, momentum, decay, beta, seed = 0.05, 0.9, 0.01, 0.9, 4
+    params = rig.begin(device, dtype, shapes=[(1025,)])
+    opt = rig.sgdm(params, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov, average=beta, seed=seed)
+    rig.set_noise(params, 1)
+    opt.step()  # by torch
+    entry, state = opt.state[params[0]]["o2nc"], opt.state[params[0]]
+    x, buffer = params[0].detach().cpu().clone(), state["momentum_buffer"].cpu().clone()
+    x_mean, g_mean, total = entry["average"].cpu().clone(), entry["gradient"].cpu().clone(), 1.0
+    for t in range(2, 10):
+        rig.set_noise(params, t)
+        g = params[0].grad.cpu().float()
+        total = 1 + beta * total
+        x_mean += (x.float() - x_mean) / total
+        g_mean += (g - g_mean) / total
+        m = momentum * buffer.float() + g + decay * x.float()
+        direction = g + decay * x.float() + momentum * m if nesterov else m
+        x = stored(x.float() - lr * o2nc.Exponential().sample(seed, t + 1) * direction, dtype)
+        buffer = stored(m, dtype)
+        opt.step()
+        assert rig.is_fused(opt)
+    assert state["momentum_buffer"].dtype == dtype
+    assert {entry[key].dtype for key in ("average", "gradient", "output")} == {torch.float32}
+    assert ulps(params[0].detach().cpu(), x) <= 2
+    assert ulps(state["momentum_buffer"].cpu(), buffer) <= 2
+    torch.testing.assert_close(entry["average"].cpu(), x_mean, rtol=1e-3, atol=torch.finfo(dtype).eps)
+    torch.testing.assert_close(entry["gradient"].cpu(), g_mean, rtol=1e-3, atol=1e-3)
+    # a flip here and there, no drift
+    assert abs((params[0].detach().cpu().double() - x.double()).mean()) < 0.05 * torch.finfo(dtype).eps
+
+
+def mixed(device, dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float32)):
+    return [rig.begin(device, dtype, shapes=[(i + 2,)])[0] for i, dtype in enumerate(dtypes)]
+
+
+@rig.some("AdamW", "ScaledSGDM", "ScaledSGDM Nesterov", "ScaleFree", "extend(NAdam)")
+def test_mixed_dtypes_do_not_mix(device, make):
+    """Without a joint norm every parameter moves as if it were alone, to the bit."""
+    together, alone = mixed(device), mixed(device)
+    ours, single = make(together), [make([p]) for p in alone]
+    for t in (1, 2, 3):
+        for ps in (together, alone):
+            rig.set_noise(ps, t)
+        for opt in (ours, *single):
+            opt.step()
+    for p, q, opt in zip(together, alone, single, strict=True):
+        ours_of, theirs = ours.state[p]["o2nc"], opt.state[q]["o2nc"]
+        assert torch.equal(p, q)
+        assert torch.equal(ours_of["average"], theirs["average"])
+        assert ours_of["average"].dtype == torch.promote_types(p.dtype, torch.float32)
+
+
+def test_mixed_dtypes_share_a_joint_norm(device):
+    def work(fused):
+        params = mixed(device)[:2]
+        return rig.advance(rig.algorithm_2(params, rig.LEARNERS[13], fused), params, range(1, 6))
+
+    rig.compare(work, tolerance=1e-6)
+
+
+# ---- memory ----
+
+
+def permuted(kind, device):
+    """A parameter that does not lie row by row, and the memory around it."""
+    generator = torch.Generator().manual_seed(3)
+    if kind == "channels last":
+        base = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=generator).to(device)
+        base = base.to(memory_format=torch.channels_last)
+        return torch.nn.Parameter(base), base
+    if kind == "transposed":
+        base = torch.randn(7, 40, dtype=torch.float64, generator=generator).to(device)
+        return torch.nn.Parameter(base.t()), base
+    base = torch.randn(6, 50, dtype=torch.float64, generator=generator).to(device)
+    return torch.nn.Parameter(base[1:, ::2]), base  # with gaps
+
+
+def laid_out(value, kind, like):
+    """The same gradient with other strides or another alignment."""
+    if kind == "like the parameter":
+        return torch.empty_like(like).copy_(value)
+    if kind == "contiguous":
+        return value.clone()
+    if kind == "offset":
+        room = torch.empty(value.numel() + 1, dtype=value.dtype, device=value.device)
+        return room[1:].view(value.shape).copy_(value)
+    return value[(slice(0, 1),) * value.dim()].expand(value.shape)
+
+
+GRADIENTS = ["like the parameter", "contiguous", "offset", "expanded"]
+
+
+@pytest.mark.some(12)
+@pytest.mark.parametrize("kind", ["channels last", "transposed", "gaps"])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@rig.some("AdamW", "ScaledSGDM", "CoinBetting", "extend(NAdam)")
+def test_memory_order(device, kind, gradient, make):
+    """Strides of parameter and gradient do not matter, gaps are left alone, state lies as its parameter does."""
+    gaps, stridden = [], []
+
+    def work(fused):
+        p, base = permuted(kind, device)
+        strides, before = p.stride(), base.clone()
+        if not fused:
+            p = torch.nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format))
+        opt = make([p], fused)
+        for t in range(1, 5):
+            rig.set_noise([p], t)
+            p.grad = laid_out(p.grad.contiguous(), gradient, p)
+            opt.step()
+        if fused:
+            assert p.stride() == strides
+            untouched = torch.ones_like(base, dtype=torch.bool)
+            untouched[1:, ::2] = False
+            gaps.append(kind != "gaps" or torch.equal(base[untouched], before[untouched]))
+            kept = [opt.state[p], opt.state[p]["o2nc"]]
+            shaped = [v for entries in kept for v in entries.values() if getattr(v, "shape", 0) == p.shape]
+            stridden.extend(v.stride() == strides for v in shaped)
+        return opt
+
+    rig.compare(work)
+    assert gaps == [True]
+    assert stridden
+    assert kind == "gaps" or all(stridden)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_unaligned_memory(device, dtype):
+    """Parameters and gradients may begin at any element of an allocation."""
+    runs = []
+    for offset in (0, 1, 3):
+        room = torch.zeros(1030, dtype=dtype, device=device)
+        room[offset : offset + 1026] = rig.begin(device, dtype, shapes=[(1026,)])[0].detach()
+        p = torch.nn.Parameter(room[offset : offset + 1026])
+        opt = rig.CASES["ScaledSGDM"]([p])
+        for t in (1, 2, 3):
+            rig.set_noise([p], t)
+            p.grad = torch.cat([p.grad.new_zeros(offset), p.grad])[offset:]
+            opt.step()
+        assert rig.is_fused(opt)
+        assert p.data_ptr() == room[offset:].data_ptr()
+        runs.append(rig.facts(opt))
+    rig.agree(runs[0], runs[1], tolerance=0)
+    rig.agree(runs[0], runs[2], tolerance=0)
+
+
+def test_a_gradient_that_changes_its_strides_in_place(device):
+    """The same memory read in another order, by a tensor that may be the same object to Python: a new gradient."""
+
+    def work(fused):
+        (p,) = rig.begin(device, shapes=[(6, 6)])
+        room = torch.empty(36, dtype=p.dtype, device=device)
+        opt = rig.CASES["ScaledSGDM"]([p], fused)
+        for t in range(1, 7):
+            p.grad = None
+            view = room.view(6, 6) if t % 2 else room.as_strided((6, 6), (1, 6))
+            generator = torch.Generator().manual_seed(t)
+            p.grad = view.copy_(torch.randn(6, 6, dtype=p.dtype, generator=generator))
+            del view
+            opt.step()
+        return opt
+
+    rig.compare(work)
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@rig.some("ScaledSGDM", "extend(NAdam)")
+def test_gradients_are_let_go(device, make, kind):
+    """zero_grad frees them: nothing else holds on to a gradient or its memory."""
+    (p,) = rig.begin(device, shapes=[(6, 5)])
+    opt = make([p])
+    for t in (1, 2, 3):
+        rig.set_noise([p], t)
+        p.grad = laid_out(p.grad, kind, p)
+        held = weakref.ref(p.grad)
+        opt.step()
+        opt.zero_grad()
+        gc.collect()
+        assert held() is None
+
+
+@rig.cases
+def test_gradients_are_read_only(device, make):
+    params = rig.begin(device)
+    opt = make(params)
+    for t in (1, 2, 3):
+        rig.set_noise(params, t)
+        given = [(p.grad, p.grad.clone(), p.grad._version) for p in params]
+        opt.step()
+        for p, (g, value, version) in zip(params, given, strict=True):
+            assert p.grad is g
+            assert torch.equal(g, value)
+            assert g._version == version
+
+
+@pytest.mark.some(5)
+@rig.cases
+def test_a_run_repeats_to_the_bit(device, make):
+    runs = []
+    for _ in range(2):
+        params = rig.begin(device, torch.float32, shapes=[(2049,), (3,)])
+        runs.append(rig.facts(rig.advance(make(params), params, (1, 2, 3))))
+    rig.agree(*runs, tolerance=0)
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize(
+    "count", [129, pytest.param(5_000, marks=rig.needs_cuda), pytest.param(20_000, marks=rig.needs_cuda)]
+)
+@rig.some("AdamW", "ScaledSGDM", "CoinBetting")
+def test_many_tensors(device, count, make):
+    """More than `open_kernel` computes the coefficients of at a time."""
+
+    def work(fused):
+        params = [torch.nn.Parameter(v.clone()) for v in torch.ones(count, 3, dtype=torch.float64, device=device)]
+        opt = make(params, fused)
+        for t in (1, 2):
+            noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(t), dtype=torch.float64).to(device)
+            for p, g in zip(params, noise, strict=True):
+                p.grad = g.clone()
+            opt.step()
+        return opt
+
+    rig.compare(work)
