@@ -404,7 +404,9 @@ class Averaged(Optimizer):
         for name in self.numbers:
             value = param_group.get(name, self.defaults[name])
             if not isinstance(value, Tensor):
-                checks.number(name, value, "a finite number >= 0", lambda v, name=name: v >= 0 or name == "dampening")
+                checks.number(name, value, "a finite number", lambda v: True)
+                if name != "dampening":
+                    checks.non_negative(name, value)
         super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
             self._note_params()
