@@ -1,4 +1,4 @@
-"""What optimizers are made of: bad arguments, options of groups, and factors are refused by name, and change nothing."""
+"""What optimizers are made of: bad arguments, group options and factors are refused by name and change nothing."""
 
 from dataclasses import dataclass
 
@@ -43,7 +43,11 @@ def original(params=(X,), **options):
         (lambda: sgdm(seed=1.5), TypeError, "seed"),
         (lambda: sgdm(seed=None), TypeError, "seed"),
         (lambda: sgdm(output="last"), ValueError, "output"),
-        (lambda: sgdm(output="geometric", average=o2nc.Polynomial(3)), ValueError, "needs an average with a discount"),
+        (
+            lambda: sgdm(output="geometric", average=o2nc.Polynomial(3)),
+            ValueError,
+            "needs an average with a discount",
+        ),
         (lambda: sgdm([]), ValueError, "empty"),
         (lambda: sgdm([X, X]), ValueError, "twice"),
         (lambda: sgdm(X), TypeError, "iterable"),

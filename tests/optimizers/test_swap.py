@@ -117,7 +117,7 @@ def test_interrupted_blocks_restore_the_parameters():
 
 def test_blocks_that_are_used_wrongly():
     opt = trained("AdamW")
-    with pytest.warns(UserWarning, match=r"write `with opt.averaged\(\)"):
+    with pytest.warns(UserWarning, match=r"write `with opt.averaged\(\)"):  # noqa: PT031
         opt.averaged()
         gc.collect()
     block = opt.averaged()
@@ -169,7 +169,9 @@ def test_several_optimizers_at_once():
             with pytest.raises(RuntimeError, match="inside averaged"):
                 opt.step()
     identical(dict(model.state_dict()), dict(before))
-    with pytest.warns(UserWarning, match=r"2 trainable parameters of the model are in none of the optimizers.*0.weight"):
+    with pytest.warns(
+        UserWarning, match=r"2 trainable parameters of the model are in none of the optimizers.*0.weight"
+    ):
         block = opts[1].averaged(nn.Sequential(model[0], model[1], model[2]))
     with block:
         pass
@@ -243,8 +245,14 @@ def test_averages_are_asked_for_too_early(name):
 def test_averages_are_not_kept():
     for make, advice in (
         (lambda ps: o2nc.SGD(ps), "average=None: pass average=o2nc.Polynomial"),
-        (lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)), "average=None: pass average=o2nc.Polynomial.*extend it"),
-        (lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(0.1), average=False), "average=False: leave that at True"),
+        (
+            lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)),
+            "average=None: pass average=o2nc.Polynomial.*extend it",
+        ),
+        (
+            lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(0.1), average=False),
+            "average=False: leave that at True",
+        ),
     ):
         opt = make(parameters())
         for ask in (opt.certificate, lambda opt=opt: opt.averaged().__enter__()):

@@ -302,9 +302,8 @@ def costs_table(found: Findings) -> kit.Table:
         rows.append([name, *about, *map(str, cells)])
     head = ["", "std of s", "L", *(f"F, {h:,} steps" for h in found.law_horizons), "certificate", "the same, own lr"]
     notes = (
-        "F, certificate: geometric mean over the problems against SGDM, both with a linear decay and a tuned lr; "
-        f"± standard deviation of its logarithm over the seeds; certificates below {FLOOR['certificate']:g}·G count "
-        "as that\nown lr: chosen for the certificate in both; L: the price of the law in the guarantee"
+        "F, certificate: geometric mean over the problems against SGDM, both with a linear decay and a tuned lr; own "
+        f"lr: for the certificate; ± std of its log; certificates below {FLOOR['certificate']:g}·G count as that"
     )
     return kit.Table(head, rows, "What randomness costs", notes)
 
@@ -334,9 +333,8 @@ def traps_table(found: Sequence[Trapped], steps: int) -> kit.Table:
         rows.append([arm, f"{sum(t.above for t in own)} of {sum(t.runs for t in own)}", *ratios, *held])
     head = ["", "ends above its start", "F, d = 1", "F, d = 10", *(f"held: {kind}" for kind in kinds)]
     notes = (
-        f"{steps:,} steps, seven learning rates around the trapped one. Above, and F(end)/F(start) of the climber: "
-        "with a linear decay. Held: at a constant lr the mean gradient of the last tenth is half of the trap's slope "
-        "or more. T0, Z0, L1 have minima of one height: no decayed run ends above its start there"
+        f"{steps:,} steps, seven learning rates around the trapped one. Above, F(end)/F(start) of the climber: with "
+        "a linear decay. Held: at a constant lr the mean gradient of the last tenth is half of the slope or more"
     )
     return kit.Table(head, rows, "The traps", notes)
 

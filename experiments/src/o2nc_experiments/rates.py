@@ -100,16 +100,8 @@ def curves(title: str, lengths: Sequence[int], seeds: Sequence[int]) -> list[Cur
         settings = [Setting(p.lr, p.beta, p.c, p.decay, law) for p, (_, law) in zip(own, ARMS.values(), strict=True)]
         runs = algorithm_2(study.oracle, settings, n, seeds)
         values.append([getattr(runs, p.output).view(len(own), -1)[i].tolist() for i, p in enumerate(own)])
-    return [
-        Curve(
-            title,
-            arm,
-            [*lengths],
-            [row[i] for row in values],
-            [row[i].bound for row in plans] if law is not None else None,
-        )
-        for i, (arm, (_, law)) in enumerate(ARMS.items())
-    ]
+    bounds = [None if law is None else [row[i].bound for row in plans] for i, (_, law) in enumerate(ARMS.values())]
+    return [Curve(title, arm, [*lengths], [row[i] for row in values], bounds[i]) for i, arm in enumerate(ARMS)]
 
 
 # promised and attained: a problem (None: the washboard against the run that knows all), its noise, N
@@ -160,10 +152,7 @@ def curves_table(found: Sequence[Curve]) -> kit.Table:
         rows.append([curve.study, curve.arm, *ends, *slopes, *last, "" if curve.slack >= 1 else "EXCEEDED"])
     steps = found[0].steps
     head = ["problem", "arm", f"N = {steps[0]:,}", f"{steps[-1]:,}", "slope", "tail", "theorem", "bound/value", ""]
-    notes = (
-        "slope: of the mean certificate over all N, tail: over the larger half, with 95 % intervals over the seeds; "
-        "bound/value: the least over N. A bound promises no slope at finite N"
-    )
+    notes = "slope: over all N, tail: over the larger half, with 95 % intervals; bound/value: the least over N"
     return kit.Table(head, rows, "Certificates against the number of steps", notes)
 
 

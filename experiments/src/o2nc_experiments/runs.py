@@ -70,14 +70,9 @@ def algorithm_2(
     *,
     adaptive: bool = False,
 ) -> Means:
-    """Run every setting with every seed; rows are ordered setting by setting.
+    """Run every setting with every seed, rows setting by setting; ``adaptive`` plays `BallAdaGrad` instead of `OGD`.
 
-    Args:
-        oracle: problem and stochastic gradients.
-        settings: the hyperparameters.
-        steps: N.
-        seeds: of s; the noise of all runs comes from one generator, seeded with the first.
-        adaptive: play `BallAdaGrad` instead of `OGD`.
+    The noise of all runs comes from one generator, seeded with the first seed.
 
     Example:
         >>> from o2nc import problems, theory

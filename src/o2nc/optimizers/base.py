@@ -24,7 +24,8 @@ from o2nc.averages.update import Entry, Iterate, begin, update_
 from o2nc.averages.windows import NO_TURN, Average, Window, as_window
 from o2nc.certificates.certificate import Certificate
 from o2nc.fused import engine
-from o2nc.fused.engine import NOT_BEGUN, OBSERVE, DeviceRule, Engine
+from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
+from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers import accessors
 from o2nc.optimizers.swap import SWAPPED, Swap
 from o2nc.persist import checkpoints
@@ -403,7 +404,9 @@ class Averaged(Optimizer):
         for name in self.numbers:
             value = param_group.get(name, self.defaults[name])
             if not isinstance(value, Tensor):
-                checks.number(name, value, "a finite number >= 0", lambda v, name=name: v >= 0 or name == "dampening")
+                checks.number(name, value, "a finite number", lambda v: True)
+                if name != "dampening":
+                    checks.non_negative(name, value)
         super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
             self._note_params()

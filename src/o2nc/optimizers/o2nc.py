@@ -31,7 +31,7 @@ from o2nc import checks
 from o2nc.averages.update import Entry, Iterate
 from o2nc.averages.windows import Average, Blocks
 from o2nc.fused import engine
-from o2nc.fused.engine import DeviceRule
+from o2nc.fused.rule import DeviceRule
 from o2nc.laws import Uniform
 from o2nc.learners import Learner
 from o2nc.optimizers.paper import Paper

@@ -11,19 +11,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from o2nc import Exponential, ExponentiatedO2NC, Gamma, Jitter, ScaledSGDM, theory
+from o2nc import Exponential, ExponentiatedO2NC, Gamma, Jitter, ScaledSGDM, problems, theory
 from o2nc.learners import OGD
 from o2nc.problems import (
     Additive,
-    Climber,
     Cosine,
     DoubleWell,
     MultiKink,
     Oracle,
     Problem,
     Resonance,
-    Ripple,
-    Washboard,
     hard_instance,
 )
 from o2nc_experiments.runs import Setting, algorithm_2
@@ -54,25 +51,20 @@ def mean_certificates(oracle: Oracle, plans: Sequence[theory.Plan], seeds: Seque
     """Return the mean certificate of plans of equal length, a row for every plan and a column for every seed."""
     settings = [Setting(p.lr, p.beta, p.c, p.decay) for p in plans]
     runs = algorithm_2(oracle, settings, plans[0].steps, seeds)
-    means = {name: getattr(runs, name).view(len(plans), -1).numpy() for name in OUTPUTS}
-    return np.stack([means[p.output][i] for i, p in enumerate(plans)])
+    return np.stack([getattr(runs, p.output).view(len(plans), -1).numpy()[i] for i, p in enumerate(plans)])
 
 
 @row("theorem-sgdm", "E‖∇F(x̄)‖_c ≤ B(N, c, F*, G, σ)")
 def theorem_sgdm(seed: int, scale: float) -> Sides:
     """Theorem SGDM with its constants, printed and sharp."""
     found, seeds = [], range(seed, seed + enough(8, scale, 4))
-    problems: list[Problem] = [DoubleWell(10), MultiKink(10), Cosine(10)]
-    for problem in problems:
+    for problem in (DoubleWell(10), MultiKink(10), Cosine(10)):
         make = partial(theory.plan, gap=problem.gap, lipschitz=problem.lipschitz, noise=1.0)
         for n in (256, 2048):
             plans = [make(n, c, constants=constants) for c in (0.01, 1.0) for constants in theory.CONSTANTS]
             values = mean_certificates(Additive(problem, 1.0), plans, seeds)
             found += [Bounded(*mean_error(own), p.bound) for own, p in zip(values, plans, strict=True)]
-    measured = (
-        f"mean of ‖Σp∇F‖+cV over n, by the plan's output law, against the bound, tightest of {len(found)} "
-        "(3 problems, N = 256 and 2048, c = 0.01 and 1, all constants)"
-    )
+    measured = f"tightest of {len(found)} means (3 problems, N = 256 and 2048, c = 0.01 and 1, all constants)"
     return tightest(found, measured)
 
 
@@ -135,12 +127,11 @@ def bounded_runs(
 ) -> list[Bounded]:
     """Run settings for 1000 steps and compare both outputs with their bounds."""
     runs = algorithm_2(oracle, settings, 1000, seeds, adaptive=adaptive)
-    means = {name: getattr(runs, name).view(len(settings), -1).numpy() for name in OUTPUTS}
-    return [
-        Bounded(*mean_error(means[output][i]), bound(setting, output=output))
-        for i, setting in enumerate(settings)
-        for output in OUTPUTS
-    ]
+    found = []
+    for output in OUTPUTS:
+        means = getattr(runs, output).view(len(settings), -1).numpy()
+        found += [Bounded(*mean_error(m), bound(own, output=output)) for m, own in zip(means, settings, strict=True)]
+    return found
 
 
 @row("energy-identity", "⟨g,Δ⟩ = −(η/2)(‖m_t‖²−β²‖m_{t−1}‖²−‖g‖²)")
@@ -161,8 +152,13 @@ def energy_identity(seed: int, scale: float) -> Sides:
 def kinked(steps: int) -> list[tuple[Problem, float]]:
     """Return problems with their noise: the washboard, where momentum is as slow as its theorem says, and others."""
     lr, beta, *_ = best_energy(steps, 1.0, 1.0, 1.0, 0.0)
-    washboard = Washboard.against(lr, beta, steps)
-    return [(washboard, 0.0), (DoubleWell(10), 1.0), (MultiKink(10), 0.0), (Cosine(10), 1.0), (Climber(2), 0.3)]
+    others: list[tuple[Problem, float]] = [
+        (DoubleWell(10), 1.0),
+        (MultiKink(10), 0.0),
+        (Cosine(10), 1.0),
+        (problems.Climber(2), 0.3),
+    ]
+    return [(problems.Washboard.against(lr, beta, steps), 0.0), *others]
 
 
 @row("theorem-energy", "E‖∇F(x̄)‖_c ≤ √(αT/2N) + … for any lr, β")
@@ -180,23 +176,15 @@ def theorem_energy(seed: int, scale: float) -> Sides:
         known: dict[str, Any] = {"gap": problem.gap, "lipschitz": problem.lipschitz, "noise": noise}
         bound: Callable[..., float] = partial(energy_bound, steps=steps, **known)
         found += bounded_runs(Additive(problem, noise), settings, bound, seeds, adaptive=False)
-    measured = (
-        f"tightest of {len(found)} means over {len(seeds)} runs of {steps} steps (6 problems, both outputs, lr and β "
-        "at random; on the washboard at their best)"
-    )
+    measured = f"tightest of {len(found)} means of {len(seeds)} runs of {steps} steps (6 problems, any lr, β)"
     return tightest(found, measured, also=max(f.mean / f.bound for f in found) > 0.9)
 
 
 @row("energy-any-law", "energy ≤ 2F*/η + Σ‖g‖² + (2GL/η)Σ‖Δ⁺−Δ‖")
 def energy_any_law(seed: int, scale: float) -> Sides:
-    """The energy of a run under Gamma(2) and Gamma(4) without weights, at the price L that their memory has.
-
-    Σ_t of the corrector's differences leaves Ψ(x_N; Δ_N) and Ψ(x_t; Δ_t) − Ψ(x_t; Δ_{t+1}), each at most G·L times a
-    length: ‖Δ_N‖ and ‖Δ_{t+1} − Δ_t‖. What F fell by stands for F*.
-    """
+    """The energy of runs under Gamma(2) and Gamma(4), at the price L of their memory; F's fall stands for F*."""
     trap = Resonance.zero(1, momentum=0.5)
-    cases: list[tuple[Oracle, float, float]]
-    cases = [(Additive(trap, 0.0), trap.lr, trap.momentum), (Additive(MultiKink(3), 0.5), 0.1, 0.9)]
+    cases: list[Any] = [(Additive(trap, 0.0), trap.lr, trap.momentum), (Additive(MultiKink(3), 0.5), 0.1, 0.9)]
     seeds, found = range(seed, seed + enough(12, scale, 6)), []
     for r, (oracle, lr, beta) in ((r, case) for r in (2, 4) for case in cases):
         runs = traces(oracle, OGD(lr), beta, 150, seeds, Gamma(float(r)))
@@ -209,10 +197,7 @@ def energy_any_law(seed: int, scale: float) -> Sides:
         rights = 2 / lr * (first - last) + (runs.gradients**2).sum((1, 2)) + 2 / lr * price * moved
         right = rights.mean() + Z * mean_error(rights - lefts)[1]
         found.append((lefts.mean() / right, lefts.mean(), right))
-    measured = (
-        f"tightest of 4: Gamma(2), L = {memory(2):.3f}, and Gamma(4), L = {memory(4):.3f}, on a trap and with kinks; "
-        f"means of {len(seeds)} runs of 150 steps, the right one with {Z:g} standard errors of the difference"
-    )
+    measured = f"tightest of 4: L = {memory(2):.3f}, {memory(4):.3f}, a trap and kinks, {len(seeds)} runs each"
     _, left, right = worst(found)
     return Sides(measured, left, right, also=all(a <= b for _, a, b in found))
 
@@ -257,10 +242,7 @@ def stability(seed: int, scale: float) -> Sides:
         mean, error = mean_error(z[:, 0] ** 2)
         deviation = max(deviation, abs(mean - np.linalg.matrix_power(second, steps)[0, 0]) / error)
     _, left, right = worst(found)
-    measured = (
-        f"furthest from the recursion's of {len(found)} thresholds: 4 momenta, 5 laws, with and without lead; E x² "
-        f"of {runs} runs is the recursion's within {deviation:.1f} standard errors (limit {Z:g})"
-    )
+    measured = f"furthest of {len(found)} thresholds; E x² of {runs} runs off by {deviation:.1f} errors (limit {Z:g})"
     return Sides(measured, left, right, "==", also=deviation <= Z, tolerance=1e-6 * right)
 
 
@@ -291,10 +273,7 @@ def theorem_adaptive(seed: int, scale: float) -> Sides:
         for output in OUTPUTS:
             told = p.bound(**known, output=output)
             agrees = agrees and math.isclose(told, bound(settings[0], output=output), rel_tol=1e-9)
-    measured = (
-        f"tightest of {len(found)} means over {len(seeds)} runs of {steps} steps (5 problems, both outputs, the "
-        "plan's D and β and others)"
-    )
+    measured = f"tightest of {len(found)} means of {len(seeds)} runs of {steps} steps (5 problems, any D, β)"
     return tightest(found, measured, also=agrees)
 
 
@@ -345,9 +324,9 @@ def rate_nonsmooth(seed: int, scale: float) -> Sides:
 
 def smooth_rate(regime: str, right: float, power: float, seed: int, scale: float) -> Sides:
     """Return the finding on smooth problems, c being chosen by their smoothness."""
-    problems: dict[str, Problem] = {"cosine": Cosine(10), "ripple": Ripple(4)}
-    chosen = {name: {regime: getattr(problem, regime)} for name, problem in problems.items()}
-    fits = {name: fitted(p, seed, scale, **chosen[name], constants="regret") for name, p in problems.items()}
+    smooth: dict[str, Problem] = {"cosine": Cosine(10), "ripple": problems.Ripple(4)}
+    chosen = {name: {regime: getattr(problem, regime)} for name, problem in smooth.items()}
+    fits = {name: fitted(p, seed, scale, **chosen[name], constants="regret") for name, p in smooth.items()}
     return rate(fits, right, {power: exponent(**{regime: 1.0})})
 
 
@@ -416,8 +395,5 @@ def lower_bound(seed: int, scale: float) -> Sides:
         / theory.lower_bound(eps, 1e4, gap=1.0, lipschitz=10.0)
         for eps in (1e-4, 1e-5)
     )
-    measured = (
-        f"fewest queries to the end of a chain of {CHAIN.problem.length}, of {len(counts)} runs, against what is "
-        f"needed with probability {1 - DELTA}; its steps follow c^½ε^{{−7/2}} to {abs(few / many - 1):.0e}"
-    )
+    measured = f"fewest queries of {len(counts)} runs to the end of a chain of {CHAIN.problem.length}"
     return Sides(measured, min(counts), right, ">=", also=abs(few / many - 1) < 0.02)
