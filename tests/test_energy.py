@@ -14,6 +14,7 @@ from scipy import optimize
 import o2nc
 from o2nc import problems, theory
 from o2nc.learners import OGD, AdaGrad
+from o2nc.optimizers.accessors import made_with
 from o2nc.theory.energy import Falling, Rates
 
 UNIT = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0}
@@ -372,7 +373,7 @@ def test_plan_with_a_law(law):
     assert p.bound <= 0.3 < theory.plan(n - 1, **known, law=law).bound
     assert n > theory.steps_for(0.3, **known)
     optimizer = p.optimizer([torch.zeros(2)])
-    assert optimizer.param_groups[0]["scaling"] == law
+    assert made_with(optimizer)["scaling"] == law
     assert theory.guarantee(optimizer, steps=n, output="geometric", **known).bound == pytest.approx(p.bound)
 
 
@@ -552,8 +553,8 @@ def test_plans_draw_the_output_that_their_bound_is_for():
     x = torch.nn.Parameter(torch.ones(2))
     known = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0}
     sharp = theory.plan(10_000, **known).optimizer([x])
-    assert sharp.param_groups[0]["output"] == "geometric"
-    assert theory.plan(10_000, **known, constants="regret").optimizer([x]).param_groups[0]["output"] == "uniform"
+    assert made_with(sharp)["output"] == "geometric"
+    assert made_with(theory.plan(10_000, **known, constants="regret").optimizer([x]))["output"] == "uniform"
     assert theory.guarantee(sharp, steps=10_000, **known).output == "geometric"
     assert theory.guarantee(sharp, steps=10_000, **known).bound == pytest.approx(theory.plan(10_000, **known).bound)
     assert theory.guarantee(sharp, steps=10_000, **known, output="uniform").output == "uniform"

@@ -217,7 +217,7 @@ def mixed(device, dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.fl
     return [rig.begin(device, dtype, shapes=[(i + 2,)])[0] for i, dtype in enumerate(dtypes)]
 
 
-@rig.some("AdamW", "ScaledSGDM", "ScaledSGDM Nesterov", "ScaleFree", "extend(NAdam)")
+@rig.some("AdamW", "ScaledSGDM", "ScaledSGDM Nesterov", "ScaleFree", "extend(Lion)")
 def test_mixed_dtypes_do_not_mix(device, make):
     """Without a joint norm every parameter moves as if it were alone, to the bit."""
     together, alone = mixed(device), mixed(device)
@@ -277,7 +277,7 @@ GRADIENTS = ["like the parameter", "contiguous", "offset", "expanded"]
 @pytest.mark.some(12)
 @pytest.mark.parametrize("kind", ["channels last", "transposed", "gaps"])
 @pytest.mark.parametrize("gradient", GRADIENTS)
-@rig.some("AdamW", "ScaledSGDM", "CoinBetting", "extend(NAdam)")
+@rig.some("AdamW", "ScaledSGDM", "CoinBetting", "extend(Lion)")
 def test_memory_order(device, kind, gradient, make):
     """Strides of parameter and gradient do not matter, gaps are left alone, state lies as its parameter does."""
     gaps, stridden = [], []
@@ -348,7 +348,7 @@ def test_a_gradient_that_changes_its_strides_in_place(device):
 
 
 @pytest.mark.parametrize("kind", GRADIENTS)
-@rig.some("ScaledSGDM", "extend(NAdam)")
+@rig.some("ScaledSGDM", "extend(Lion)")
 def test_gradients_are_let_go(device, make, kind):
     """zero_grad frees them: nothing else holds on to a gradient or its memory."""
     (p,) = rig.begin(device, shapes=[(6, 5)])

@@ -16,7 +16,7 @@ import o2nc
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.extend import _INSTANCE_NAMES
 from problem import parameters, set_gradients
-from registry import OURS, TORCH, claims, ours_of, params_of, same
+from registry import TORCH, claims, ours_of, params_of, same
 
 LAW = o2nc.Exponential()
 EVERY = pytest.mark.parametrize("name", TORCH)
@@ -168,123 +168,6 @@ def test_an_optimizer_with_state_is_extended_from_its_next_step_on():
         torch.testing.assert_close([p.detach() for p in params_of(opt)], means)
 
 
-# --- closures are the extended optimizer's
-
-
-class SAM(optim.Optimizer):
-    """Sharpness-aware minimisation: the gradient of another point moves the parameters."""
-
-    def __init__(self, params, lr=0.1, radius=0.1):
-        super().__init__(params, {"lr": lr, "radius": radius})
-
-    @torch.no_grad()
-    def step(self, closure):
-        with torch.enable_grad():
-            loss = closure()
-        grads = [(p, p.grad.clone(), group) for group in self.param_groups for p in group["params"]]
-        norm = torch.stack([g.norm() for _, g, _ in grads]).norm()
-        for p, g, group in grads:
-            p.add_(g, alpha=float(group["radius"] / norm))
-        with torch.enable_grad():
-            closure()
-        for p, g, group in grads:
-            p.sub_(g, alpha=float(group["radius"] / norm)).sub_(p.grad, alpha=group["lr"])
-        return loss
-
-
-class LineSearch(optim.Optimizer):
-    """Halves its step until the loss falls, beginning with the gradients that are there."""
-
-    def __init__(self, params, lr=4.0):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure):
-        params = [p for group in self.param_groups for p in group["params"]]
-        with torch.enable_grad():
-            loss = closure()
-        before = [(p.clone(), p.grad.clone()) for p in params]
-        lr = self.param_groups[0]["lr"]
-        for _ in range(8):
-            for p, (x, g) in zip(params, before, strict=True):
-                p.copy_(x - lr * g)
-            if closure() < loss:
-                break
-            lr /= 2
-        return loss
-
-
-class Lookahead(optim.Optimizer):
-    """Moves before it calls the closure."""
-
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure):
-        params = [p for group in self.param_groups for p in group["params"]]
-        for p in params:
-            p.mul_(0.9)
-        with torch.enable_grad():
-            loss = closure()
-        for p in params:
-            p.div_(0.9).sub_(p.grad, alpha=self.param_groups[0]["lr"])
-        return loss
-
-
-@pytest.mark.parametrize("cls", [SAM, LineSearch, Lookahead, optim.SGD, optim.Adam])
-@pytest.mark.parametrize("window", [None, o2nc.Polynomial(0), o2nc.Polynomial(0, start=1, every=2)], ids=str)
-def test_closures_are_handed_on(cls, window):
-    """They move as alone, call it as often, return what it returned; x̄ and ḡ are of the iterates themselves."""
-    runs = []
-    for extended in (True, False):
-        p = torch.nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
-        opt = cls([p], lr=4.0 if cls is LineSearch else 0.1)
-        if extended:
-            o2nc.extend(opt, average=window, certificate=window is not None)
-        calls, xs, losses = [], [], []
-
-        def closure(p=p, opt=opt, calls=calls):
-            calls.append(p.detach().clone())
-            opt.zero_grad()
-            loss = (p**2 + p.abs()).sum()
-            if torch.is_grad_enabled():
-                loss.backward()
-            else:
-                p.grad = 2 * p.detach() + p.detach().sign()
-            return loss
-
-        for _ in range(6):
-            xs.append(p.detach().clone())
-            if cls is Lookahead:  # gradients that are there when the step begins
-                closure()
-            losses.append(opt.step(closure).item())
-        runs.append((p.detach(), torch.stack(calls), losses))
-        if extended and window is not None:
-            counted = torch.stack(xs)[window.start :: window.every]
-            with opt.averaged():
-                torch.testing.assert_close(p.detach(), counted.mean(0))
-            gradients = 2 * counted + counted.sign()
-            assert opt.certificate().gradient == pytest.approx(float(gradients.mean(0).norm()), rel=1e-12)
-            assert int(ours_of(opt)["step"]) == 6
-    assert runs[0][2] == runs[1][2]
-    assert all(map(torch.equal, runs[0][:2], runs[1][:2]))
-
-
-def test_a_closure_with_scaling():
-    p = torch.nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
-    opt = o2nc.random_scaling(optim.SGD([p], lr=0.1), seed=1)
-
-    def closure():
-        opt.zero_grad()
-        loss = (p**2).sum()
-        loss.backward()
-        return loss
-
-    assert opt.step(closure) == 5
-    torch.testing.assert_close(p.detach(), torch.tensor([2.0, -1.0]).double() * (1 - 0.2 * LAW.sample(1, 2)))
-
-
 # --- steps that fail
 
 
@@ -342,27 +225,6 @@ def test_after_a_failed_step_other_gradients_or_a_checkpoint_may_come():
         opt.step()
     opt.load_state_dict(saved)
     same(claims(advance(opt, [5])), claims(advance(whole, [5])))
-
-
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "extend(NAdam)", "ScaledSGDM"])
-def test_sparse_gradients_are_refused_and_nothing_is_done(name):
-    table = torch.nn.Embedding(4, 2, sparse=True)
-    opt = OURS[name](table.parameters(), scaling=LAW)
-    before, lr = table.weight.detach().clone(), opt.param_groups[0]["lr"]
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="sparse"):
-        opt.step()
-    assert torch.equal(before, table.weight)
-    assert int(ours_of(opt)["step"]) == 0
-    assert opt.param_groups[0]["lr"] == lr
-    assert not opt.state
-
-
-@EVERY
-def test_steps_without_gradients_consume_nothing(name):
-    opt = o2nc.extend(TORCH[name](parameters()), average=0.9, scaling=LAW)
-    opt.step()
-    assert int(ours_of(opt)["step"]) == 0
 
 
 # --- what is refused

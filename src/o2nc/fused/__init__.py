@@ -8,8 +8,8 @@ are. One step is a short chain of launches,
     close    V and the progress of every tensor, in float64
 
 and rules with a joint norm measure it first (measure, total: one more pass). Sums are added in a fixed order, without
-atomics, so a run repeats bitwise. What changes from step to step is on the device: a captured step can be replayed.
-State is not created here: a step that needs new state is taken by torch and `o2nc.averages`.
+atomics, so a run repeats bitwise. What changes from step to step is on the device, so that a captured step can be
+replayed. State is not created here: a step that needs new state is taken by torch and `o2nc.averages`.
 
 `rule` says what a rule brings along, ``rules`` has those of the library and ``laws`` the laws of s and the windows as
 device functions, ``kernels`` what calls them, ``tables`` where everything lies, ``uploads`` what changes from step to

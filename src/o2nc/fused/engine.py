@@ -6,17 +6,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from o2nc.fused.rule import DeviceRule, OtherDtype, Request, Rule
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.plain import KEY
 from o2nc.persist.shards import is_sharded
 
 if TYPE_CHECKING:
-    from o2nc.fused.rule import Rule
     from o2nc.fused.tables import Tables
 
 DEVICES = ("cuda",)  # the tests add "cpu", where Triton's interpreter stands in
@@ -25,44 +25,7 @@ ON_DEVICE = math.nan  # stands for a number that is copied from a tensor on the 
 NOT_BEGUN = "some parameters have no state yet, which their first step creates"
 
 
-class DeviceRule(NamedTuple):
-    """The device form of a rule, by name: nothing of it is imported before it is needed."""
-
-    form: str  # "module:function", which returns a `o2nc.fused.rule.Rule` for the parameter groups
-    arguments: tuple[Any, ...] = ()  # further arguments of that function
-    moves: bool = True  # False: the kernels only average, and the optimizer moves by itself
-    is_bitwise: bool = False  # whether it has the bits of torch's own step
-
-    def resolve(self, groups: list[dict[str, Any]]) -> "Rule | None":
-        """Return the rule, or None if it has no device form."""
-        if not self.form:
-            return None
-        module, _, function = self.form.partition(":")
-        found: Rule = getattr(importlib.import_module(module), function)(groups, *self.arguments)
-        return found
-
-
 OBSERVE = DeviceRule("o2nc.fused.rules.observe:observe", moves=False)
-
-
-class OtherDtype(Exception):
-    """A gradient has not the dtype of its parameter."""
-
-
-class Request(NamedTuple):
-    """One step, as kernels are asked to take it."""
-
-    rule: DeviceRule
-    groups: list[dict[str, Any]]
-    state: dict[Any, dict[str, Any]]
-    window: Any
-    law: Any
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Our entries of the first parameter group."""
-        found: dict[str, Any] = self.groups[0][KEY]
-        return found
 
 
 def why_not(request: Request) -> str | None:
@@ -174,12 +137,12 @@ class Engine:
 
     def _has_all(self, request: Request) -> bool:
         """Return whether the tables have all parameters that have gradients."""
-        params, outside = self.known[2:] or ([], [])
+        params, outside = self.known[2:] or ([], {})
         return (
             bool(self.tables)
             and sum(len(group["params"]) for group in request.groups) == len(params)
             and all(map(is_, chain.from_iterable(group["params"] for group in request.groups), params))
-            and all(p.grad is None for p in outside)
+            and all(p.grad is None and _extent(request.state, p) == extent for p, extent in outside.items())
         )
 
     def _holds(self, request: Request) -> bool:
@@ -199,18 +162,19 @@ class Engine:
 
         rule = request.rule.resolve(request.groups)
         assert rule is not None, "why_not was not asked"
-        rows, outside = [], []
+        rows, outside = [], {}
         for k, group in enumerate(request.groups):
             update, slots = rule.layout(group)
             for p in group["params"]:
                 state = request.state.get(p, {})
                 row = Row(p, state, state.get(KEY, {}), k, update, slots)
+                rule = rule.with_decay() if "last_decay" in row.entry else rule
                 if row.is_begun(rule, request.window is not None):
                     rows.append(row)
                 elif p.grad is not None or (request.window is not None and "average" in row.entry):
                     return NOT_BEGUN
                 else:
-                    outside.append(p)
+                    outside[p] = _extent(request.state, p)
         if capturing:
             raise RuntimeError("this step cannot be captured: call step() twice like this before you capture it")
         written = []
@@ -227,7 +191,13 @@ class Engine:
         return None
 
 
-def _cache_key(request: Request, rule: "Rule") -> tuple[Any, ...]:
+def _extent(state: dict[Any, Any], p: Any) -> tuple[int, int]:
+    """Return how much state a parameter has: without any it takes no part."""
+    found = state.get(p, {})
+    return len(found), len(found.get(KEY, ()))
+
+
+def _cache_key(request: Request, rule: Rule) -> tuple[Any, ...]:
     """Return the options that are written into the tables; a change of them writes the tables anew."""
     settings = request.settings
     options = (settings["seed"], settings["certificate"], settings.get("output"))

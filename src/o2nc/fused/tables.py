@@ -14,11 +14,10 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.averages.windows import Discount
 from o2nc.fused import kernels
-from o2nc.fused.engine import OtherDtype, Request
 from o2nc.fused.launch import Sequence as LaunchSequence
 from o2nc.fused.launch import launches
 from o2nc.fused.laws import device_law, device_window
-from o2nc.fused.rule import CHUNK, Rule
+from o2nc.fused.rule import CHUNK, OtherDtype, Request, Rule
 from o2nc.fused.uploads import Uploads
 from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
@@ -55,7 +54,8 @@ class Row(NamedTuple):
     def is_begun(self, rule: Rule, averaged: bool) -> bool:
         """Return whether all state is there that kernels work on."""
         keys = (*self.slots, *rule.numbers, *filter(None, [rule.count]), *["average"] * averaged)
-        return all(self.holder(key).get(key) is not None for key in keys)
+        is_stale = any(key in self.entry and key not in self.slots for key in rule.not_kept)
+        return not is_stale and all(self.holder(key).get(key) is not None for key in keys)
 
     def put(self, key: str, value: Tensor) -> None:
         """Replace an entry of the state, of which ``value`` is the local shard."""

@@ -24,7 +24,8 @@ from o2nc.averages.update import Entry, Iterate, begin, update_
 from o2nc.averages.windows import NO_TURN, Average, Window, as_window
 from o2nc.certificates.certificate import Certificate
 from o2nc.fused import engine
-from o2nc.fused.engine import NOT_BEGUN, OBSERVE, DeviceRule, Engine
+from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
+from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers import accessors
 from o2nc.optimizers.swap import SWAPPED, Swap
 from o2nc.persist import checkpoints
@@ -71,7 +72,7 @@ class Averaged(Optimizer):
 
     options = frozenset(("average", "scaling", "seed", "certificate", "offload"))
     shared_options: frozenset[str] = frozenset()  # arguments that a parameter group cannot have for itself
-    numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers or tensors
+    numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers >= 0, or tensors
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     has_progress = False  # whether it knows Δ, for progress and output()
     owns_state = False  # whether all of the state is ours
@@ -400,10 +401,13 @@ class Averaged(Optimizer):
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]
             if len({id(p) for p in tensors}) != len(tensors):
                 raise ValueError("params must not repeat: a parameter appears twice in one group")
-        super().add_param_group(param_group)
         for name in self.numbers:
-            if not isinstance(self.param_groups[-1][name], Tensor):
-                checks.number(name, self.param_groups[-1][name], "a finite number", lambda v: True)
+            value = param_group.get(name, self.defaults[name])
+            if not isinstance(value, Tensor):
+                checks.number(name, value, "a finite number", lambda v: True)
+                if name != "dampening":
+                    checks.non_negative(name, value)
+        super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
             self._note_params()
 

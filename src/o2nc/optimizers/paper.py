@@ -25,7 +25,7 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.averages.update import Entry, Iterate, dots
 from o2nc.averages.windows import Average, Discount, Window
-from o2nc.fused.engine import DeviceRule
+from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.accessors import NoAverages, published
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.torch_optimizers import SGD
@@ -69,7 +69,8 @@ class Paper(Averaged):
                 self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
         if iterate.turn.counts and iterate.turn.complete and self._takes_output(iterate.draw):
             for entry in iterate.entries:
-                entry["output"].copy_(entry["average"])
+                if "average" in entry:
+                    entry["output"].copy_(entry["average"])
         return {}
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
@@ -220,7 +221,8 @@ class ScaledSGDM(Paper, SGD):
                 direction.add_(buffer, alpha=groups[p]["momentum"])
                 self.state[p][KEY].update(self._assembled(p, {"update": direction}))
             for p, _, g, entry in averaged:
-                entry["rate"].fill_(-groups[p]["lr"] if g is not None else 0.0)
+                lr = groups[p]["lr"]
+                entry["rate"].fill_(0.0 if g is None else -lr.reshape(()) if isinstance(lr, Tensor) else -lr)
                 if g is not None and not _keeps_direction(groups[p]):
                     self.state[p][KEY].pop("update", None)
         return result

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, optim
 
 from o2nc.averages.update import Iterate
-from o2nc.fused.engine import DeviceRule
+from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.base import Averaged
 
 _HALF = frozenset((torch.bfloat16, torch.float16))

@@ -152,8 +152,13 @@ def energy_identity(seed: int, scale: float) -> Sides:
 def kinked(steps: int) -> list[tuple[Problem, float]]:
     """Return problems with their noise: the washboard, where momentum is as slow as its theorem says, and others."""
     lr, beta, *_ = best_energy(steps, 1.0, 1.0, 1.0, 0.0)
-    others: list[tuple[Problem, float]] = [(DoubleWell(10), 1.0), (MultiKink(10), 0.0), (Cosine(10), 1.0)]
-    return [(problems.Washboard.against(lr, beta, steps), 0.0), *others, (problems.Climber(2), 0.3)]
+    others: list[tuple[Problem, float]] = [
+        (DoubleWell(10), 1.0),
+        (MultiKink(10), 0.0),
+        (Cosine(10), 1.0),
+        (problems.Climber(2), 0.3),
+    ]
+    return [(problems.Washboard.against(lr, beta, steps), 0.0), *others]
 
 
 @row("theorem-energy", "E‖∇F(x̄)‖_c ≤ √(αT/2N) + … for any lr, β")

@@ -77,4 +77,4 @@ def sgd(groups: list[dict[str, Any]]) -> Rule:
 
 def scaled_sgdm(groups: list[dict[str, Any]]) -> Rule:
     """Return the rule of `ScaledSGDM` with averages, which has the progress as well."""
-    return Rule(sgd_coefficients, 2, _layout_with_progress, _scalars, progress=True)
+    return Rule(sgd_coefficients, 2, _layout_with_progress, _scalars, progress=True, not_kept=("update",))

@@ -1,0 +1,461 @@
+"""When kernels take the step, what is said when they cannot, and what they leave behind."""
+
+import copy
+import importlib.util
+import io
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import fused_device as rig
+import o2nc
+from o2nc import learners
+from o2nc.fused import engine
+from problem import parameters, set_gradients
+from registry import OURS
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A law of one's own: s = 1."""
+
+    def sample(self, seed, step):
+        return 1.0
+
+    def weight(self, s):
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Late(o2nc.Polynomial):
+    """A window of one's own."""
+
+
+@dataclass(frozen=True)
+class SignMomentum:
+    """A learner of one's own."""
+
+    lr: float = 0.01
+
+    def init(self, delta):
+        return {"momentum": torch.zeros_like(delta)}
+
+    def update(self, deltas, grads, states, lrs, beta):
+        for delta, g, state, lr in zip(deltas, grads, states, lrs, strict=True):
+            state["momentum"].mul_(beta).add_(g)
+            delta.copy_(-lr * state["momentum"].sign())
+
+
+# ---- the choice ----
+
+OGD = rig.LEARNERS[0]
+NOTHING, AVERAGES, ALL = "nothing", "averages", "all"
+CHOICES = [
+    (o2nc.ScaledSGDM, {}, ALL),
+    (o2nc.ScaledSGDM, {"fused": True}, ALL),
+    (o2nc.ScaledSGDM, {"fused": False}, NOTHING),
+    (o2nc.ScaledSGDM, {"foreach": True}, NOTHING),
+    (o2nc.ScaledSGDM, {"foreach": False}, NOTHING),
+    (o2nc.ScaledSGDM, {"scaling": None}, NOTHING),
+    (o2nc.ScaledSGDM, {"scaling": None, "average": 0.9}, NOTHING),
+    (o2nc.ScaledSGDM, {"scaling": None, "fused": True}, NOTHING),
+    (o2nc.ScaledSGDM, {"scaling": None, "fused": True, "average": 0.9}, ALL),
+    (o2nc.ScaledSGDM, {"average": 0.9}, ALL),
+    (o2nc.SGD, {}, NOTHING),
+    (o2nc.SGD, {"fused": True}, NOTHING),
+    (o2nc.SGD, {"average": 0.9}, AVERAGES),
+    (o2nc.SGD, {"average": 0.9, "offload": True}, NOTHING),
+    (o2nc.SGD, {"scaling": o2nc.Gamma(16), "average": 0.9}, ALL),
+    (o2nc.AdamW, {}, NOTHING),
+    (o2nc.AdamW, {"fused": True}, ALL),
+    (o2nc.AdamW, {"average": 0.9}, ALL),
+    (o2nc.AdamW, {"average": 0.9, "foreach": True}, AVERAGES),
+    (o2nc.AdamW, {"average": 0.9, "fused": False}, AVERAGES),
+    (o2nc.AdamW, {"average": 0.9, "fused": True, "offload": True}, NOTHING),
+    (o2nc.ExponentiatedO2NC, {"learner": OGD}, ALL),
+    (o2nc.ExponentiatedO2NC, {"learner": OGD, "fused": True}, ALL),
+    (o2nc.ExponentiatedO2NC, {"learner": OGD, "fused": False}, NOTHING),
+    (o2nc.OriginalO2NC, {"learner": OGD, "period": 2}, NOTHING),
+]
+
+
+@pytest.mark.parametrize(("cls", "arguments", "taken"), CHOICES, ids=str)
+def test_what_kernels_take(device, cls, arguments, taken):
+    """fused=None has kernels take what they can; without a law SGD's step is torch's own."""
+    params = rig.begin(device)
+    opt = rig.advance(cls(params, **arguments), params, (1, 2))
+    assert rig.is_fused(opt) == (taken is not NOTHING)
+    if rig.is_fused(opt):
+        assert opt._engine.tables[0].rule.moves == (taken is ALL)
+
+
+def test_a_differentiable_step_is_torchs_own(device):
+    params = [p.clone() for p in rig.begin(device)]  # autograd refuses an in-place step on a leaf
+    opt = rig.advance(o2nc.ScaledSGDM(params, momentum=0.9, differentiable=True), params, (1, 2))
+    assert not rig.is_fused(opt)
+
+
+REFUSALS = {
+    "complex parameters": ("complex", lambda ps, fused: o2nc.ScaledSGDM(ps, fused=fused)),
+    "Gamma": ("law Gamma", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=o2nc.Gamma(0.5), fused=fused)),
+    "a law of one's own": ("law Constant", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=Constant(), fused=fused)),
+    "a window of one's own": ("average Late", lambda ps, fused: o2nc.AdamW(ps, average=Late(2.0), fused=fused)),
+    "a learner of one's own": ("learner", lambda ps, fused: rig.algorithm_2(ps, SignMomentum(), fused)),
+}
+
+
+@pytest.mark.parametrize(("reason", "make"), REFUSALS.values(), ids=REFUSALS)
+def test_what_has_no_device_form(device, reason, make):
+    """fused=True says why, and nothing has changed; fused=None does without."""
+    dtype = torch.complex128 if reason == "complex" else torch.float64
+    params, others, before = (rig.begin(device, dtype) for _ in range(3))
+    demanding = make(params, True)
+    rig.set_noise(params, 1)
+    with pytest.raises(RuntimeError, match=f"fused=True, but the fused step cannot be taken: .*{reason}"):
+        demanding.step()
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+    assert int(demanding.param_groups[0]["o2nc"]["step"]) == 0
+    willing, plain = make(params, None), make(others, False)
+    for opt, ps in ((willing, params), (plain, others)):
+        rig.advance(opt, ps, (1, 2, 3))
+        assert not rig.is_fused(opt)
+    rig.agree(*({str(i): torch.view_as_real(p + 0j) for i, p in enumerate(ps)} for ps in (params, others)))
+
+
+def test_some_parameters_elsewhere(monkeypatch):
+    here, elsewhere = ("cuda", "cpu") if rig.CUDA else ("cpu", "meta")
+    monkeypatch.setattr(engine, "DEVICES", (here,))
+    params = [torch.nn.Parameter(torch.ones(3, device=place)) for place in (here, elsewhere)]
+    for make in (rig.CASES["ScaledSGDM"], rig.CASES["ScaleFree"]):
+        opt = make(params)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        with pytest.raises(RuntimeError, match=f"some parameters are on {elsewhere}"):
+            opt.step()
+        assert torch.equal(params[0], torch.ones_like(params[0]))
+
+
+def test_a_processor_is_no_gpu():
+    """fused=True of Algorithm 2 says so where there is no GPU; torch's optimizers have a fused step there."""
+    params = rig.begin("cpu")
+    opt = rig.algorithm_2(params, OGD)
+    rig.set_noise(params, 1)
+    with pytest.raises(RuntimeError, match="cpu"):
+        opt.step()
+    for opt in (rig.sgdm(params, momentum=0.9), o2nc.AdamW(params, fused=True, average=0.9)):
+        rig.advance(opt, params, [1, 2])
+        assert not opt._engine.tables
+
+
+def test_without_triton(device, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "triton" else find(name, *a))
+    params, others = rig.begin(device), rig.begin(device)
+    for make in (rig.CASES["ScaledSGDM"], rig.CASES["ScaleFree"]):
+        rig.set_noise(params, 1)
+        with pytest.raises(RuntimeError, match=r"Triton, which is not installed \(pip install triton\)"):
+            make(params).step()
+    rig.advance(o2nc.ScaledSGDM(params, momentum=0.9), params, (1, 2))
+    rig.advance(o2nc.ScaledSGDM(others, momentum=0.9, foreach=True), others, (1, 2))
+    rig.agree(*({str(i): p.detach() for i, p in enumerate(ps)} for ps in (params, others)))
+
+
+def test_a_triton_that_is_too_old(device, monkeypatch):
+    import triton
+
+    monkeypatch.setattr(triton, "__version__", "3.2.0")
+    params = rig.begin(device)
+    rig.set_noise(params, 1)
+    with pytest.raises(RuntimeError, match=r"needs Triton 3\.3 or later, and 3\.2\.0 is installed"):
+        rig.CASES["ScaledSGDM"](params).step()
+
+
+# ---- steps that are not taken ----
+
+
+@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "extend(Lion)")
+@pytest.mark.parametrize("first", [1, 3])
+def test_sparse_gradients_are_refused(device, make, first):
+    """With the usual message, and nothing has changed."""
+    params = rig.begin(device)
+    opt = rig.advance(make(params), params, range(1, first))
+    before, there = rig.saved(opt), [p.detach().clone() for p in params]
+    rig.set_noise(params, 9)
+    params[0].grad = params[0].grad.to_sparse()
+    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
+        opt.step()
+    rig.identical(rig.saved(opt), before)
+    assert all(torch.equal(p, x) for p, x in zip(params, there, strict=True))
+    others = rig.begin(device)
+    rig.advance(opt, params, range(first, 5))
+    rig.agree(rig.facts(opt), rig.facts(rig.advance(make(others), others, range(1, 5))), tolerance=0)
+
+
+@rig.cases
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_step_without_any_gradient_changes_nothing(device, make, first):
+    params = rig.begin(device)
+    opt = rig.advance(make(params), params, range(1, first))
+    before, said = rig.saved(opt), rig.facts(opt)
+    opt.zero_grad()
+    opt.step()
+    rig.identical(rig.saved(opt), before)
+    rig.agree(rig.facts(opt), said, tolerance=0)
+
+
+def test_gradients_of_another_dtype(device):
+    """`grad_dtype` allows it: such a step is eager, and the next is fused again."""
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        pytest.skip("torch 2.9 and later")
+    (p,) = rig.begin(device, torch.bfloat16, shapes=[(5,)])
+    opt = rig.sgdm([p], momentum=0.9, average=0.9, fused=True)
+    opt.param_groups[0]["fused"] = None
+    rig.advance(opt, [p], (1, 2))
+    p.grad, p.grad_dtype = None, torch.float32
+    p.grad = torch.ones(5, device=device)
+    opt.step()
+    assert not rig.is_fused(opt)
+    p.grad, p.grad_dtype = None, torch.bfloat16
+    assert rig.is_fused(rig.advance(opt, [p], (4,)))
+
+
+def test_a_closure(device):
+    def work(fused):
+        params = rig.begin(device)
+        opt = rig.CASES["ScaledSGDM"](params, fused)
+
+        def closure():
+            opt.zero_grad()
+            loss = sum((p**2).sum() for p in params)
+            loss.backward()
+            return loss
+
+        assert all(opt.step(closure).requires_grad for _ in range(3))
+        return opt
+
+    rig.compare(work)
+
+
+@pytest.mark.some(5)
+@rig.cases
+def test_grad_scaler(device, make):
+    """torch's own GradScaler, with an overflow first and in the middle, and a growing scale."""
+
+    def work(fused):
+        params = rig.begin(device, torch.float32)
+        opt = make(params, fused)
+        scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=2)
+        scaler.scale(torch.zeros((), device=device))  # makes the scale
+        for t in range(1, 8):
+            rig.set_noise(params, t, missing=[1] if t == 5 else [], scale=scaler.get_scale())
+            if t in (1, 4):
+                params[0].grad.view(-1)[2] = rig.INF
+            scaler.step(opt)
+            scaler.update()
+        assert int(opt.param_groups[0]["o2nc"]["step"]) == 5
+        return opt
+
+    rig.compare(work, tolerance=2e-5)
+
+
+# ---- captures: a step that draws s on the host is refused, on a GPU `test_gpu.py` has them ----
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+
+CAPTURED = {
+    "ScaledSGDM": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, foreach=True),
+    "averages alone": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, scaling=None, average=0.9),
+    "SGD": lambda ps: o2nc.SGD(ps, lr=0.1, average=0.9),
+    "AdamW": lambda ps: o2nc.AdamW(ps, lr=0.1, average=0.9),
+    "gamma": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, scaling=o2nc.Gamma(0.5)),
+    "Algorithm 2": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(lr=0.1), fused=False),
+    "Algorithm 1": lambda ps: o2nc.OriginalO2NC(ps, learners.OGD(lr=0.1), period=2),
+    "random_scaling": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.1)),
+    "random_scaling by displacement": lambda ps: o2nc.random_scaling(torch.optim.Rprop(ps, lr=0.1)),
+}
+PLAIN = {
+    "SGD": lambda ps: o2nc.SGD(ps, lr=0.1),
+    "no law": lambda ps: o2nc.random_scaling(torch.optim.SGD(ps, lr=0.1), scaling=None),
+}
+
+
+@pytest.mark.parametrize("make", CAPTURED.values(), ids=CAPTURED)
+def test_a_capture_of_the_eager_step_is_refused(make, capturing):
+    params = parameters()
+    opt = make(params)
+    set_gradients(params, 1)
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
+        opt.step()
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+    assert opt.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
+def test_a_capture_where_nothing_is_drawn(make, capturing):
+    params = parameters()
+    opt = make(params)
+    set_gradients(params, 1)
+    opt.step()
+
+
+def test_a_step_that_writes_tables_cannot_be_captured(device, monkeypatch):
+    """The second step writes them; it says what to do, and nothing has changed."""
+    params = rig.begin(device)
+    opt = rig.advance(rig.CASES["AdamW"](params), params, [1])
+    before = rig.saved(opt)
+    rig.set_noise(params, 2)
+    monkeypatch.setattr(engine, "is_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match=r"call step\(\) twice like this before you capture it"):
+        opt.step()
+    rig.identical(rig.saved(opt), before)
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("every", [1, 3])
+@rig.some("AdamW", "ScaledSGDM", "CoinBetting")
+def test_after_a_capture_the_counter_is_the_devices(device, make, every):
+    """A graph that is replayed takes steps without the host: which iterates count is not what the host would say."""
+    runs = []
+    for replays in (4, 0):
+        params = rig.begin(device)
+        opt = rig.advance(make(params, average=o2nc.Polynomial(3, every=every)), params, range(1, 5))
+        rig.set_noise(params, 5)
+        opt.step()
+        (tables,) = opt._engine.tables
+        if replays:
+            tables.uploads.captured.append(tables.uploads.table)
+        for _ in range(replays):  # as a graph does, with the gradients of the last step
+            tables.run(tables.uploads.table, True)
+        for _ in range(4 - replays):
+            opt.step()
+        rig.advance(opt, params, range(6, 11))
+        assert int(opt.param_groups[0]["o2nc"]["step"]) == 14
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
+
+
+# ---- what survives ----
+
+
+def through_a_file(opt, params, make):
+    """Parameters and optimizer anew, from a checkpoint written and read."""
+    file = io.BytesIO()
+    torch.save({"params": params, "opt": opt.state_dict()}, file)
+    file.seek(0)
+    checkpoint = torch.load(file, weights_only=True)
+    params = [torch.nn.Parameter(p) for p in checkpoint["params"]]
+    opt = make(params)
+    opt.load_state_dict(checkpoint["opt"])
+    return opt, params
+
+
+SURVIVALS = {
+    "checkpoint": through_a_file,
+    "deepcopy": lambda opt, params, make: copy.deepcopy((opt, params)),
+    "pickle": lambda opt, params, make: pickle.loads(pickle.dumps((opt, params))),
+}
+
+
+@pytest.mark.some(14)
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("survive", SURVIVALS.values(), ids=SURVIVALS)
+@rig.cases
+def test_a_copy_continues_to_the_bit(device, make, survive, every):
+    """Between two iterates that count, too."""
+    params = rig.begin(device)
+    opt = rig.advance(make(params, average=o2nc.Discount(0.9, every=every)), params, (1, 2, 3))
+    resumed, copies = survive(opt, params, lambda ps: make(ps, average=o2nc.Discount(0.9, every=every)))
+    for run, ps in ((opt, params), (resumed, copies)):
+        rig.advance(run, ps, (4, 5))
+        assert rig.is_fused(run)
+    rig.agree(rig.facts(resumed), rig.facts(opt), tolerance=0)
+    rig.identical(rig.saved(resumed), rig.saved(opt))
+
+
+@rig.cases
+def test_a_checkpoint_has_the_entries_of_the_eager_step(device, make):
+    """Of the same types and dtypes."""
+    kinds = []
+    for fused in (True, False):
+        params = rig.begin(device, torch.float32)
+        found = rig.saved(rig.advance(make(params, fused), params, (1, 2, 3)))
+        kinds.append({key: (type(v), getattr(v, "dtype", None)) for key, v in found.items()})
+    skipped = [key for key in kinds[0] if key[-1] in ("fused", "foreach")]
+    for key in skipped:
+        del kinds[0][key], kinds[1][key]
+    assert kinds[0] == kinds[1]
+
+
+@rig.cases
+@pytest.mark.parametrize("fused", [True, False])
+def test_checkpoints_go_between_the_two(device, make, fused):
+    """Begun with kernels and continued without, or the other way round: how a step is taken is not loaded."""
+
+    def work(straight):
+        params = rig.begin(device)
+        opt = rig.advance(make(params, fused and straight), params, (1, 2, 3))
+        resumed = make(params, not fused and straight)
+        resumed.load_state_dict(opt.state_dict())
+        return rig.advance(resumed, params, (4, 5))
+
+    ours = rig.facts(work(True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "DEVICES", ())
+        rig.agree(ours, rig.facts(work(False)))
+
+
+@pytest.mark.some(6)
+@rig.some(*[name for name in rig.CASES if name in OURS and "extend" not in name and name != "SGD"])
+def test_falling_back_in_the_middle_is_resuming(device, make):
+    """From the same state on, to the bit; and back again."""
+    params, others = rig.begin(device), rig.begin(device)
+    opt = rig.advance(make(params), params, (1, 2, 3))
+    rig.advance(make(others), others, (1, 2, 3))
+    resumed = make(others, False)
+    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))  # torch would share the momentum buffers
+    for fused in (False, True):
+        for run, ps in ((opt, params), (resumed, others)):
+            for group in run.param_groups:
+                group["fused"] = fused
+            rig.advance(run, ps, (6, 7) if fused else (4, 5))
+            assert rig.is_fused(run) == (fused or isinstance(run, o2nc.AdamW))
+        rig.agree(rig.facts(opt), rig.facts(resumed), tolerance=0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str
+)
+@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "CoinBetting", "extend(Lion)")
+def test_a_checkpoint_of_another_dtype(device, make, before, after):
+    """State of another width than the parameter's is read as what it is."""
+    params = rig.begin(device, before)
+    checkpoint = rig.advance(make(params), params, (1, 2)).state_dict()
+
+    def work(fused):
+        params = rig.begin(device, after)
+        opt = make(params, fused)
+        opt.load_state_dict(copy.deepcopy(checkpoint))
+        return rig.advance(opt, params, (3, 4))
+
+    rig.compare(work, tolerance=2e-5)
+
+
+@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "extend(Lion)")
+def test_averaged_restores_to_the_bit(device, make):
+    params = rig.begin(device, torch.float32)
+    opt = rig.advance(make(params), params, (1, 2, 3))
+    before = [p.detach().clone() for p in params]
+    with opt.averaged():
+        assert all(torch.equal(p, opt.state[p]["o2nc"]["average"]) for p in params)
+    assert all(torch.equal(p, x) for p, x in zip(params, before, strict=True))
+    others = rig.begin(device, torch.float32)
+    rig.advance(opt, params, [4])
+    rig.agree(rig.facts(opt), rig.facts(rig.advance(make(others), others, (1, 2, 3, 4))), tolerance=0)
