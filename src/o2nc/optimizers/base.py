@@ -72,6 +72,7 @@ class Averaged(Optimizer):
 
     options = frozenset(("average", "scaling", "seed", "certificate", "offload"))
     shared_options: frozenset[str] = frozenset()  # arguments that a parameter group cannot have for itself
+    unsupported_keys: frozenset[str] = frozenset()  # options that torch's other optimizers obey and this one does not
     numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers >= 0, or tensors
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     has_progress = False  # whether it knows Δ, for progress and output()
@@ -372,13 +373,21 @@ class Averaged(Optimizer):
         return [found() for found in self._param_refs]
 
     def _notice_params(self) -> None:
-        """Notice parameters that were exchanged in the groups, or wrapped since, as wrappers of models do."""
+        """Notice parameters that were exchanged in the groups or wrapped since, and options that would be ignored."""
         params, known = [p for group in self.param_groups for p in group["params"]], self._known_params
         if len(params) != len(known) or any(map(is_not, params, known)):
             self._note_params()
+        if self.unsupported_keys:
+            for group in self.param_groups:
+                self._refuse_unsupported(group)
         if not self._is_checked:
             self._refuse_partial()
             self._is_checked = True
+
+    def _refuse_unsupported(self, group: dict[str, Any]) -> None:
+        for key in self.unsupported_keys & group.keys():
+            if group[key]:
+                raise ValueError(f"{type(self).__name__} has no {key}, got {group[key]!r} in a group")
 
     def _refuse_partial(self) -> None:
         """Raise if this process has only a part of the parameters, where averages need all of them."""
@@ -396,6 +405,7 @@ class Averaged(Optimizer):
         """Add a group of parameters, as in torch; averages, law and seed are those of all groups."""
         for key in self.shared_options & param_group.keys():
             raise ValueError(f"{key} is one for all parameter groups, got {param_group[key]!r} in a group")
+        self._refuse_unsupported(param_group)
         if not isinstance(param_group["params"], Tensor | set):
             param_group["params"] = list(param_group["params"])
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]

@@ -1,0 +1,133 @@
+"""Averages of averages against those of a run, and against weights that are written out."""
+
+import math
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import o2nc
+import twin
+from o2nc import Polynomial, Snapshot, snapshots
+
+
+def weights_of(window, n):
+    """Return p_{n,t} by their definition."""
+    return torch.from_numpy(twin.weights(window, n))
+
+
+def walk(steps, d=40):
+    chance = torch.Generator().manual_seed(0)
+    moves = torch.randn(steps, d, generator=chance, dtype=torch.float64)
+    return 20 * torch.randn(d, generator=chance, dtype=torch.float64) + moves.cumsum(0) / steps**0.5
+
+
+def taken(iterates, window, steps):
+    """Return snapshots of x̄ of these iterates."""
+    return [Snapshot(window, n, [weights_of(window, n) @ iterates[:n]]) for n in steps]
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.floats(0, 40), st.integers(0, 5), st.integers(1, 9), st.integers(1, 60))
+def test_the_weights_are_those_of_the_definition(power, start, every, beyond):
+    window, n = Polynomial(power, start, every), start + beyond
+    found = snapshots._weights([(window, n)], 0, n)[:, 0]
+    torch.testing.assert_close(found, weights_of(window, n), rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("wanted", [3.0, 5.0, 6.0, 9.0, 12.0])
+def test_powers_between_two_tracks_a_factor_four_apart(wanted):
+    iterates, steps = walk(800), range(50, 801, 50)
+    kept = taken(iterates, Polynomial(3), steps) + taken(iterates, Polynomial(12), steps)
+    found = o2nc.posthoc(kept, wanted)
+    exact = weights_of(Polynomial(wanted), 800) @ iterates
+    # 16 snapshots each: the weights are within 4e-3, x̄ far below 1e-3
+    assert found.error < 4e-3
+    assert (found.values[0] - exact).norm() < 1e-5 * exact.norm()
+    made = sum(a * torch.nn.functional.pad(weights_of(s.window, s.step), (0, 800 - s.step))
+               for a, s in zip(found.weights, sorted(kept, key=lambda s: s.step), strict=True))  # fmt: skip
+    asked = weights_of(Polynomial(wanted), 800)
+    assert found.error == pytest.approx(float((made - asked).norm() / asked.norm()), rel=1e-3, abs=1e-9)
+    assert found.lowest == pytest.approx(float(made.min() / made.max()), rel=1e-3, abs=1e-12)
+    assert math.fsum(found.weights) == pytest.approx(1)
+
+
+def test_long_runs_are_taken_in_by_stretches(monkeypatch):
+    kept = taken(walk(300), Polynomial(4), range(30, 301, 30))
+    whole = o2nc.posthoc(kept, 6)
+    monkeypatch.setattr(snapshots, "_STRETCH", 7)
+    pieces = o2nc.posthoc(kept, 6)
+    assert pieces.error == pytest.approx(whole.error, rel=1e-6)
+    assert pieces.lowest == pytest.approx(whole.lowest, rel=1e-6)
+    torch.testing.assert_close(pieces.values, whole.values)
+
+
+def test_a_window_that_is_there_is_found_again():
+    iterates = walk(60)
+    kept = taken(iterates, Polynomial(2, start=10), (20, 40, 60))
+    found = o2nc.posthoc(kept, Polynomial(2, start=10))
+    assert found.error < 1e-12
+    torch.testing.assert_close(found.values[0], kept[-1].values[0])
+
+
+def test_a_snapshot_that_is_there_twice_counts_once():
+    x = [torch.tensor([1.0, 2.0])]
+    early, late = o2nc.Snapshot(o2nc.Polynomial(4), 500, x), o2nc.Snapshot(o2nc.Polynomial(4), 1000, x)
+    assert o2nc.posthoc([late, late], power=2).weights == [1.0, 0.0]
+    once, twice = (o2nc.posthoc(snapshots, power=2) for snapshots in ([early, late], [early, late, early, late]))
+    assert sorted(twice.weights) == sorted([*once.weights, 0.0, 0.0])
+    torch.testing.assert_close(twice.values, x)
+
+
+def test_what_is_no_average_says_so():
+    iterates = walk(60)
+    steps = (15, 30, 45, 60)
+    near = o2nc.posthoc(taken(iterates, Polynomial(3), steps) + taken(iterates, Polynomial(12), steps), 3.5)
+    far = o2nc.posthoc(taken(iterates, Polynomial(4), steps) + taken(iterates, Polynomial(16), steps), 8)
+    assert far.error > 0.04 > near.error
+    assert far.lowest < 0 < near.lowest
+
+
+@pytest.mark.parametrize("average", [Polynomial(3), Polynomial(12)], ids=str)
+def test_of_a_model_in_training(average):
+    """Two tracks: one in the optimizer, one in an optimizer that does not move."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    opt = o2nc.AdamW(model.parameters(), lr=1e-2, average=average)
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    other = o2nc.extend(still, average=Polynomial(6))
+    kept = []
+    for n in range(1, 65):
+        opt.zero_grad()
+        model(torch.randn(16, 3)).square().mean().backward()
+        other.step()
+        opt.step()
+        if n % 8 == 0:
+            with opt.averaged():
+                kept.append(Snapshot(average, n, {k: v.clone() for k, v in model.state_dict().items()}))
+    with other.averaged():
+        exact = {k: v.clone() for k, v in model.state_dict().items()}
+    found = o2nc.posthoc(kept, 6).values
+    assert found["1.num_batches_tracked"] == 64
+    for name, _ in model.named_parameters():
+        torch.testing.assert_close(found[name], exact[name], rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("what", ["none", "window", "step", "power", "start", "keys", "shapes", "count"])
+def test_bad_input(what):
+    one = [torch.zeros(2)]
+    good = Snapshot(Polynomial(4), 10, one)
+    bad = {
+        "none": (ValueError, "at least one", [], 2),
+        "window": (TypeError, r"snapshots\[0\] must be of an o2nc.Polynomial", [(0.9, 10, one)], 2),
+        "step": (ValueError, "step of snapshots", [(Polynomial(4), 0, one)], 2),
+        "power": (ValueError, "power", [good], -1),
+        "start": (ValueError, "begins after 20 steps", [good], Polynomial(4, start=20)),
+        "keys": (ValueError, "same keys", [(Polynomial(4), 5, {"a": one[0]}), (Polynomial(4), 6, {"b": one[0]})], 2),
+        "shapes": (ValueError, "same shapes", [good, (Polynomial(4), 5, [torch.zeros(3)])], 2),
+        "count": (ValueError, "same number", [good, (Polynomial(4), 5, [])], 2),
+    }
+    error, message, given, power = bad[what]
+    with pytest.raises(error, match=message):
+        o2nc.posthoc(given, power)
