@@ -44,9 +44,8 @@ test-slow: $(STAMP)
 
 # the fused step on this machine's GPU, by the Python that has its torch and pytest; without a GPU it is interpreted
 test-gpu:
-	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/experiments/src $(PYTHON) -m pytest tests/test_fused*.py tests/test_compile.py tests/test_absent.py tests/test_rounding.py \
-		tests/test_default_device.py tests/test_loading.py tests/test_silent.py tests/test_costs.py tests/test_adamw.py tests/test_extend.py tests/test_windows.py tests/test_decay.py tests/test_output.py tests/test_offload.py \
-		'tests/test_docs.py::test_page_runs[docs/performance.md]'
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/experiments/src $(PYTHON) -m pytest tests/fused tests/test_fused*.py tests/averages tests/optimizers tests/persist/test_compiling.py \
+		tests/persist/test_checkpoints.py tests/test_default_device.py tests/test_costs.py 'tests/test_docs.py::test_page_runs[docs/performance.md]'
 
 # the oldest torch, the newest and one between, each in an environment of several GB, which stays in build/versions
 test-versions:

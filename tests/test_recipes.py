@@ -385,7 +385,9 @@ def test_pretraining(tmp_path):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2)), nn.Linear(16, 1))
         data = torch.randn(256, 16)
-    opt = o2nc.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1, average=o2nc.Polynomial(12, start=5), certificate=True)
+    opt = o2nc.AdamW(
+        model.parameters(), lr=3e-3, weight_decay=0.1, average=o2nc.Polynomial(12, start=5), certificate=True
+    )
     warm_up = torch.optim.lr_scheduler.LinearLR(opt, start_factor=0.1, total_iters=5)
     for steps, lines in zip((20, 40), launch("A pretraining loop", tmp_path), strict=True):
         for _ in range(20):
