@@ -42,10 +42,11 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
-# the fused step on this machine's GPU, by the Python that has its torch and pytest; without a GPU it is interpreted
+# all that runs kernels, on this machine's GPU, by the Python that has its torch and pytest; without a GPU interpreted
+PARALLEL = $(shell $(PYTHON) -c 'from importlib.util import find_spec; print("-n 4 --dist worksteal" * bool(find_spec("xdist")))')
 test-gpu:
-	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/experiments/src $(PYTHON) -m pytest tests/fused tests/test_fused*.py tests/averages tests/optimizers tests/persist/test_compiling.py \
-		tests/persist/test_checkpoints.py tests/test_default_device.py tests/test_costs.py 'tests/test_docs.py::test_page_runs[docs/performance.md]'
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/experiments/src $(PYTHON) -m pytest $(PARALLEL) $$(grep -lE "fused_device|cuda" -r tests --include='test_*.py') \
+		'tests/test_docs.py::test_page_runs[docs/performance.md]'
 
 # the oldest torch, the newest and one between, each in an environment of several GB, which stays in build/versions
 test-versions:

@@ -1,42 +1,37 @@
-"""Compile every kernel for a GPU that need not be here; print how many there were.
+"""Compile every kernel for a GPU that need not be here; print each with its registers and what it spills.
 
     python tests/compile_kernels.py [some | all]
 
-``all`` takes every rule, law and dtype, and a minute.
+``all`` takes every rule, law and dtype, and a minute. A kernel that spills more than it may fails.
 
-Not a test by itself: `test_fused_gpu.py` runs it in a process of its own, where Triton's interpreter is off.
+Not a test by itself: `fused/test_gpu.py` runs it in a process of its own, where Triton's interpreter is off.
 """
 
 import itertools
+import os
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 import triton
-from o2nc.backends.triton import engine, launches
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import o2nc
-from fused_device import begin, set_noise
+from fused_device import LEARNERS, begin, set_noise
 from o2nc import learners
+from o2nc.fused import engine, launch
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.int64: "*i64", torch.int32: "*i32", torch.float64: "*fp64", torch.float32: "*fp32"}
 OTHERS = (torch.float64, torch.bfloat16, torch.float16)
-LEARNERS = (
-    learners.OGD(0.01, decay=0.3),
-    learners.BallOGD(0.01, radius=0.05, decay=0.1),
-    learners.FTRL(0.01, decay=0.2),
-    learners.FTRL(0.01, radius=0.05),
-    learners.AdaGrad(0.01),
-    learners.AdaGrad(0.01, diagonal=True),
-    learners.BallAdaGrad(0.01),
-    learners.ScaleFree(0.01),
-    learners.ScaleFree(0.01, radius=0.05),
-    learners.ScaleFree(0.01, diagonal=False),
-    learners.CoinBetting(),
-)
-compiled = set()
+CUOBJDUMP = Path(os.path.dirname(triton.__file__)) / "backends/nvidia/bin/cuobjdump"
+SPILLED = 16  # bytes of a thread: with few elements in float32 none, elsewhere a number or two
+compiled = {}
+current = ""  # what is being compiled
 
 
 def compile_only(self):
@@ -52,23 +47,29 @@ def compile_only(self):
     key = self.kernel.__name__, str({name: getattr(v, "__name__", v) for name, v in self.compiled_in.items()})
     if key not in compiled:
         source = ASTSource(self.kernel, signature, constants)
-        triton.compile(source, target=TARGET, options={"num_warps": self.warps} | self.options)
-        compiled.add(key)
+        found = triton.compile(source, target=TARGET, options={"num_warps": self.warps} | self.options)
+        compiled[key] = registers, stack = usage(found.asm["cubin"])
+        print(f"{key[0]:15} {registers:4} registers, {stack:3} bytes spilled: {current}")
+        assert key[0] == "open_kernel" or stack <= SPILLED, f"{current}: {key[0]} spills {stack} bytes"
 
 
-def step(make, dtype, scaled=False):
+def usage(cubin):
+    """Return the registers and the bytes of stack that a thread takes."""
+    if not CUOBJDUMP.exists():
+        return 0, 0
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return tuple(map(int, re.search(r"REG:(\d+) STACK:(\d+)", done.stdout).groups()))
+
+
+def compile_for(name, make, dtype=torch.float32):
+    """Take two steps; the first is not the kernels'."""
+    global current
+    current = f"{name}, {str(dtype).removeprefix('torch.')}"
     params = begin("cpu", dtype, shapes=[(700,), (3, 4)])
     opt = make(params)
-    if scaled:
-        opt.found_inf, opt.grad_scale = torch.tensor(0.0), torch.tensor(1.0)
-    set_noise(params, 1)
-    opt.step()
-
-
-def observe(progress):
-    """An extended optimizer: its first step is not the kernel's."""
-    params = begin("cpu", torch.float32, shapes=[(700,), (3, 4)])
-    opt = o2nc.extend(torch.optim.SGD(params, lr=0.1), average=0.9, progress=progress)
     for t in (1, 2):
         set_noise(params, t)
         opt.step()
@@ -78,43 +79,56 @@ def sgdm(**options):
     return lambda ps: o2nc.ScaledSGDM(ps, lr=0.01, fused=True, **options)
 
 
-def o2nc_with(learner, **options):
+def adamw(**options):
+    return lambda ps: o2nc.AdamW(ps, fused=True, **options)
+
+
+def algorithm_2(learner, **options):
     return lambda ps: o2nc.ExponentiatedO2NC(ps, learner, beta=0.95, fused=True, **options)
+
+
+def observed(**options):
+    return lambda ps: o2nc.extend(torch.optim.SGD(ps, lr=0.1), average=0.9, **options)
 
 
 def main():
     engine.DEVICES = ("cuda", "cpu")
-    launches.Launch.__call__ = compile_only
-    for learner in (learners.ScaleFree(0.01, radius=0.05), learners.CoinBetting()):
-        step(o2nc_with(learner), torch.bfloat16)
-    step(sgdm(momentum=0.9, average=0.99), torch.float32)
-    step(lambda ps: o2nc.AdamW(ps, average=o2nc.Polynomial(12), fused=True), torch.float32)
+    launch.Launch.__call__ = compile_only
+    compile_for("AdamW", adamw(average=0.9))
+    compile_for("AdamW, certificate", adamw(average=0.9, certificate=True))
+    compile_for("AdamW between two that count", adamw(average=o2nc.Polynomial(12, every=8), certificate=True))
+    compile_for("averages alone", observed())
+    compile_for("averages alone, certificate", observed(certificate=True))
+    compile_for("momentum", sgdm(momentum=0.9, average=0.99))
+    compile_for("ScaleFree", algorithm_2(learners.ScaleFree(0.01)))
+    compile_for("CoinBetting", algorithm_2(learners.CoinBetting()), torch.bfloat16)
     if sys.argv[1:] != ["some"]:
         compile_all()
-    print(*sorted({name for name, _ in compiled}), len(compiled))
 
 
 def compile_all():
-    for momentum, nesterov, average in itertools.product((0, 0.9), (False, True), (None, 0.99, 0.9)):
+    for momentum, nesterov, average in itertools.product((0, 0.9), (False, True), (None, 0.99)):
         if momentum or not nesterov:
-            step(sgdm(momentum=momentum, nesterov=nesterov, average=average), torch.float32)
+            options = {"momentum": momentum, "nesterov": nesterov, "average": average}
+            compile_for(f"ScaledSGDM {options}", sgdm(**options))
+            compile_for(f"SGD {options}", lambda ps, o=options: o2nc.SGD(ps, scaling=o2nc.Jitter(0.25), **o))
     for learner in LEARNERS:
-        step(o2nc_with(learner), torch.float32)
+        compile_for(learner, algorithm_2(learner))
+        compile_for(f"{learner}, decay", algorithm_2(learner, weight_decay=0.1))
     for learner in LEARNERS[-3:]:
-        step(o2nc_with(learner, average=False), torch.float32)
+        compile_for(f"{learner}, no averages", algorithm_2(learner, average=False))
     for dtype in OTHERS:  # a dtype changes loads, stores and the width of the arithmetic
-        step(sgdm(momentum=0.9, average=0.99), dtype)
+        compile_for("momentum", sgdm(momentum=0.9, average=0.99), dtype)
         for learner in LEARNERS if dtype == torch.bfloat16 else LEARNERS[-3:]:
-            step(o2nc_with(learner), dtype)
-    for dtype, amsgrad, average in itertools.product((torch.float32, *OTHERS), (False, True), (None, 0.9)):
-        step(lambda ps, a=amsgrad, w=average: o2nc.AdamW(ps, amsgrad=a, average=w, fused=True), dtype)
-    for progress in (False, True):
-        observe(progress)
+            compile_for(learner, algorithm_2(learner), dtype)
+        compile_for("averages alone, certificate", observed(certificate=True), dtype)
+    options = itertools.product((torch.float32, *OTHERS), (False, True), (None, 0.9), (False, True))
+    for dtype, amsgrad, average, certificate in options:
+        arguments = {"amsgrad": amsgrad, "average": average, "certificate": certificate and average is not None}
+        compile_for(f"AdamW {arguments}", adamw(**arguments), dtype)
     # only the opening knows the law
     for law in (None, o2nc.Uniform(), o2nc.Weibull(2.5), o2nc.Gamma(4)):
-        step(sgdm(momentum=0.9, average=0.99, scaling=law), torch.float32)
-    for make in (sgdm(momentum=0.9, average=0.99), o2nc_with(learners.CoinBetting())):
-        step(make, torch.float32, scaled=True)
+        compile_for(f"momentum, {law}", sgdm(momentum=0.9, average=0.99, scaling=law))
 
 
 if __name__ == "__main__":

@@ -71,11 +71,11 @@ def default() -> list[str]:
 
 def tests(part: str) -> list[Path]:
     """The files of a part; the others need packages that come and go with the experiments."""
-    kernels = sorted(TESTS.glob("test_fused*.py"))
+    kernels = sorted((TESTS / "fused").glob("test_*.py"))
     if part == "kernels":
         return kernels
     outside = re.compile(r"o2nc_experiments|^import versions$", re.MULTILINE)
-    files = [path for path in sorted(TESTS.glob("test_*.py")) if path not in kernels]
+    files = [path for path in sorted(TESTS.rglob("test_*.py")) if path not in kernels]
     return [path for path in files if not outside.search(path.read_text(encoding="utf-8"))]
 
 

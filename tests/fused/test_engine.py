@@ -318,6 +318,30 @@ def test_a_step_that_writes_tables_cannot_be_captured(device, monkeypatch):
     rig.identical(rig.saved(opt), before)
 
 
+@pytest.mark.some(4)
+@pytest.mark.parametrize("every", [1, 3])
+@rig.some("AdamW", "ScaledSGDM", "CoinBetting")
+def test_after_a_capture_the_counter_is_the_devices(device, make, every):
+    """A graph that is replayed takes steps without the host: which iterates count is not what the host would say."""
+    runs = []
+    for replays in (4, 0):
+        params = rig.begin(device)
+        opt = rig.advance(make(params, average=o2nc.Polynomial(3, every=every)), params, range(1, 5))
+        rig.set_noise(params, 5)
+        opt.step()
+        (tables,) = opt._engine.tables
+        if replays:
+            tables.uploads.captured.append(tables.uploads.table)
+        for _ in range(replays):  # as a graph does, with the gradients of the last step
+            tables.run(tables.uploads.table, True)
+        for _ in range(4 - replays):
+            opt.step()
+        rig.advance(opt, params, range(6, 11))
+        assert int(opt.param_groups[0]["o2nc"]["step"]) == 14
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
+
+
 # ---- what survives ----
 
 

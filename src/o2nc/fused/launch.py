@@ -119,14 +119,15 @@ def launches(tables: Any, uploaded: Tensor, averages: bool) -> list[Action]:
         found.append(Launch(kernels.total_kernel, n, folded, {"WIDTH": FOLD}, FOLD_WARPS))
     # one warp: the counters are read and written by the same threads
     found.append(Launch(kernels.open_kernel, 1, opening, law | tick | finish | counts, 1))
-    limited = {"maxnreg": rule.registers} if rule.registers is not None and (certifies or rule.progress) else {}
     for low, number, compiled in tables.buckets:
         stepped = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
         stepped = (*stepped, tables.coefficients, tables.partial, n, low, chunks)  # type: ignore[assignment]
         if not averages:  # the kernel of an optimizer without averages
             compiled = compiled | {"AVERAGED": False, "OUTPUTS": False, "HAS_GRADIENT": False}
             compiled["BLOCK"] = rule.block_of(sums=rule.progress)
-        found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS, limited))
+        is_limited = rule.registers is not None and (certifies or rule.progress) and compiled["ROUNDED"]
+        options = {"maxnreg": rule.registers} if is_limited else {}
+        found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS, options))
     if certifies or rule.progress:
         closed = (tables.first, uploaded, tables.now, tables.coefficients, tables.numbers, tables.partial, n, chunks)
         sums = {"AVERAGED": certifies, "SUMS_PROGRESS": rule.progress, "WIDTH": FOLD}
