@@ -119,7 +119,6 @@ def test_blocks_that_are_used_wrongly():
     opt = trained("AdamW")
     with pytest.warns(UserWarning, match=r"write `with opt.averaged\(\)"):  # noqa: PT031
         opt.averaged()
-        gc.collect()
     block = opt.averaged()
     with block:
         pass
