@@ -30,10 +30,10 @@ demo: $(LIGHT)
 	$(BIN)/o2nc demo
 
 verify: $(LIGHT)
-	$(BIN)/o2nc verify
+	$(BIN)/o2nc paper verify
 
 rates: $(LIGHT)
-	$(BIN)/o2nc rates
+	$(BIN)/o2nc paper rates
 
 # a process per core, each with one thread: most tests are too small for more
 test: $(STAMP)
@@ -46,7 +46,7 @@ test-slow: $(STAMP)
 PARALLEL = $(shell $(PYTHON) -c 'from importlib.util import find_spec; print("-n 4 --dist worksteal" * bool(find_spec("xdist")))')
 test-gpu:
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/experiments/src $(PYTHON) -m pytest $(PARALLEL) $$(grep -lE "fused_device|cuda" -r tests --include='test_*.py') \
-		experiments/tests/test_gpt_gpu.py 'tests/test_docs.py::test_page_runs[docs/performance.md]'
+		'tests/test_docs.py::test_page_runs[docs/performance.md]'
 
 # the oldest torch, the newest and one between, each in an environment of several GB, which stays in build/versions
 test-versions:
@@ -64,7 +64,6 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/o2nc bench
 	$(BIN)/python experiments/benchmarks/certify.py --quick
-	$(BIN)/python experiments/benchmarks/cifar10.py
 
 # the wheel and the sdist, each installed where nothing else is and used; some minutes
 package: $(STAMP)

@@ -6,6 +6,7 @@ averages and a certificate unless told otherwise.
 
 import torch
 from torch import optim
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import o2nc
 from o2nc import learners
@@ -177,3 +178,15 @@ def same(ours, theirs):
             assert all(map(torch.equal, value, theirs[key])), key
         else:
             assert value == theirs[key], key
+
+
+def identical(ours, theirs):
+    """Assert that two nested structures of tensors and plain values are the same, bitwise; keys in any order."""
+    ours, theirs = ({keystr(path): leaf for path, leaf in tree_flatten_with_path(tree)[0]} for tree in (ours, theirs))
+    assert ours.keys() == theirs.keys(), f"only one of them has {sorted(ours.keys() ^ theirs.keys())}"
+    for path, value in ours.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == theirs[path].dtype, path
+            assert torch.equal(value, theirs[path]), path
+        else:
+            assert value == theirs[path], path

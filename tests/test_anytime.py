@@ -196,7 +196,18 @@ def test_moments_behind_bernstein():
     for k in range(2, 12):
         moment = sum(math.comb(k, j) * math.factorial(j) for j in range(k + 1))
         assert moment == pytest.approx(math.factorial(k) * sum(1 / math.factorial(i) for i in range(k + 1)))
-        assert moment <= math.e * math.factorial(k)
+        # Bernstein's condition with the variance G²D² and the scale (16/3)GD, which k = 3 needs
+        assert k == 2 or moment <= math.factorial(k) / 2 * (16 / 3) ** (k - 2) * (1 + 1e-12)
+
+
+def test_variance_of_what_a_step_says():
+    """E(f(s) − f′(s))² = E f′(s)² <= G²D² for f(0) = 0 and s ~ Exp(1): a zigzag of slopes ±1."""
+    s = -np.log((np.arange(2_000_000) + 0.5) / 2_000_000)
+    for period in (0.3, 1.0, 4.0):
+        u = np.mod(s, period)
+        slope = np.where(u < period / 2, 1.0, -1.0)
+        f = np.minimum(u, period - u)
+        assert ((f - slope) ** 2).mean() == pytest.approx((slope**2).mean(), abs=2e-3)
 
 
 def test_tail_of_the_spread():
@@ -227,7 +238,7 @@ def confident(plan, p, *, lipschitz, noise):
     share = (alpha + beta / n) / math.sqrt(1 - beta**2)
     return (
         plan.gap / (d * n)
-        + lipschitz * (2 * math.sqrt(math.e * log / n) + log / n)
+        + lipschitz * (math.sqrt(2 * log / n) + 16 / 3 * log / n)
         + noise * math.sqrt(2 * log / n)
         + share * (2 * math.sqrt(2) * (lipschitz + noise) + 2 * noise * math.sqrt(math.log(12 / p)))
         + 4 * plan.c * d**2 * math.log(4 * (math.e + 2) / p) ** 2 / alpha**2
@@ -258,5 +269,7 @@ def test_high_probability():
         delta = delta * (plan.radius / delta.norm(dim=1, keepdim=True)).clamp(max=1.0)
         s = torch.tensor([[law.sample(k, n + 1)] for k in range(runs)], dtype=torch.float64)
         x = x + s * delta
-    assert found.max() < confident(plan, 0.1, lipschitz=problem.lipschitz, noise=noise)
+    bound = plan.probable_bound(0.1, lipschitz=problem.lipschitz, noise=noise)
+    assert bound == pytest.approx(confident(plan, 0.1, lipschitz=problem.lipschitz, noise=noise), rel=1e-12)
+    assert found.max() < bound
     assert found.mean() < plan.bound(lipschitz=problem.lipschitz, noise=noise)

@@ -39,10 +39,11 @@ def test_an_optimizer_has_few_classes_of_ours(make):
 
 
 def test_the_page_names_what_is_there():
-    import o2nc.averages
     import o2nc.backends.eager
-    import o2nc.scaling
     import o2nc.step
+
+    import o2nc.averages
+    import o2nc.scaling
 
     for module, name in re.findall(r"`(scaling|averages|vector)\.(?!py)(\w+)`", PAGE):
         assert hasattr(getattr(o2nc, module), name), f"{module}.{name}"

@@ -5,13 +5,13 @@ import re
 
 import pytest
 import torch
+from o2nc.backends.triton import engine
 from torch import optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import o2nc
 from fused_device import begin, set_noise, sgdm
 from o2nc import learners
-from o2nc.backends.triton import engine
 from pages import PAGES
 
 

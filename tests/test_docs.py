@@ -158,7 +158,9 @@ def parse(arguments):
 
     name, *options = arguments
     commands = typer.main.get_command(build_app()).commands
-    assert name in commands
+    if name == "paper":  # the commands for readers of the paper
+        commands, (name, *options) = commands["paper"].commands, options or [""]
+    assert name in commands or not name
     for word in options:
         if not word.startswith("-") and not Path(word).suffix:
             Path(word).mkdir(exist_ok=True)  # it may be a folder that must be there

@@ -55,7 +55,7 @@ def test_no_row_of_another_run_is_lost(resumed, tmp_path):
     model, optimizer = make()
     with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1):
         train(model, optimizer, 3)
-        saved = optimizer.state_dict()
+        saved = copy.deepcopy(optimizer.state_dict())
         train(model, optimizer, 50)
     before = {path.read_bytes() for path in tmp_path.iterdir()}
     model, optimizer = make()
@@ -73,7 +73,7 @@ def test_a_step_before_a_checkpoint_is_loaded_moves_nothing(tmp_path):
     model, optimizer = make()
     with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2) as log:
         train(model, optimizer, 5)
-    saved = optimizer.state_dict()
+    saved = copy.deepcopy(optimizer.state_dict())
     model, optimizer = make()
     with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2):
         train(model, optimizer, 1)
@@ -87,7 +87,7 @@ def test_a_checkpoint_loaded_in_the_middle_replaces_later_rows(tmp_path):
     model, optimizer = make()
     log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2)
     train(model, optimizer, 3)
-    saved = optimizer.state_dict()
+    saved = copy.deepcopy(optimizer.state_dict())
     train(model, optimizer, 5)
     optimizer.load_state_dict(saved)
     train(model, optimizer, 2)

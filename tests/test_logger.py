@@ -39,7 +39,15 @@ def test_rows_are_the_optimizers_own_answers(name, tmp_path):
         step = int(optimizer.param_groups[0]["o2nc"]["step"])
         if step % 5 == 0 and (name != "original" or step >= 7):
             found = optimizer.certificate(c=2.0)
-            numbers = (step, found.gradient, found.spread, found.value, getattr(optimizer, "progress", math.nan), found.ess, 2.0)
+            numbers = (
+                step,
+                found.gradient,
+                found.spread,
+                found.value,
+                getattr(optimizer, "progress", math.nan),
+                found.ess,
+                2.0,
+            )
             expected.append(dict(zip(FIELDS, numbers, strict=True)))
             for key, part in found.by_parameter.items():
                 parts.append(dict(zip(LAYER_FIELDS, (step, key, part.gradient, part.spread), strict=True)))
@@ -254,7 +262,7 @@ def test_refusals(tmp_path):
         CertificateLogger(optimizer, path, writer=print)
     with pytest.raises(ValueError, match=r"keeps no averages, it was made with average=None: pass average=0.999"):
         CertificateLogger(o2nc.ScaledSGDM(model.parameters(), lr=0.1), path)
-    with pytest.raises(TypeError, match=r"one that certifies.*got SGD"):
+    with pytest.raises(TypeError, match=r"one of o2nc.s with averages.*got SGD"):
         CertificateLogger(torch.optim.SGD(model.parameters()), path)
     without = o2nc.AdamW(model.parameters(), average=0.9, certificate=False)
     with pytest.raises(ValueError, match=r"keeps no certificate, it was made with certificate=False"):

@@ -1,5 +1,6 @@
 """Averages of averages against those of a run, and against weights that are written out."""
 
+import dataclasses
 import math
 
 import hypothesis
@@ -39,6 +40,29 @@ def test_the_weights_are_those_of_the_recursion(power, start, beyond):
     torch.testing.assert_close(
         snapshots._weights([(window, n)], 0, n)[:, 0], weights_of(window, n), rtol=1e-9, atol=1e-13
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Every(Polynomial):
+    """A window that takes in one iterate in ``every``."""
+
+    every: int = 1
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+@pytest.mark.parametrize("n", [7, 8, 9, 40])
+def test_weights_of_a_window_that_skips_iterates(every, n):
+    """The j-th iterate that counts has γ_j = (r + 1)/(j + r); those between have no weight."""
+    expected = torch.zeros(n, dtype=torch.float64)
+    for j, t in enumerate(range(3, n + 1, every), 1):
+        gamma = 5.0 / (j + 4.0)
+        expected *= 1 - gamma
+        expected[t - 1] = gamma
+    window = Every(4.0, 2, every=every)
+    torch.testing.assert_close(snapshots._weights([(window, n)], 0, n)[:, 0], expected, rtol=1e-9, atol=1e-13)
+    found = o2nc.posthoc([(window, n, [torch.ones(2)]), (window, n - 3, [torch.zeros(2)])], power=4.0)
+    assert found.weights == pytest.approx([0.0, 1.0], abs=1e-9)
+    assert found.error < 1e-9
 
 
 @pytest.mark.parametrize("wanted", [3.0, 5.0, 6.0, 9.0, 12.0])

@@ -188,7 +188,7 @@ def test_a_law_of_an_extreme_shape():
         ((0.9,), {"nesterov": 1}, TypeError, "nesterov"),
         ((0.9,), {"dampening": 1}, ValueError, "dampening must be a number < 1, got 1"),
         ((0.9,), {"dampening": 0.5, "nesterov": True}, ValueError, "dampening must be 0 with nesterov=True, got 0.5"),
-        ((0.9, Untold()), {}, ValueError, "tells its second_moment"),
+        ((0.9, Untold()), {}, ValueError, "have a second_moment"),
         ((0.9, 3), {}, TypeError, "law must be a law"),
         ((0.9, Mistold()), {}, ValueError, r"law's E s².* >= 1, got 0.5"),
     ],

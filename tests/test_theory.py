@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import optimize
 
 import o2nc
 from o2nc import theory
@@ -71,7 +72,7 @@ def test_smallest_n_that_is_named_is_enough():
 
 
 @given(
-    st.integers(1, 10**7),
+    st.integers(2, 10**7),  # one step has no spread, so that a longer lr is always better
     KNOWN,
     st.floats(-6, math.log10(0.5)),
     st.floats(-6, 6),
@@ -305,3 +306,62 @@ def test_plan_says_what_it_is():
     assert "E‖∇F(x̄)‖_c <= " in text
     assert "no less than G" not in text
     assert "no less than G" in str(theory.plan(10, **UNIT))
+
+
+# ---- the edges
+
+
+def best_bound(n, known):
+    """The least of the energy theorem's bound at β = b over α and lr, by another method."""
+    g, sigma, c, gap = known["lipschitz"], known.get("noise", 0.0), known["c"], known["gap"]
+
+    def value(x):
+        alpha, lr = 1 / (1 + math.exp(-x[0])), math.exp(x[1])
+        beta, keep = 1 - alpha, alpha * (2 - alpha)
+        t = 2 * beta * gap / lr + (g**2 + sigma**2) * n
+        root = math.sqrt((alpha**2 * (n - 1) / keep + 1) * t) / n
+        spread = beta * ((beta + math.sqrt(2 - beta**2)) / (1 + beta)) ** 2 * c * lr**2 * t / (alpha**2 * keep * n)
+        return root + sigma * (alpha * (n - 1) + 1) / (n * math.sqrt(keep)) + spread
+
+    starts = [(math.log(a), math.log(lr)) for a in (1e-9, 1e-6, 1e-3, 0.1) for lr in (1e-8, 1e-4, 1.0)]
+    options = {"xatol": 1e-9, "fatol": 1e-15, "maxiter": 4000}
+    return min(optimize.minimize(value, start, method="Nelder-Mead", options=options).fun for start in starts)
+
+
+@pytest.mark.parametrize("c", [1e-12, 1e-8, 1e-4, 1.0])
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_plan_is_the_best_for_tiny_prices_of_spread(c, noise):
+    """α was at least 0.1/N, which cost up to 0.6 % where c is tiny."""
+    known = {"c": c, "gap": 1.0, "lipschitz": 1.0, "noise": noise}
+    assert theory.plan(200, **known).bound <= best_bound(200, known) * (1 + 1e-7)
+
+
+EXTREME = [
+    {"c": 1.0, "gap": 1e-200, "lipschitz": 1e200},
+    {"c": 1e300, "gap": 1e300, "lipschitz": 1e-100},
+    {"c": 1.0, "gap": 1.0, "lipschitz": 1e200},
+    {"c": 1e-300, "gap": 1e-300, "lipschitz": 1.0, "noise": 1e200},
+    {"smoothness": 1e-300, "gap": 1e-200, "lipschitz": 1.0},
+    {"second_order": 1e-300, "gap": 1e-300, "lipschitz": 1e-300, "noise": 1e200},
+]
+
+
+@pytest.mark.parametrize("known", EXTREME, ids=str)
+def test_constants_beyond_float64_are_refused_by_name(known):
+    """They ended in a ZeroDivisionError or an OverflowError."""
+    with pytest.raises(ValueError, match=r"gap=.* are out of float64's range together"):
+        theory.plan(100, **known)
+
+
+def test_learning_rates_beyond_float64_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"lr=1e\+300, c=1.0, gap=1.0, .* are out of float64's range together"):
+        theory.guarantee(lr=1e300, momentum=0.9, steps=10, **UNIT)
+
+
+def test_constants_far_from_one_are_a_change_of_units():
+    """x in other units and F in other units: G by f/x, F* by f, c by f/x³, lr by x²/f."""
+    at_one = theory.plan(1000, c=1.0, gap=1.0, lipschitz=1.0, noise=0.5)
+    for f, x in ((1e30, 1.0), (1e-30, 1e-20), (1e40, 1e30)):
+        p = theory.plan(1000, c=f / x**3, gap=f, lipschitz=f / x, noise=0.5 * f / x)
+        assert p.bound == pytest.approx(at_one.bound * f / x, rel=1e-9)
+        assert p.lr == pytest.approx(at_one.lr * x**2 / f, rel=1e-5)

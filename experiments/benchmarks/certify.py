@@ -1,22 +1,21 @@
-"""Values, gaps and times of `o2nc.certify`: exponential weights, optimal ones, optimal ones with the same mean.
+"""How much do optimal weights gain in `o2nc.certify`, and what do they cost?
 
-    python experiments/benchmarks/certify.py [--quick]
+    python experiments/benchmarks/certify.py            # the last row holds 8 GB of iterates and gradients
+    python experiments/benchmarks/certify.py --quick    # without it
 
-The last row holds 8 GB of iterates and gradients; --quick leaves it out.
+Result: docs/paper.md, section 6 (two cores, torch 2.13 on a CPU).
 """
 
-import argparse
-import importlib.metadata
-import platform
 import resource
-import time
 from collections.abc import Callable
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 import o2nc
 from o2nc.problems import DoubleWell
+from o2nc_experiments import kit
 
 BETA, C = 0.99, 1.0
 Run = tuple[Callable[[Tensor], Tensor] | list[Tensor], list[Tensor]]
@@ -35,8 +34,8 @@ def double_well(dimension: int, steps: int) -> Run:
     return problem.gradient, iterates
 
 
-def synthetic(dimension: int, steps: int) -> Run:
-    """Return iterates of a random walk that drifts to a kink at 0, and the gradients of (|x|_1 + ½‖x‖²)/√d there."""
+def kink(dimension: int, steps: int) -> Run:
+    """Return the gradients of (|x|₁ + ½‖x‖²)/√d along a random walk that drifts to the kink at 0, and the walk."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(dimension, generator=generator)
     iterates, gradients = [], []
@@ -47,39 +46,28 @@ def synthetic(dimension: int, steps: int) -> Run:
     return gradients, iterates
 
 
-def row(name: str, run: Run) -> str:
-    """Certify one run in the three ways and return a line of the table."""
+def row(name: str, run: Run) -> list[str]:
+    """Return the table's row: both certificates, the gain, the duality gap, seconds and megabytes."""
     gradient, iterates = run
-    cells = []
-    for weights, centre in (("exponential", "free"), ("optimal", "free"), ("optimal", "fixed")):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        begin = time.perf_counter()
-        certificate = o2nc.certify(gradient, iterates, C, beta=BETA, weights=weights, centre=centre)
-        seconds = time.perf_counter() - begin
-        extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10  # kB on Linux
-        gap = "" if certificate.gap is None else f" gap {certificate.gap:.0e}"
-        cells.append((certificate.value, f"{certificate.value:.4g}{gap}, {seconds:.2f} s, {extra:.0f} MB"))
-    gains = " ".join(f"{cells[0][0] / value:.2f}x" for value, _ in cells[1:])
-    return f"{name:24}" + "".join(f"{text:>38}" for _, text in cells) + f"   {gains}"
+    plain = o2nc.certify(gradient, iterates, C, beta=BETA, weights="exponential")
+    memory, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, perf_counter()
+    best = o2nc.certify(gradient, iterates, C, beta=BETA, weights="optimal")
+    seconds = perf_counter() - begun
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 2**10  # kB on Linux
+    gap = kit.NONE if best.gap is None else f"{best.gap:.0e}"
+    values = [f"{plain.value:.4g}", f"{best.value:.4g}", f"{plain.value / best.value:.2f}"]
+    return [name, *values, gap, f"{seconds:.2f}", f"{grown:.0f}"]
 
 
-def main() -> None:
+def main(quick: bool = False) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="leave out d = 1e6")
-    quick = parser.parse_args().quick
-    versions = f"torch {torch.__version__}, clarabel {importlib.metadata.version('clarabel')}"
-    print(f"{platform.machine()}, {torch.get_num_threads()} threads, {versions}; c = {C:g}, beta = {BETA:g}")
-    print(
-        "each cell: value, duality gap, seconds, growth of peak memory; gain: exponential / optimal, free and fixed\n"
-    )
-    print(f"{'run':24}{'exponential':>38}{'optimal, free':>38}{'optimal, fixed':>38}   gain")
-    print(row("double well 10, K=1000", double_well(10, 1000)))
-    for steps in (100, 300, 1000):
-        print(row(f"double well 1000, K={steps}", double_well(1000, steps)))
-    if not quick:
-        print(row("kink 1e6, K=1000", synthetic(1_000_000, 1000)))
+    rows = [row("double well, d = 10, 1,000 iterates", double_well(10, 1000))]
+    rows += [row(f"double well, d = 1,000, {n:,} iterates", double_well(1000, n)) for n in (100, 300, 1000)]
+    rows += [] if quick else [row("kink, d = 1,000,000, 1,000 iterates", kink(1_000_000, 1000))]
+    head = ["run", "exponential weights", "optimal weights", "gain", "gap", "seconds", "MB"]
+    about = kit.circumstances("certify.py", c=C, beta=BETA)
+    kit.Terminal().table(kit.Table(head, rows, notes=", ".join(f"{key} {value}" for key, value in about.items())))
 
 
 if __name__ == "__main__":
-    main()
+    kit.run_script(main)

@@ -1,14 +1,15 @@
-"""What averages cost a training step of a GPT: beside the parameters, and in the host's memory with ``offload=k``.
+"""What do averages cost a training step of a GPT: beside the parameters, and in the host's memory (``offload``)?
 
-    python experiments/benchmarks/offload.py [--layers 12 --width 768 --heads 12 --context 1024 --batch 32768]
+    python experiments/benchmarks/offload.py                                      # 162 M parameters, for a GPU
+    python experiments/benchmarks/offload.py --layers 2 --width 64 --heads 4 --context 64 --rows 8 --vocabulary 256
 
-The default is of GPT-2's size, 162 M parameters with a head of its own, in bfloat16 and compiled; on a CPU give
-smaller numbers. The optimizers take turns of some steps each, and ratios are to torch's fused AdamW in the same
-round. Every turn has one step at which the iterate is taken in for each k steps.
+Optimizers take turns of some steps each; ratios are to torch's fused AdamW in the same round, medians over rounds.
+
+Result: docs/performance.md, "Averages in the host's memory" (H200, torch 2.11).
 """
 
-import argparse
 from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,82 +18,85 @@ import torch
 from torch.optim import AdamW
 
 import o2nc
-from o2nc_experiments.gpt.data import Corpus
-from o2nc_experiments.gpt.options import Settings
-from o2nc_experiments.gpt.training import Trainer
-from o2nc_experiments.record import describe
+from o2nc_experiments import kit
+from o2nc_experiments.gpt_model import GPT
 
-WINDOW = o2nc.Polynomial(12)
-ALONE = "torch AdamW(fused=True)"
+LR = 1e-6
+BASE = "torch AdamW, fused"
 
 
-def entrants(every: list[int]) -> dict[str, Callable[[Any], Any]]:
-    """Return what takes turns, by name."""
+def line_up(every: list[int]) -> dict[str, Callable[[Any], Any]]:
+    """Return the optimizers that take turns."""
     found: dict[str, Callable[[Any], Any]] = {
-        ALONE: lambda params: AdamW(params, lr=1e-6, fused=True),
-        "o2nc.AdamW, x̄ and certificate": lambda params: o2nc.AdamW(params, lr=1e-6, average=WINDOW),
+        BASE: lambda params: AdamW(params, LR, fused=True),
+        "o2nc.AdamW, x̄ and certificate": lambda params: o2nc.AdamW(
+            params, LR, average=o2nc.Polynomial(12), certificate=True
+        ),
     }
     for k in every:
-        found[f"o2nc.AdamW, offload={k}"] = lambda params, k=k: o2nc.AdamW(  # type: ignore[misc]
-            params, lr=1e-6, fused=True, average=WINDOW, offload=k
+        found[f"o2nc.AdamW, x̄ in the host's memory, every {k} steps"] = lambda params, k=k: o2nc.AdamW(  # type: ignore[misc]
+            params, LR, average=o2nc.Polynomial(12, every=k), offload=True
         )
     return found
 
 
-def main() -> None:
+def main(
+    layers: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    context: int = 1024,
+    rows: int = 32,
+    vocabulary: int = 50_304,
+    every: str = "16,64",
+    rounds: int = 3,
+    device: str | None = None,
+) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("layers", 12), ("width", 768), ("heads", 12), ("context", 1024), ("batch", 32_768)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--vocabulary", type=int, default=50_304)
-    parser.add_argument("--offload", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = vars(parser.parse_args())
-    vocabulary, every, rounds = (asked.pop(name) for name in ("vocabulary", "offload", "rounds"))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = Settings(**asked, evaluated=asked["context"])
-    tokens = torch.randint(vocabulary, (4 * asked["batch"],), dtype=torch.int32).numpy().astype("uint16")
-    trainer = Trainer(Corpus(tokens, tokens, vocabulary, "random"), settings, device)
-    trainer.warm_up()
-    print(f"{trainer.parameters / 1e6:.1f} M parameters, {asked['batch']} tokens a step; {describe(device)}")
-    batch = trainer.read(torch.arange(settings.rows, device=device))
-    steps = max(every)
+    where, terminal = kit.find_device(device), kit.Terminal()
+    cuda, counts = where.type == "cuda", kit.numbers("--every", every, int, 1)
+    model = GPT(layers, width, heads, context, vocabulary).to(where)
+    model.init_weights_(0)
+    if cuda:
+        model.compile(dynamic=False)
+    batch = torch.randint(vocabulary, (rows, context + 1), device=where)
+    count, steps = sum(p.numel() for p in model.parameters()), max(counts)
     times: dict[str, list[float]] = {}
-    bytes_kept: dict[str, float] = {}
-    for r in range(rounds + 1):
-        for name, make in entrants(every).items():
-            taken = _turn(trainer, make(list(trainer.model.parameters())), batch, steps, name, bytes_kept)
-            if r:  # the first round compiles kernels
-                times.setdefault(name, []).append(taken)
-    print("| a training step with | ms | of torch's | state, bytes per parameter on the device |")
-    print("|---|--:|--:|--:|")
-    for name, all_taken in times.items():
-        ratio = median(a / b for a, b in zip(all_taken, times[ALONE], strict=True))
-        print(f"| {name} | {1e3 * median(all_taken):.2f} | {ratio:.3f} | {bytes_kept[name]:.1f} |")
+    state: dict[str, float] = {}
+    for i in range(rounds + 1):
+        for name, make in line_up(counts).items():
+            optimizer = make(list(model.parameters()))
+            for _ in range(3):  # create the state
+                train(model, optimizer, batch)
+            begun = _now(cuda)
+            for _ in range(steps):
+                train(model, optimizer, batch)
+            if i:  # the first round compiles kernels
+                times.setdefault(name, []).append((_now(cuda) - begun) / steps)
+            tensors = [v for own in optimizer.state.values() for v in own.values() if isinstance(v, torch.Tensor)]
+            state[name] = sum(v.numel() * v.element_size() for v in tensors if v.device.type == where.type) / count
+    table = []
+    for name, taken in times.items():
+        ratio = median(a / b for a, b in zip(taken, times[BASE], strict=True))
+        table.append([name, f"{1e3 * median(taken):.2f}", f"{ratio:.3f}", f"{state[name]:.1f}"])
+    head = ["a training step with", "ms", "× torch", "state on the device, bytes per parameter"]
+    about = kit.circumstances("offload.py", where, parameters=count, tokens=rows * context, rounds=rounds)
+    terminal.table(kit.Table(head, table, notes=", ".join(f"{key} {value}" for key, value in about.items())))
 
 
-def _turn(
-    trainer: Trainer, optimizer: Any, batch: torch.Tensor, steps: int, name: str, bytes_kept: dict[str, float]
-) -> float:
-    """Return the seconds of a step, after some that are not counted."""
-    for counted in (False, True):
-        _wait(trainer)
-        begun = perf_counter()
-        for _ in range(steps if counted else 3):
-            trainer.backward(batch)
-            optimizer.step()
-        _wait(trainer)
-    taken = (perf_counter() - begun) / steps
-    kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
-    there = sum(v.numel() * v.element_size() for v in kept if v.device.type == trainer.device.type)
-    bytes_kept[name] = there / trainer.parameters
-    return taken
+def train(model: GPT, optimizer: Any, batch: torch.Tensor) -> None:
+    """Make one training step."""
+    with torch.autocast("cuda", torch.bfloat16) if batch.is_cuda else nullcontext():
+        loss = model(batch)
+    model.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
-def _wait(trainer: Trainer) -> None:
-    if trainer.device.type == "cuda":
-        torch.cuda.synchronize(trainer.device)
+def _now(cuda: bool) -> float:
+    if cuda:
+        torch.cuda.synchronize()
+    return perf_counter()
 
 
 if __name__ == "__main__":
-    main()
+    kit.run_script(main)

@@ -4,7 +4,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-
 from o2nc_experiments.verify.stability import UNIT_QUERY, growth, random_query, threshold, walk
 
 

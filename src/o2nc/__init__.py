@@ -1,16 +1,18 @@
-"""o2nc: any online learner as a PyTorch optimizer, with a stationarity certificate.
+"""o2nc: weights that need no schedule for the optimizer you have, and steps that non-smooth losses cannot trap.
 
-    optimizer = learner × scaling × averages
+    optimizer = rule × scaling × averages
 
-* `learners` play the update Δ; `OGD` gives SGD with momentum, `ScaleFree` gives Adam.
-* `scaling` has the laws of the random scalar s in x + sΔ; Exp(1) needs no reweighting.
-* `averages` keeps x̄, ḡ and V, from which ``certificate(c)`` bounds ‖∇F(x̄)‖_c.
+* The rule is torch's SGD or AdamW (`SGD`, `AdamW`), any other optimizer's own step (`extend`), or an online learner.
+* `average=Polynomial(12)` keeps x̄, a mean of the weights that is good at any moment: ``with opt.averaged(): …`` puts
+  it into the model, ``opt.averaged_state_dict(model)`` returns it to ship; `averaged` does so for several optimizers.
+* `scaling` has the laws of a random scalar s in x + sΔ, which frees momentum from traps; `random_scaling` scales any
+  optimizer.
+* ``certificate=True`` keeps ḡ and V as well, from which ``opt.certificate(c)`` bounds ‖∇F(x̄)‖_c.
 
-`ExponentiatedO2NC` (Algorithm 2 of the paper) multiplies any three; `ScaledSGDM` is the instance that replaces
-``torch.optim.SGD``, `AdamW` the one for ``torch.optim.AdamW``; `extend` gives averages and certificate to any other
-optimizer, `random_scaling` scales it; `OriginalO2NC` is Algorithm 1. `posthoc` makes averages of averages,
-`recalibrated` makes BatchNorm's statistics fit x̄, `CertificateLogger` writes certificates down, `certify` certifies
-iterates afterwards, `theory` has the theorems as functions, `problems` objectives with known constants.
+The paper's own: `ScaledSGDM`, `ExponentiatedO2NC` (Algorithm 2, any of the `learners`), `OriginalO2NC` (Algorithm 1).
+`posthoc` makes averages of averages, `recalibrated` recomputes BatchNorm's statistics, `CertificateLogger` writes
+certificates to CSV and TensorBoard, `certify` certifies a list of iterates, `theory` has the theorems as functions,
+`problems` objectives with known constants.
 """
 
 from o2nc import learners, problems, theory

@@ -1,4 +1,4 @@
-"""Argument checks: every refusal names the argument, its value and what is allowed."""
+"""Argument checks: every error names the argument, its value and what is allowed."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def number(
     *,
     infinite: bool = False,
 ) -> None:
-    """Refuse ``value`` unless it is a real number, finite (unless ``infinite``), with ``within(value)``."""
+    """Raise unless ``value`` is a real number, finite (unless ``infinite``), with ``within(value)``."""
     if not isinstance(value, float) and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{name} must be {allowed}, got {value!r} of type {type(value).__name__}")
     try:
@@ -29,23 +29,23 @@ def number(
 
 
 def positive(name: str, value: Any, *, infinite: bool = False) -> None:
-    """Refuse ``value`` unless it is a number > 0."""
+    """Raise unless ``value`` is a number > 0."""
     allowed = "a number > 0, inf allowed" if infinite else "a finite number > 0"
     number(name, value, allowed, lambda v: v > 0, infinite=infinite)
 
 
 def non_negative(name: str, value: Any) -> None:
-    """Refuse ``value`` unless it is a finite number >= 0."""
+    """Raise unless ``value`` is a finite number >= 0."""
     number(name, value, "a finite number >= 0", lambda v: v >= 0)
 
 
 def fraction(name: str, value: Any) -> None:
-    """Refuse ``value`` unless it lies strictly between 0 and 1."""
+    """Raise unless ``value`` lies strictly between 0 and 1."""
     number(name, value, "a number in (0, 1)", lambda v: 0 < v < 1)
 
 
 def integer(name: str, value: Any, low: int) -> None:
-    """Refuse ``value`` unless it is an integer >= ``low``."""
+    """Raise unless ``value`` is an integer >= ``low``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer >= {low}, got {value!r} of type {type(value).__name__}")
     if value < low:
@@ -53,19 +53,19 @@ def integer(name: str, value: Any, low: int) -> None:
 
 
 def flag(name: str, value: Any) -> None:
-    """Refuse ``value`` unless it is True or False."""
+    """Raise unless ``value`` is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
 
 
 def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Refuse ``value`` unless it is one of ``allowed``."""
+    """Raise unless ``value`` is one of ``allowed``."""
     if isinstance(value, bool) or value not in allowed:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
 
 
 def gradient(g: Tensor) -> None:
-    """Refuse a gradient that is sparse or not of a floating dtype."""
+    """Raise if a gradient is sparse or not of a floating dtype."""
     if g.layout != torch.strided:
         raise RuntimeError(
             f"o2nc does not support sparse gradients (layout {g.layout}): make the layer's gradient dense, "

@@ -2,7 +2,7 @@
 
 A snapshot of `o2nc.Polynomial` is a weighted sum of iterates, and its weights are known:
 
-    p_{n,t} ∝ Γ(t + r)/Γ(t), t ≤ n,   with r the power and n the step.
+    p_{n,t} ∝ Γ(j + r)/Γ(j), t ≤ n,   with r the power and n the step, if x_t is the j-th iterate that counts.
 
 A combination Σ a_k x̄_k with Σ a_k = 1 is then a sum of iterates with the weights Σ a_k p_k. Least squares finds the
 one whose weights come nearest to those of the window that is wanted (Karras et al. 2024, for diffusion models).
@@ -13,6 +13,7 @@ power between, with 32 each within 0.2 %. The error of x̄ is smaller, as much a
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -29,8 +30,7 @@ class Snapshot(NamedTuple):
 
     Attributes:
         window: the window that it is of.
-        step: how many iterates there were. With ``offload=k`` those that were taken in,
-            ``opt.param_groups[0]["average_averaged"]``, and the window is ``window.thinned(k)``.
+        step: how many steps the run had made.
         values: x̄: tensors in a list, or in a dictionary such as ``model.state_dict()`` inside ``opt.averaged()``.
 
     Example:
@@ -46,14 +46,14 @@ class Snapshot(NamedTuple):
 
 
 class Posthoc(NamedTuple):
-    """An average that was made of others.
+    """An average made of others.
 
     Attributes:
         values: x̄, as the values of the snapshots are; what is not floating point is that of the last snapshot.
         weights: a_k, by which the snapshots were multiplied; some are negative as a rule.
         error: how far its weights of the iterates are from those that were wanted, in the Euclidean norm, relative.
         lowest: the least weight of an iterate, relative to the largest. Where it is negative the result is no
-            average, and no certificate speaks of it.
+            average, and no certificate covers it.
 
     Example:
         >>> import torch, o2nc
@@ -95,7 +95,7 @@ def posthoc(snapshots: Iterable[Snapshot | tuple[Any, int, Any]], power: float |
     if not known:
         raise ValueError("snapshots must have at least one, got none")
     known.sort(key=lambda snapshot: snapshot.step)
-    window = power if isinstance(power, Polynomial) else Polynomial(power, known[-1].window.start)
+    window = power if isinstance(power, Polynomial) else replace(known[-1].window, power=power)
     steps = known[-1].step
     if steps <= window.start:
         raise ValueError(f"the window begins after {window.start} steps, and the last snapshot is of step {steps}")
@@ -144,11 +144,11 @@ def _weights(columns: Sequence[tuple[Polynomial, int]], low: int, high: int) -> 
     t = torch.arange(low + 1, high + 1, dtype=torch.float64, device="cpu")
     found = []
     for window, n in columns:
-        r, k = window.power, t - window.start
-        inside = (k > 0) & (t <= n)
-        k = k.clamp(min=1)
+        r, every, late = window.power, getattr(window, "every", 1), t - window.start - 1
+        inside = (late >= 0) & (t <= n) & (late % every == 0)
+        k = late.div(every, rounding_mode="floor").clamp(min=0) + 1
         # Σ_{k≤m} Γ(k + r)/Γ(k) = Γ(m + r + 1)/(Γ(m)(r + 1))
-        m = torch.tensor(float(n - window.start), dtype=torch.float64, device="cpu")
+        m = torch.tensor(float((n - window.start - 1) // every + 1), dtype=torch.float64, device="cpu")
         total = torch.lgamma(m + r + 1) - torch.lgamma(m) - math.log(r + 1)
         found.append(torch.where(inside, torch.exp(torch.lgamma(k + r) - torch.lgamma(k) - total), 0.0))
     return torch.stack(found, 1)

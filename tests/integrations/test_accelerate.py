@@ -11,7 +11,7 @@ accelerate = pytest.importorskip("accelerate", reason="accelerate is not install
 
 import o2nc  # noqa: E402
 from o2nc.logger import CertificateLogger  # noqa: E402
-from o2nc.optimizers.base import certified  # noqa: E402
+from o2nc.optimizers.wrapped import averaged_optimizer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,7 +66,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(precision, tmp_path):
     for x, y in zip(everything(*whole[1:3]), everything(*resumed[1:3]), strict=True):
         assert torch.equal(x, y)
     first, second = (run[2].optimizer for run in (whole, resumed))
-    assert first.param_groups[0]["step"] == 3 * 4
+    assert first.param_groups[0]["o2nc"]["step"] == 3 * 4
     assert first.certificate() == second.certificate()
     assert first.progress == second.progress
 
@@ -88,14 +88,14 @@ def test_bf16_computes_in_bfloat16_and_averages_in_float32():
     train(*run)
     assert set(seen) == {torch.bfloat16}
     for p in run[1].parameters():
-        assert p.dtype == run[2].optimizer.state[p]["average"].dtype == torch.float32
+        assert p.dtype == run[2].optimizer.state[p]["o2nc"]["average"].dtype == torch.float32
 
 
 def test_certificate_and_average_are_within_reach(tmp_path):
     accelerator, model, optimizer, *rest = make()
     log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=4)  # the prepared one will do
     train(accelerator, model, optimizer, *rest, clip=0.1)
-    inner = certified(optimizer)
+    inner = averaged_optimizer(optimizer)
     assert inner is optimizer.optimizer
     certificate = inner.certificate()
     assert 0 < certificate.gradient <= 0.1  # as it was clipped

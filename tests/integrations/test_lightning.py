@@ -113,7 +113,7 @@ def events_of(folder):
 
 def everything(module, trainer):
     (optimizer,) = trainer.optimizers
-    averages = [optimizer.state[p]["average"] for p in module.parameters()]
+    averages = [optimizer.state[p]["o2nc"]["average"] for p in module.parameters()]
     return [*module.state_dict().values(), *averages]
 
 
@@ -124,7 +124,7 @@ def same(a, b):
 def test_certificates_are_logged_where_lightning_logs(tmp_path):
     _, trainer = fit(tmp_path, callback=CertificateCallback(c=2.0), log_every_n_steps=4)
     (optimizer,) = trainer.optimizers
-    assert optimizer.param_groups[0]["step"] == 16
+    assert optimizer.param_groups[0]["o2nc"]["step"] == 16
     certificate = optimizer.certificate(c=2.0)
     assert float(trainer.callback_metrics["certificate/value"]) == pytest.approx(certificate.value, rel=1e-6)
     events = events_of(tmp_path)
@@ -140,7 +140,7 @@ def test_accumulated_gradients_are_logged_once_per_step(tmp_path, monkeypatch):
     monkeypatch.setattr(o2nc.ScaledSGDM, "certificate", lambda *args: asked.append(args) or certificate(*args))
     _, trainer = fit(tmp_path, callback=CertificateCallback(), accumulate_grad_batches=2, log_every_n_steps=2)
     events = events_of(tmp_path)
-    assert trainer.optimizers[0].param_groups[0]["step"] == 8
+    assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 8
     assert len(asked) == 4
     assert [event.step for event in events.Scalars("certificate/value")] == [
         event.step for event in events.Scalars("loss")
@@ -187,7 +187,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(at, tmp_path):
 
     whole = run()
     module, trainer = run(tmp_path / "kept" / f"step={at}.ckpt")
-    assert trainer.optimizers[0].param_groups[0]["step"] == 24
+    assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 24
     assert same(everything(module, trainer), everything(*whole))
     assert trainer.optimizers[0].certificate() == whole[1].optimizers[0].certificate()
 
@@ -200,12 +200,12 @@ def test_validation_is_at_the_average_and_checkpoints_are_not(tmp_path):
     saved = torch.load(tmp_path / "kept" / "step=8.ckpt")
     state = saved["optimizer_states"][0]["state"]
     parameters = [k for k, name in enumerate(names) if "running" not in name and "batches" not in name]
-    assert same([first[k] for k in parameters], [state[i]["average"] for i in range(len(state))])
+    assert same([first[k] for k in parameters], [state[i]["o2nc"]["average"] for i in range(len(state))])
     live = [saved["state_dict"][f"net.{names[k]}"] for k in parameters]
     assert not same([first[k] for k in parameters], live)
     assert same(sanity, Tiny().net.state_dict().values())  # nothing is averaged before the first step
     (optimizer,) = trainer.optimizers
-    assert same([last[k] for k in parameters], [optimizer.state[p]["average"] for p in module.parameters()])
+    assert same([last[k] for k in parameters], [optimizer.state[p]["o2nc"]["average"] for p in module.parameters()])
     plain = fit(tmp_path / "plain")
     assert same(everything(module, trainer), everything(*plain))
 
@@ -325,7 +325,7 @@ def test_refusals(tmp_path):
         CertificateCallback(batches=[torch.ones(2, 4)])
     with pytest.raises(ValueError, match="batches must be there for every validation"):
         CertificateCallback(averaged=True, batches=iter([torch.ones(2, 4)]))
-    with pytest.raises(TypeError, match=r"one that certifies.*got SGD"):
+    with pytest.raises(TypeError, match=r"one of o2nc.s with averages.*got SGD"):
         fit(tmp_path, Tiny(lambda module: torch.optim.SGD(module.parameters())), CertificateCallback())
     with pytest.raises(ValueError, match="keeps no averages"):
         fit(tmp_path, Tiny(lambda module: o2nc.ScaledSGDM(module.parameters())), CertificateCallback())

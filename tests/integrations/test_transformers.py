@@ -141,7 +141,7 @@ def test_evaluations_at_the_average(whole, tmp_path):
     assert same(whole.model.parameters(), live)
     other, optimizer = make(tmp_path, callback=False), whole.optimizer.optimizer
     for p, q in zip(other.model.parameters(), whole.model.parameters(), strict=True):
-        p.data = optimizer.state[q]["average"]
+        p.data = optimizer.state[q]["o2nc"]["average"]
     assert other.evaluate()["eval_loss"] == found
     during = [entry["eval_averaged_loss"] for entry in whole.state.log_history if "eval_averaged_loss" in entry]
     assert during[2] == found
@@ -161,7 +161,7 @@ def test_the_averaged_model_is_saved(whole, tmp_path):
     earlier = f"{whole.args.output_dir}/checkpoint-4"
     state = torch.load(f"{earlier}/optimizer.pt")["state"]
     loaded = transformers.GPT2LMHeadModel.from_pretrained(f"{earlier}/averaged")
-    assert same(loaded.parameters(), [state[k]["average"] for k in range(len(state))])
+    assert same(loaded.parameters(), [state[k]["o2nc"]["average"] for k in range(len(state))])
 
 
 def test_the_trainer_may_make_the_optimizer(tmp_path):
@@ -180,7 +180,7 @@ def test_the_trainer_may_make_the_optimizer(tmp_path):
     trainer.train()
     optimizer = trainer.optimizer.optimizer
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0]
-    assert optimizer.param_groups[0]["step"] == 4
+    assert optimizer.param_groups[0]["o2nc"]["step"] == 4
     found = [entry["certificate/value"] for entry in trainer.state.log_history if "certificate/value" in entry]
     assert found[-1] == optimizer.certificate().value
     assert [float(line.split(",")[3]) for line in log.path.read_text().splitlines()[1:]] == found
@@ -240,7 +240,7 @@ def test_a_search_has_folders_of_its_own(tmp_path, monkeypatch):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(TypeError, match=r"one that certifies.*got AdamW"):
+    with pytest.raises(TypeError, match=r"one of o2nc.s with averages.*got AdamW"):
         make(tmp_path, None, optimizer_cls_and_kwargs=(torch.optim.AdamW, {"lr": 0.1})).train()
     with pytest.raises(ValueError, match="keeps no averages"):
         make(tmp_path, None, optimizer_cls_and_kwargs=(o2nc.ScaledSGDM, {"lr": 0.1})).train()

@@ -1,8 +1,8 @@
-"""Loading a checkpoint changes no run without a word: it is refused, or a warning names both values."""
+"""Loading changes no run silently: it goes on bitwise (test_resume.py), is refused, or a warning names both values."""
 
 import copy
-import warnings
 import weakref
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -10,262 +10,312 @@ import torch
 import o2nc
 from fused_device import begin, is_fused, set_noise
 from o2nc import learners
-from problem import parameters, set_gradients
+from problem import SHAPES, parameters, set_gradients
+from registry import OURS, TORCH, identical, ours_of, params_of
 
-SGDM = {"lr": 0.02, "momentum": 0.9}
+SGDM = {"lr": 0.02, "momentum": 0.9, "average": 0.9, "seed": 3}
 
 
-def advance(opt, first, last):
-    params = opt.param_groups[0]["params"]
-    for t in range(first, last + 1):
-        set_gradients(params, t)
-        opt.step()
+def trained(make, n=5, params=None, **options):
+    opt = make(parameters() if params is None else params, **options)
+    for t in range(1, n + 1):
+        advance(opt, t)
     return opt
 
 
-def trained(make, n=5):
-    return advance(make(parameters()), 1, n)
+def advance(opt, t):
+    set_gradients(params_of(opt), t)
+    opt.step()
 
 
-def test_the_same_arguments_load_without_a_word():
-    for make in (
-        lambda ps: o2nc.ScaledSGDM(ps, **SGDM, average=0.99, seed=3),
-        lambda ps: o2nc.ScaledSGDM(ps, **SGDM),
-        lambda ps: o2nc.ExponentiatedO2NC(ps, learners.ScaleFree(lr=0.1), scaling=o2nc.Gamma(2.5), seed=3),
-        lambda ps: o2nc.OriginalO2NC(ps, learners.BallOGD(lr=0.1, radius=1.0), period=3),
-        lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps), seed=3),
-    ):
-        saved = trained(make).state_dict()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            make(parameters()).load_state_dict(saved)
+@pytest.fixture
+def saved():
+    """A checkpoint of ScaledSGDM, to be damaged."""
+    return copy.deepcopy(trained(o2nc.ScaledSGDM, **SGDM).state_dict())
 
 
-def test_a_checkpoint_without_averages_does_not_switch_them_off():
-    saved = trained(lambda ps: o2nc.ScaledSGDM(ps, **SGDM)).state_dict()
-    opt = o2nc.ScaledSGDM(parameters(), **SGDM, average=0.99)
-    with pytest.warns(UserWarning, match=r"no averages: those of average=0.99 begin with the next step") as said:
-        opt.load_state_dict(saved)
-    assert [warning.filename for warning in said] == [__file__]
-    assert opt.param_groups[0]["average"] == 0.99
-    advance(opt, 6, 6)
-    x = [p.detach().clone() for p in opt.param_groups[0]["params"]]
-    advance(opt, 7, 7)
-    assert opt.certificate().ess == pytest.approx(1.99**2 / (1 + 0.99**2))  # of two iterates
-    with opt.averaged():
-        assert not torch.equal(opt.param_groups[0]["params"][0], x[0])
+# --- what it holds
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda ps: o2nc.ScaledSGDM(ps, **SGDM, average=0.9),
-        lambda ps: o2nc.extend(torch.optim.SGD(ps, lr=0.1), average=0.9),
-    ],
-    ids=["own", "extended"],
-)
-def test_a_checkpoint_saved_at_the_average_is_warned_of(make):
-    opt = trained(make)
-    with opt.averaged(), pytest.warns(UserWarning, match=r"inside averaged\(\): the model holds x̄ there") as said:
-        opt.state_dict()
-    assert [warning.filename for warning in said] == [__file__]
-    opt.state_dict()
+@pytest.mark.parametrize("name", OURS)
+def test_it_is_plain_data_of_one_entry_beside_torchs(name):
+    """One dictionary of ours in the first group and in every state: tensors, numbers, strings and dictionaries."""
+    found = trained(OURS[name]).state_dict()
+    assert not any("o2nc" in group for group in found["param_groups"][1:])
+    settings = found["param_groups"][0]["o2nc"]
+    assert settings["step"].dtype == torch.int64
+    assert int(settings["step"]) == 5
+    for entry in (settings, *(state["o2nc"] for state in found["state"].values())):
+        assert all(type(v) in (torch.Tensor, float, int, bool, str, dict, type(None)) for v in entry.values())
 
 
-@pytest.mark.parametrize("make", [o2nc.AdamW, lambda ps, **kw: o2nc.extend(torch.optim.AdamW(ps), **kw)])
-def test_averages_keep_their_dtype_where_none_were_asked_for(make):
-    params = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
-    opt = make(params, average=0.9)
-    for _ in range(2):
-        params[0].grad = torch.ones_like(params[0])
-        opt.step()
-    other = make(params, average=None) if make is o2nc.AdamW else make(params, progress=False)
-    with pytest.warns(UserWarning, match="the checkpoint changes"):
-        other.load_state_dict(opt.state_dict())
-    before, after = opt.state[params[0]], other.state[params[0]]
-    for key in ("average", "gradient", "spread", "progress"):
-        assert after[key].dtype == before[key].dtype
-        assert torch.equal(after[key], before[key])
-
-
-def test_the_state_is_that_of_the_checkpoints_learner():
-    params = parameters()
-    saved = trained(lambda ps: o2nc.ExponentiatedO2NC(ps, o2nc.learners.AdaGrad(0.1)))
-    other = o2nc.ExponentiatedO2NC(params, o2nc.learners.AdaGrad(0.1, diagonal=True))
-    with pytest.warns(UserWarning, match="goes on with learner="):
-        other.load_state_dict(saved.state_dict())
-    assert other.param_groups[0]["learner"] == o2nc.learners.AdaGrad(0.1)
-    assert other.state[params[0]]["sum_squares"].shape == ()
-
-
-def test_a_scaled_run_does_not_begin_anew_under_other_names():
-    """Seed and counter have other names in an optimizer that was extended: s would begin anew, without a word."""
-    makes = [o2nc.ScaledSGDM, lambda ps, **kw: o2nc.random_scaling(torch.optim.SGD(ps, lr=0.1), **kw)]
-    for make, other in (makes, makes[::-1]):
-        saved = trained(lambda ps, make=make: make(ps, seed=5)).state_dict()
-        with pytest.raises(ValueError, match="its run is scaled"):
-            other(parameters()).load_state_dict(saved)
-
-
-def test_hooks_see_what_goes_into_the_file():
-    opt = trained(lambda ps: o2nc.ScaledSGDM(ps, lr=0.1))
-    seen = []
-
-    def wrap(optimizer, state_dict):
-        seen.append(state_dict["param_groups"][0]["scaling"])
-        return {"inner": state_dict}
-
-    handle = opt.register_state_dict_post_hook(wrap)
-    assert opt.state_dict().keys() == {"inner"}
-    assert seen == [{"__name__": "Exponential", "rate": 1.0}]
-    handle.remove()
-    assert "param_groups" in opt.state_dict()
-
-
-def test_a_copy_made_at_the_average_is_warned_of():
-    opt = trained(lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, average=0.9))
-    with opt.averaged(), pytest.warns(UserWarning, match="a copy of the optimizer inside averaged"):
-        copy.deepcopy(opt)
-
-
-def test_one_of_sgd_begins_the_averages_quietly():
-    """The way from torch.optim.SGD to averages: it knows nothing of them."""
-    saved = trained(lambda ps: torch.optim.SGD(ps, **SGDM)).state_dict()
-    opt = o2nc.ScaledSGDM(parameters(), **SGDM, average=0.99)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        opt.load_state_dict(saved)
-    assert opt.param_groups[0]["average"] == 0.99
-    assert advance(opt, 6, 7).certificate().value > 0
-
-
-@pytest.mark.parametrize(
-    ("other", "word"),
-    [
-        ({"seed": 4}, r"seed=3 \(made with 4\)"),
-        ({"average": 0.9}, r"average=0.99 \(made with 0.9\)"),
-        ({"average": None}, r"average=0.99 \(made with None\)"),
-        ({"scaling": o2nc.Uniform()}, r"scaling=Exponential\(rate=1.0\) \(made with Uniform"),
-        ({"scaling": None}, r"scaling=Exponential\(rate=1.0\) \(made with None\)"),
-    ],
-)
-def test_what_it_changes_is_said(other, word):
-    make = {"average": 0.99, "seed": 3}
-    saved = trained(lambda ps: o2nc.ScaledSGDM(ps, **SGDM, **make)).state_dict()
-    opt = o2nc.ScaledSGDM(parameters(), **SGDM, **(make | other))
-    with pytest.warns(UserWarning, match=word) as said:
-        opt.load_state_dict(saved)
-    assert [warning.filename for warning in said] == [__file__]  # where it is called, not inside
-    assert [opt.param_groups[0][k] for k in ("seed", "average", "scaling")] == [3, 0.99, o2nc.Exponential()]
-
-
-def test_what_it_changes_of_algorithm_2_and_of_a_scaled_optimizer_is_said():
-    saved = trained(lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(lr=0.1), beta=0.9)).state_dict()
-    opt = o2nc.ExponentiatedO2NC(parameters(), learners.OGD(lr=0.2), beta=0.95)
-    with pytest.warns(UserWarning, match=r"learner=OGD\(lr=0.1.*made with OGD\(lr=0.2.*beta=0.9 \(made with 0.95\)"):
-        opt.load_state_dict(saved)
-    saved = trained(lambda ps: o2nc.random_scaling(torch.optim.Adam(ps), seed=7)).state_dict()
-    scaled = o2nc.random_scaling(torch.optim.Adam(parameters()))
-    with pytest.warns(UserWarning, match=r"scaling_seed=7 \(made with 0\)"):
-        scaled.load_state_dict(saved)
-
-
-ALGORITHMS = {
-    "exponentiated": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(lr=0.1)),
-    "original": lambda ps: o2nc.OriginalO2NC(ps, learners.OGD(lr=0.1), period=2),
-    "sgdm": lambda ps: o2nc.ScaledSGDM(ps, **SGDM),
-    "SGD": lambda ps: torch.optim.SGD(ps, **SGDM, nesterov=True, weight_decay=0.1),
-    "AdamW": lambda ps: torch.optim.AdamW(ps),
-}
-
-
-@pytest.mark.parametrize("name", ["exponentiated", "original", "sgdm"])
-@pytest.mark.parametrize("other", ALGORITHMS)
-def test_another_kind_is_refused(name, other):
-    if {name, other} <= {"sgdm", "SGD"} or name == other:
-        return
-    opt = ALGORITHMS[name](parameters())
-    with pytest.raises(ValueError, match="the checkpoint is not one of"):
-        opt.load_state_dict(trained(ALGORITHMS[other]).state_dict())
-    assert not opt.state
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [(name, key) for name in ("exponentiated", "original") for key in ("nesterov", "momentum")]
-    + [("original", "weight_decay"), ("exponentiated", "betas")],
-)
-def test_a_number_that_would_be_ignored_is_refused(name, key):
-    opt = trained(ALGORITHMS[name])
-    opt.param_groups[0][key] = 0.1
-    before = [p.detach().clone() for p in opt.param_groups[0]["params"]]
-    with pytest.raises(ValueError, match=f"has no {key}, got 0.1"):
-        advance(opt, 6, 6)
-    assert all(torch.equal(p, q) for p, q in zip(opt.param_groups[0]["params"], before, strict=True))
-    del opt.param_groups[0][key]
-    advance(opt, 6, 6)
-
-
-@pytest.mark.parametrize("saved_fused", [True, False])
-@pytest.mark.parametrize("fused", [True, False])
-def test_fused_is_the_constructors(device, fused, saved_fused):
-    """A GradScaler asks the constructor whether the step unscales: so it is the constructor's word that holds."""
-    runs = []
-    for scale in (1.0, 1024.0):
-        params = begin(device, torch.float32)
-        opt = o2nc.ExponentiatedO2NC(params, learners.OGD(lr=0.1), fused=saved_fused)
-        for t in (1, 2):
-            set_noise(params, t)
-            opt.step()
-        resumed = o2nc.ExponentiatedO2NC(params, learners.OGD(lr=0.1), fused=fused)
-        resumed.load_state_dict(opt.state_dict())
-        assert resumed.param_groups[0]["fused"] is fused
-        assert resumed._step_supports_amp_scaling is fused
-        scaler = torch.amp.GradScaler(device, init_scale=scale)
-        scaler.scale(torch.zeros((), device=device))
-        for t in (3, 4, 5):
-            set_noise(params, t, scale=scaler.get_scale())
-            if t == 4 and scale != 1:
-                params[0].grad.view(-1)[0] = float("inf")
-            if t != 4 or scale != 1:
-                scaler.step(resumed)
-                scaler.update()
-        assert is_fused(resumed) == fused
-        runs.append([p.detach().clone() for p in params] + [torch.tensor(resumed.certificate().value)])
-    for a, b in zip(*runs, strict=True):
-        torch.testing.assert_close(a, b.to(a.dtype))
-
-
-@pytest.mark.parametrize("make", [*ALGORITHMS.values()][:3], ids=["exponentiated", "original", "sgdm"])
-def test_scaled_gradients_and_overflows_off_the_fused_path(make):
-    """grad_scale and found_inf, as a GradScaler leaves them on an optimizer that unscales by itself."""
-    opt, plain = trained(make), trained(make)
-    for t in (6, 7, 8):
-        for o, scale in ((opt, 1024.0), (plain, 1.0)):
-            set_gradients(o.param_groups[0]["params"], t)
-            for p in o.param_groups[0]["params"]:
-                p.grad.mul_(scale)
-        if t == 7:
-            opt.grad_scale, opt.found_inf = torch.tensor(1024.0), torch.tensor(1.0)
-            opt.step()
+def test_state_keeps_its_dtype():
+    """torch would cast a float64 V and a float32 x̄ to bfloat16; also where no averages were asked for."""
+    opt = trained(OURS["AdamW"], params=parameters(torch.bfloat16))
+    for average in (o2nc.Polynomial(3), None):
+        other = OURS["AdamW"](params_of(opt), average=average)
+        if average is None:
+            with pytest.warns(UserWarning, match="the checkpoint changes"):
+                other.load_state_dict(opt.state_dict())
         else:
-            opt.grad_scale, opt.found_inf = torch.tensor(1024.0), torch.tensor(0.0)
-            opt.step()
-            plain.step()
-        del opt.grad_scale, opt.found_inf
-    for p, q in zip(opt.param_groups[0]["params"], plain.param_groups[0]["params"], strict=True):
-        torch.testing.assert_close(p, q)
-    assert opt.param_groups[0]["step"] == plain.param_groups[0]["step"] == 7
+            other.load_state_dict(opt.state_dict())
+        identical(other.state_dict(), opt.state_dict())
+    entry = ours_of(other, params_of(opt)[0])
+    assert (entry["average"].dtype, entry["spread"].dtype) == (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("name", ["OGD", "AdamW", "OriginalO2NC"])
+def test_loading_does_not_share_memory(name):
+    found = trained(OURS[name]).state_dict()
+    before = copy.deepcopy(found)
+    other = OURS[name](parameters())
+    other.load_state_dict(found)
+    advance(other, 6)
+    for state, kept in zip(found["state"].values(), before["state"].values(), strict=True):
+        identical(state["o2nc"], kept["o2nc"])
+    identical(found["param_groups"], before["param_groups"])
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_old_state_is_let_go(device, fused):
     params = begin(device)
-    opt = o2nc.ScaledSGDM(params, **SGDM, average=0.99, **({"fused": True} if fused else {"foreach": True}))
-    for t in (1, 2):
+    opt = o2nc.ScaledSGDM(params, **SGDM, **({"fused": True} if fused else {"foreach": True}))
+    for t in (1, 2, 3):
         set_noise(params, t)
         opt.step()
-    saved = copy.deepcopy(opt.state_dict())
-    old = [weakref.ref(opt.state[p]["average"]) for p in params]
-    opt.load_state_dict(saved)
+    found = copy.deepcopy(opt.state_dict())
+    old = [weakref.ref(ours_of(opt, p)["average"]) for p in params]
+    opt.load_state_dict(found)
     assert all(gone() is None for gone in old)
+
+
+@pytest.mark.parametrize("saved_fused", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_fused_is_the_constructors(device, fused, saved_fused):
+    """It says how a step is taken, not what it does: the run is the same within rounding."""
+    runs = []
+    for loads in (True, False):
+        params = begin(device, torch.float32)
+        opt = OURS["OGD"](params, fused=saved_fused)
+        for t in range(1, 7):
+            if loads and t == 4:
+                state = opt.state_dict()
+                opt = OURS["OGD"](params, fused=fused)
+                opt.load_state_dict(state)
+            set_noise(params, t)
+            opt.step()
+        assert opt.param_groups[0]["fused"] is (fused if loads else saved_fused)
+        assert is_fused(opt) == opt.param_groups[0]["fused"]
+        runs.append([*(p.detach().clone() for p in params), torch.tensor(opt.certificate().value)])
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+# --- the checkpoint wins, and a warning says so
+
+
+@pytest.mark.parametrize(
+    ("make", "other", "word"),
+    [
+        (o2nc.ScaledSGDM, {"seed": 4}, r"seed=3 \(made with 4\)"),
+        (o2nc.ScaledSGDM, {"average": 0.5}, r"average=Discount\(beta=0.9.*made with Discount\(beta=0.5"),
+        (o2nc.ScaledSGDM, {"average": None}, r"average=Discount\(beta=0.9.*\(made with None\)"),
+        (o2nc.ScaledSGDM, {"scaling": o2nc.Uniform()}, r"scaling=Exponential\(rate=1.0\) \(made with Uniform"),
+        (o2nc.ScaledSGDM, {"output": "geometric"}, r"output='uniform' \(made with 'geometric'\)"),
+        (o2nc.SGD, {"scaling": o2nc.Uniform()}, r"scaling=None \(made with Uniform"),
+        (o2nc.SGD, {"certificate": True}, r"certificate=False \(made with True\)"),
+        (o2nc.SGD, {"offload": True}, r"offload=False \(made with True\)"),
+    ],
+)
+def test_what_it_changes_is_said(make, other, word):
+    found = trained(make, **SGDM).state_dict()
+    opt = make(parameters(), **SGDM | other)
+    with pytest.warns(UserWarning, match=word) as said:
+        opt.load_state_dict(found)
+    assert [warning.filename for warning in said] == [__file__]  # where it is called, not inside
+    identical(opt.state_dict(), found)
+    advance(opt, 6)
+
+
+def test_what_it_changes_of_learners_and_of_scaled_optimizers_is_said():
+    found = trained(o2nc.ExponentiatedO2NC, learner=learners.AdaGrad(0.1), beta=0.9).state_dict()
+    opt = o2nc.ExponentiatedO2NC(parameters(), learners.AdaGrad(0.1, diagonal=True), beta=0.95, average=0.9)
+    with pytest.warns(
+        UserWarning, match=r"learner=AdaGrad.*made with AdaGrad.*diagonal=True.*beta=0.9 \(made with 0.95"
+    ):
+        opt.load_state_dict(found)
+    advance(opt, 6)
+    assert ours_of(opt, params_of(opt)[0])["sum_squares"].shape == ()  # the state is that of the checkpoint's learner
+    found = trained(lambda ps: o2nc.random_scaling(TORCH["Adam"](ps), seed=7)).state_dict()
+    with pytest.warns(UserWarning, match=r"seed=7 \(made with 0\)"):
+        o2nc.random_scaling(TORCH["Adam"](parameters())).load_state_dict(found)
+
+
+@pytest.mark.parametrize("make", [o2nc.ScaledSGDM, o2nc.SGD, lambda ps, **kw: o2nc.extend(TORCH["SGD"](ps), **kw)])
+def test_one_without_averages_does_not_switch_them_off(make):
+    """They begin with the next step, wherever the run is."""
+    found = trained(make, seed=3, average=None).state_dict()
+    opt = make(parameters(), seed=3, average=o2nc.Discount(0.9, start=1))
+    with pytest.warns(
+        UserWarning, match=r"no averages: those of average=Discount\(beta=0.9.*begin with the next step"
+    ) as said:
+        opt.load_state_dict(found)
+    assert [warning.filename for warning in said] == [__file__]
+    assert int(ours_of(opt)["step"]) == 5
+    advance(opt, 6)
+    with pytest.raises(RuntimeError, match="the averages begin after 6 steps, and 6 were taken"):
+        opt.averaged().__enter__()
+    xs = []
+    for t in (7, 8):
+        xs.append(params_of(opt)[0].detach().clone())
+        advance(opt, t)
+    with opt.averaged():
+        torch.testing.assert_close(params_of(opt)[0].detach(), (0.9 * xs[0] + xs[1]) / 1.9)
+
+
+@pytest.mark.parametrize("name", ["SGD", "extend(NAdam)"])
+def test_one_saved_at_the_average_is_warned_of(name):
+    opt = trained(OURS[name])
+    with opt.averaged():
+        with pytest.warns(UserWarning, match=r"state_dict\(\) inside averaged\(\): the model holds x̄ there") as said:
+            found = opt.state_dict()
+        assert [warning.filename for warning in said] == [__file__]
+        with pytest.warns(UserWarning, match="a copy of the optimizer inside averaged"):
+            copy.deepcopy(opt)
+        with pytest.raises(RuntimeError, match="inside averaged"):
+            opt.load_state_dict(found)
+    opt.state_dict()
+
+
+# --- what is refused, and changes nothing
+
+KINDS = {
+    "ExponentiatedO2NC": OURS["OGD"],
+    "OriginalO2NC": OURS["OriginalO2NC"],
+    "ScaledSGDM": OURS["ScaledSGDM"],
+    "AdamW": OURS["AdamW"],
+    "random_scaling(SGD)": lambda ps: o2nc.random_scaling(TORCH["SGD"](ps)),
+    "torch's SGD": TORCH["SGD"],
+    "torch's AdamW": TORCH["AdamW"],
+}
+FITTING = {("ScaledSGDM", "torch's SGD"), ("AdamW", "torch's AdamW"), ("random_scaling(SGD)", "torch's SGD")}
+
+
+@pytest.mark.parametrize("name", [kind for kind in KINDS if not kind.startswith("torch")])
+@pytest.mark.parametrize("other", KINDS)
+def test_another_kind_is_refused(name, other):
+    """The state of one would be read as another's, and s would begin from scratch."""
+    if name == other or (name, other) in FITTING:
+        return
+    opt = KINDS[name](parameters())
+    with pytest.raises(ValueError, match="the checkpoint is not one of"):
+        opt.load_state_dict(trained(KINDS[other]).state_dict())
+    assert not opt.state
+
+
+def settings_of(saved):
+    return saved["param_groups"][0]["o2nc"]
+
+
+DAMAGES = {
+    "seed": lambda saved: settings_of(saved).update(seed=-1),
+    "step": lambda saved: settings_of(saved)["step"].fill_(-1),
+    "other entries": lambda saved: settings_of(saved).pop("step"),
+    "lr": lambda saved: saved["param_groups"][0].update(lr=float("nan")),
+    "scaling": lambda saved: settings_of(saved).update(scaling="exponential"),
+    "Exponential cannot be built": lambda saved: settings_of(saved)["scaling"].update(b=1),
+    "average": lambda saved: settings_of(saved).update(average=2.0),
+    "certificate": lambda saved: settings_of(saved).update(certificate="yes"),
+    "parameter 1 lacks .*spread": lambda saved: saved["state"][1]["o2nc"].pop("spread"),
+    "parameter 1 lacks .*since": lambda saved: saved["state"][1]["o2nc"].pop("since"),
+    "none of its groups": lambda saved: saved["state"].update({7: {}}),
+    "another order": lambda saved: saved["state"].update({0: saved["state"][1], 1: saved["state"][0]}),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damaged_ones_are_refused(what, saved):
+    DAMAGES[what](saved)
+    opt = o2nc.ScaledSGDM(parameters(), **SGDM)
+    before = copy.deepcopy(opt.state_dict())
+    with pytest.raises((ValueError, TypeError), match=what):
+        opt.load_state_dict(saved)
+    identical(opt.state_dict(), before)
+    advance(opt, 1)
+
+
+def test_those_of_other_parameters_change_nothing(saved):
+    opt = o2nc.ScaledSGDM(parameters(shapes=SHAPES[:2]), **SGDM | {"lr": 0.5})
+    with pytest.raises(ValueError, match="size"):
+        opt.load_state_dict(saved)
+    assert not opt.state
+    assert opt.param_groups[0]["lr"] == 0.5
+
+
+# --- hooks and factors of the user's
+
+
+def test_hooks_see_and_change_what_is_in_the_file():
+    """Those of saving come after ours, those before loading before, those after loading after."""
+    opt, other = (trained(o2nc.ScaledSGDM, n, **SGDM) for n in (2, 0))
+    p, seen = params_of(other)[0], []
+    wrap = opt.register_state_dict_post_hook(lambda _, found: {"inner": found})
+    assert settings_of(opt.state_dict()["inner"])["scaling"] == {"name": "Exponential", "rate": 1.0}
+    wrap.remove()
+
+    def before(_, saved):
+        seen.append(settings_of(saved)["scaling"])
+        saved = copy.deepcopy(saved)
+        saved["state"][0]["o2nc"]["average"].fill_(7)
+        return saved
+
+    other.register_load_state_dict_pre_hook(before)
+    other.register_load_state_dict_post_hook(lambda opt: ours_of(opt, p)["spread"].fill_(3))
+    for n in (1, 2):  # the hooks stay
+        other.load_state_dict(opt.state_dict())
+        assert seen == [{"name": "Exponential", "rate": 1.0}] * n
+        assert (ours_of(other, p)["average"] == 7).all()
+        assert ours_of(other, p)["spread"] == 3
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's law and learner in one, with another in it, a field called name, and one that is not an argument."""
+
+    base: learners.OGD = learners.OGD(0.3)
+    name_: str = "mine"
+    derived: float = field(default=1.0, init=False)
+
+    @property
+    def lr(self):
+        return self.base.lr
+
+    def sample(self, seed, step):
+        return 1.0
+
+    def weight(self, s):
+        return 1.0
+
+    def init(self, delta):
+        return self.base.init(delta)
+
+    def update(self, deltas, grads, states, lrs, beta):
+        self.base.update(deltas, [g.clamp(-1, 1) for g in grads], states, lrs, beta)
+
+
+def test_a_users_own_factors_and_notes_in_groups():
+    factor = Own(learners.OGD(0.1, decay=0.5))
+
+    def make():
+        groups = [{"params": parameters(), "tag": {"name": "encoder"}}]
+        return o2nc.ExponentiatedO2NC(groups, factor, scaling=factor)
+
+    opt, other = make(), make()
+    advance(opt, 1)
+    other.load_state_dict(opt.state_dict())
+    assert other._learner == other._law == factor
+    assert other.param_groups[0]["tag"] == {"name": "encoder"}
+    found = opt.state_dict()
+    found["param_groups"][0]["o2nc"]["learner"] = {"name": "nowhere.Own"}
+    with pytest.raises(ValueError, match=r"'nowhere.Own' is not known: construct an optimizer with it first"):
+        other.load_state_dict(found)

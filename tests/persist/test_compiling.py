@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils._pytree import tree_leaves
 
 import o2nc
-from registry import OURS
+from registry import OURS, identical
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -61,9 +60,7 @@ def train(model, optimizer, data, step, steps=50):
 
 def same(*runs):
     """Assert that all tensors and numbers of two runs are the same."""
-    leaves = ([*model.state_dict().values(), *tree_leaves(optimizer.state_dict())] for model, optimizer in runs)
-    for x, y in zip(*leaves, strict=True):
-        assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+    identical(*([model.state_dict(), optimizer.state_dict()] for model, optimizer in runs))
 
 
 def two(make=lambda ps: OURS["ScaledSGDM"](ps), known=1):

@@ -1,4 +1,4 @@
-"""The command ``o2nc``. Nothing is imported before `main`: while torch is, too, Ctrl-C is one line and code 130."""
+"""The command ``o2nc``. Nothing is imported before `main`, so Ctrl-C during the imports is one line and code 130."""
 
 import sys
 

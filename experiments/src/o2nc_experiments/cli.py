@@ -1,306 +1,244 @@
-"""The command line ``o2nc``: one function per command, which takes its options and calls the experiment.
+"""The command line ``o2nc``: one function per command, which passes its options to the script of that name.
 
-typer, rich and matplotlib are imported when they are needed: `main` says in one line which packages are missing.
-torch and the library are imported by the commands, so that ``--help`` is quick.
+The scripts are imported by the commands, so that ``--help`` and ``--version`` answer without torch.
 """
 
 import logging
-import os
-import signal
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
-from o2nc_experiments import __version__
+from o2nc_experiments import __version__, kit
 
-if TYPE_CHECKING:
-    import typer
-
-EXTRAS = ("typer", "rich", "matplotlib", "sklearn")
-SEEDS = 3
-ROUNDS = 41  # odd, so that the median is one of them
-WORKERS = min(os.cpu_count() or 1, 8)
+NEEDED = ("typer", "rich", "matplotlib", "jinja2")
+ARMS = ("constant", "wsd", "linear", "cosine", "schedule-free", "scaled", "muon", "muon-wsd")  # of gpt
+GOES_ON = "; the same command goes on"
 
 
 def main() -> None:
     """Run the command line, as the script ``o2nc`` does."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its remarks on font caches are not ours to print
-    if not all(map(find_spec, EXTRAS)):
-        print("The command line needs other packages: pip install o2nc-experiments", file=sys.stderr)
-        sys.exit(1)
-    from o2nc_experiments.console import INTERRUPTED, TERMINATED, print_error
-
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        print(f"o2nc: {', '.join(missing)} missing: pip install o2nc-experiments", file=sys.stderr)
+        raise SystemExit(1)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its remarks on font caches
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a pipe on Windows cannot encode ‖ḡ‖
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that workers are told and files are finished
-    try:
-        code = build_app()(prog_name="o2nc", standalone_mode=False)
-        if code == INTERRUPTED:  # typer's answer to Ctrl-C where no command has answered (`interruptible`)
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a pipe on Windows cannot encode x̄
+    goes_on = GOES_ON if {"demo", "gpt", "cifar10", "nonsmooth"} & set(sys.argv[1:3]) else ""
+    with kit.ending("o2nc", goes_on):
+        code = _call(build_app())
+        if code == kit.INTERRUPTED:  # typer's own answer to Ctrl-C
             raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        print_error("interrupted")
-        code = INTERRUPTED
-    except OSError as error:
-        print_error(str(error))
-        code = 1
+    raise SystemExit(code)
+
+
+def _call(app: Any) -> int:
+    """Run the application and return its exit code; `kit.UsageError` for options that typer refuses."""
+    try:
+        return app(prog_name="o2nc", standalone_mode=False) or 0
     except Exception as error:
-        # typer's refusals of arguments: their class has moved between its versions, this method has not
+        # The class of typer's refusals has moved between its versions, this method has not.
         if not hasattr(error, "format_message"):
             raise
-        from o2nc_experiments.app import explain
-
-        print_error(explain(error))
-        code = 2
-    sys.exit(code)
+        context = getattr(error, "ctx", None)
+        help_ = f" (see {context.command_path} --help)" if context is not None else ""
+        raise kit.UsageError(f"{error.format_message().removesuffix('.')}{help_}") from None
 
 
-def build_app() -> "typer.Typer":
-    """Return the application, made here because its parts need typer."""
+def build_app() -> Any:
+    """Return the application."""
     import typer
 
-    from o2nc_experiments.app import Command, Group
-    from o2nc_experiments.cifar10.options import Options as Cifar10
-    from o2nc_experiments.console import folder_if_used, folder_name, interruptible, make_folder, refusals
-    from o2nc_experiments.gpt.options import Options as Gpt
-    from o2nc_experiments.options import DEVICE, FIRST_SEED, LARGEST_SEED, QUIET, taking
+    def option(text: str, *names: str, **more: Any) -> Any:
+        return typer.Option(*names, help=text, **more)
 
-    FirstSeed: TypeAlias = Annotated[int, typer.Option(help=FIRST_SEED, min=0, max=LARGEST_SEED)]
-    Seed: TypeAlias = Annotated[int, typer.Option(help="Of everything that is random.", min=0, max=LARGEST_SEED)]
-    Workers: TypeAlias = Annotated[int, typer.Option(help="Processes.", min=1)]
-    Device: TypeAlias = Annotated[str | None, typer.Option(help=DEVICE)]
-    Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help=QUIET)]
+    Out = Annotated[str, option("Folder of the results; made if missing.", metavar="DIR")]
+    Device = Annotated[str | None, option("cpu, cuda or cuda:N; without it the GPU if there is one.")]
+    Quiet = Annotated[bool, option("Print nothing.", "--quiet", metavar="")]
+    Seed = Annotated[int, option("Seed of everything that is random.", min=0)]
+    Count = Annotated[int, option("Number of seeds.", min=1)]
+    Workers = Annotated[int, option("Processes.", min=1)]
+    Seeds = Annotated[str, option("The seeds that are reported, with commas between.")]
 
-    def folder(text: str) -> Any:
-        return typer.Option(help=text, parser=folder_name, metavar="<dir>")
+    def run(script: str, out: str, **options: Any) -> Any:
+        """Check the folder's name, then import the script and call its `main`."""
+        folder = kit.folder(out)
+        return import_module(f"o2nc_experiments.{script}").main(folder, **options)
 
-    app = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    common: dict[str, Any] = {
+        "add_completion": False,
+        "pretty_exceptions_enable": False,
+        "invoke_without_command": True,
+    }
+    app = typer.Typer(**common, rich_markup_mode="rich")
+    paper = typer.Typer(**common)
+    app.add_typer(paper, name="paper", help="For readers of the paper: its statements checked by running them.")
 
-    class Plan(Command):
-        """Some of whose options stand for each other."""
+    @paper.callback()
+    def paper_top(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
 
-        one_of = (("steps", "eps"), ("c", "smoothness", "second_order"))
-
-    @app.callback(invoke_without_command=True)
+    @app.callback(epilog="Start with:  o2nc demo")
     def top(
         context: typer.Context,
-        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+        version: Annotated[bool, option("Print the version.", "--version", metavar="", is_eager=True)] = False,
     ) -> None:
-        """Any online learner as a PyTorch optimizer, with a stationarity certificate.
+        """Weights that need no schedule, for the optimizer that you have.
 
-        Example:  o2nc demo
+        o2nc also tells you what the run is doing, and steps so that non-smooth losses cannot trap it.
         """
         if version:
             print(f"o2nc {__version__}")
-        elif context.invoked_subcommand is None:
+            raise typer.Exit
+        if context.invoked_subcommand is None:
             print(context.get_help())
-        else:
-            return
-        raise typer.Exit
 
-    @app.command(cls=Command)
-    def demo(
-        out: Annotated[
-            Path,
-            typer.Option(
-                help="Folder for report.html, demo.json and climber.png; made if missing.",
-                file_okay=False,
-                writable=True,
-            ),
-        ] = Path("o2nc-demo"),
-        seed: Annotated[int, typer.Option(help=f"First of {SEEDS} consecutive seeds.", min=0, max=LARGEST_SEED)] = 0,
-        steps: Annotated[int, typer.Option(help="Steps of every climber.", min=100)] = 5000,
-        epochs: Annotated[int, typer.Option(help="Epochs of every network.", min=2)] = 30,
+    @app.command()
+    def demo(out: Out = "o2nc-demo", seed: Seed = 0, quiet: Quiet = False) -> None:
+        """Train a small GPT without a schedule, and free momentum from a trap: two minutes, one page.
+
+        Example:  o2nc demo --out try
+        """
+        run("demo", out, seed=seed, quiet=quiet)
+
+    @app.command()
+    def gpt(
+        out: Out = "o2nc-gpt",
+        data: Annotated[
+            str | None, option("A text, a folder of texts, or token files; else Python's sources.")
+        ] = None,
+        arms: Annotated[str, option(f"Of {', '.join(ARMS)}.")] = "constant,wsd,linear",
+        size: Annotated[str | None, option("tiny, small or medium; without it tiny, on a GPU medium.")] = None,
+        horizons: Annotated[str | None, option("Numbers of steps, with commas between.")] = None,
+        seeds: Seeds = "0,1",
+        tune_seed: Annotated[int, option("The seed on which learning rates are chosen.", min=0)] = 100,
+        grid: Annotated[str, option("Learning rates to try, as multiples of the arm's; or one value.")] = "0.5,1,2",
+        device: Device = None,
+        save_every: Annotated[float, option("Seconds between two checkpoints.", min=0)] = 120.0,
         quiet: Quiet = False,
     ) -> None:
-        """Watch momentum walk uphill, and train a network on real handwriting with and without random scaling.
+        """Train a GPT: one run without a schedule, read at x̄ at every horizon, against decayed runs.
 
-        It takes about a minute on two cores and ends with a page to read: report.html.
+        A tiny model on a CPU, a usual one on a GPU. Started again, the same command goes on.
 
-        Example:  o2nc demo --out pictures --seed 7
+        Example:  o2nc gpt --arms constant,wsd,muon --horizons 100,200,400
         """
-        from o2nc_experiments.demo import command
+        place = Path(data) if data else None
+        settings = {"arms": arms, "size": size, "horizons": horizons, "seeds": seeds, "tune_seed": tune_seed}
+        run("gpt", out, data=place, **settings, grid=grid, device=device, save_every=save_every, quiet=quiet)
 
-        with interruptible(), folder_if_used(out):
-            command.show(out, range(seed, seed + SEEDS), steps, epochs, quiet)
-
-    @app.command(cls=Plan)
-    def plan(
-        gap: Annotated[float, typer.Option(help="F*, at least F(start) − inf F.")],
-        lipschitz: Annotated[float, typer.Option(help="G, the largest gradient norm.")],
-        noise: Annotated[float, typer.Option(help="σ, root mean square error of a stochastic gradient.")] = 0.0,
-        steps: Annotated[int | None, typer.Option(help="N; or give --eps.")] = None,
-        eps: Annotated[float | None, typer.Option(help="Target; the least N for it is found.")] = None,
-        c: Annotated[float | None, typer.Option("--c", help="Price of spread.")] = None,
-        smoothness: Annotated[
-            float | None, typer.Option(help="H of a smooth F; chooses the best c (H²/B, B the bound, but for sharp).")
-        ] = None,
-        second_order: Annotated[float | None, typer.Option(help="ρ of ∇²F; chooses c = ρ/2.")] = None,
-        constants: Annotated[str, typer.Option(help="sharp, regret, paper or both (sharp and paper).")] = "both",
-        law: Annotated[
-            list[str] | None,
-            typer.Option(help="Law of s, as gamma(16) or jitter(0.25): a sharp plan for it. May be repeated."),
-        ] = None,
+    @app.command()
+    def cifar10(
+        out: Out = "o2nc-cifar10",
+        data: Annotated[str | None, option("Folder of the official binary files; else they are fetched.")] = None,
+        study: Annotated[str, option("table (the paper's), horizons (one run against cosines) or laws.")] = "table",
+        seeds: Seeds = "0,1,2",
+        epochs: Annotated[int, option("Of a run, for all studies but horizons.", min=1)] = 200,
+        horizons: Annotated[str, option("Numbers of epochs, with commas between.")] = "10,20,40,80,200",
+        lr: Annotated[float | None, option("Of every arm; without it each has its own.")] = None,
+        width: Annotated[int, option("Of the network.", min=1)] = 64,
+        limit: Annotated[int | None, option("Images to use of each part, for a try.", min=1)] = None,
+        device: Device = None,
+        save_every: Annotated[float, option("Seconds between two checkpoints.", min=0)] = 60.0,
+        quiet: Quiet = False,
     ) -> None:
-        """Print the theorem's hyperparameters and what they guarantee.
+        """Train ResNet-18 on CIFAR-10: the paper's Table 1, or one run without a schedule against cosines.
 
-        Example:  o2nc plan --steps 100000 --c 1 --gap 1 --lipschitz 1 --noise 1
+        Started again, the same command goes on.
+
+        Example:  o2nc cifar10 --data DIR --study horizons
         """
-        from o2nc_experiments import planning
+        settings = {"study": study, "seeds": seeds, "epochs": epochs, "horizons": horizons, "lr": lr, "width": width}
+        settings |= {"limit": limit, "device": device, "save_every": save_every, "quiet": quiet}
+        run("cifar10", out, data=Path(data) if data else None, **settings)
 
-        known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
-        planning.show(steps, eps, constants, law or (), **known, smoothness=smoothness, second_order=second_order)
+    @app.command()
+    def bench(
+        out: Out = "o2nc-bench",
+        models: Annotated[str | None, option("Of resnet18, gpt2, gpt2-xl, many; else what fits.")] = None,
+        rounds: Annotated[int, option("Timed steps of every optimizer.", min=1)] = 11,
+        device: Device = None,
+        quiet: Quiet = False,
+    ) -> None:
+        """Time optimizer steps against torch's own, and count the bytes of their state (two minutes).
 
-    @app.command(cls=Command)
+        Exit code 1 if an optimizer fails.
+
+        Example:  o2nc bench --models resnet18 --device cpu
+        """
+        if not run("bench", out, models=models, rounds=rounds, device=device, quiet=quiet):
+            raise typer.Exit(1)
+
+    @paper.command()
     def verify(
-        only: Annotated[
-            list[str] | None, typer.Argument(help="Names of checks, or how they begin; all if none.")
-        ] = None,
-        out: Annotated[Path | None, folder("Folder for verify.json, verify.md and report.html.")] = None,
+        only: Annotated[str | None, option("Names of rows or their beginnings, with commas between.")] = None,
+        out: Out = "o2nc-verify",
         seed: Seed = 0,
-        workers: Workers = WORKERS,
+        workers: Workers = 2,
         quiet: Quiet = False,
     ) -> None:
         """Check every statement of the paper, and every erratum, by running it (about a minute).
 
         Exit code 1 if a verdict is wrong.
 
-        Example:  o2nc verify --out results
+        Example:  o2nc paper verify --only erratum
         """
-        from o2nc_experiments.verify import command
+        run("verify", out, only=only, seed=seed, workers=workers, quiet=quiet)
 
-        with interruptible():
-            if not command.show(only or [], None if out is None else make_folder(out), seed, workers, quiet):
-                raise typer.Exit(1)
-
-    @app.command(cls=Command)
+    @paper.command()
     def rates(
-        out: Annotated[Path, folder("Folder for rates.json, pictures and report.html.")] = Path("o2nc-rates"),
-        seed: FirstSeed = 0,
-        seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1)] = 8,
-        largest: Annotated[int, typer.Option(help="The longest runs have 2^LARGEST steps.", min=12, max=24)] = 17,
-        full: Annotated[bool, typer.Option("--full", help="Go to 2^20 steps, over a million.")] = False,
-        workers: Workers = WORKERS,
+        out: Out = "o2nc-rates",
+        seed: Seed = 0,
+        seeds: Count = 8,
+        largest: Annotated[int, option("The longest runs have 2^LARGEST steps.", min=12, max=24)] = 17,
+        workers: Workers = 2,
         quiet: Quiet = False,
     ) -> None:
-        """Measure certificates against steps, with bounds; then guarantees, traps and the hard chain (five minutes).
+        """Measure certificates against the number of steps, beside the bounds of the theorems (five minutes).
 
         Exit code 1 if a bound of a theorem is exceeded.
 
-        Example:  o2nc rates --out results --seeds 3
+        Example:  o2nc paper rates --seeds 3
         """
-        from o2nc_experiments.rates import command
+        run("rates", out, seed=seed, seeds=seeds, largest=largest, workers=workers, quiet=quiet)
 
-        with interruptible():
-            chosen = range(seed, seed + seeds)
-            if not command.show(make_folder(out), chosen, 20 if full else largest, workers, quiet):
-                raise typer.Exit(1)
-
-    @app.command(cls=Command)
+    @paper.command()
     def nonsmooth(
-        out: Annotated[Path, folder("Folder for nonsmooth.json, tables, pictures and report.html.")] = Path(
-            "o2nc-nonsmooth"
-        ),
-        seed: FirstSeed = 0,
-        seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1, max=1000)] = 10,
-        quick: Annotated[bool, typer.Option("--quick", help="Two problems, 400 steps: half a minute.")] = False,
-        others: Annotated[
-            bool, typer.Option("--others", help="AdamW, NAdam and ScaleFree under laws of s, and nothing else.")
-        ] = False,
-        workers: Workers = WORKERS,
-        quiet: Quiet = False,
-    ) -> None:
-        """Measure on non-smooth problems what randomness costs, and what a run without a horizon does.
-
-        It takes a quarter of an hour.
-
-        Example:  o2nc nonsmooth --quick --out try
-        """
-        from o2nc_experiments.nonsmooth import command
-
-        with interruptible():
-            command.show(make_folder(out), seed, seeds, workers, quick, others, quiet)
-
-    @app.command(cls=Command)
-    def bench(
-        model: Annotated[
-            list[str] | None,
-            typer.Option(
-                help="resnet18, gpt2, gpt2-xl or many; may be repeated. Without it: what fits.", metavar="NAME"
-            ),
-        ] = None,
-        rounds: Annotated[int, typer.Option(help="Timed steps of every contender.", min=1)] = ROUNDS,
-        device: Device = None,
-        training: Annotated[bool, typer.Option("--training", help="Time training steps of ResNet-18, too.")] = False,
-        out: Annotated[Path | None, folder("Folder for bench.json, bench.md and report.html.")] = None,
+        out: Out = "o2nc-nonsmooth",
         seed: Seed = 0,
+        seeds: Count = 10,
+        quick: Annotated[bool, option("Two problems, 400 steps: half a minute.", "--quick", metavar="")] = False,
+        workers: Workers = 2,
         quiet: Quiet = False,
     ) -> None:
-        """Time optimizer steps against torch's own and a plain copy (about half a minute).
+        """Measure on non-smooth problems what random scaling costs, and what runs without a horizon do.
 
-        Exit code 1 if a contender fails.
-
-        Example:  o2nc bench --model resnet18 --device cpu --out results
+        A quarter of an hour. Example:  o2nc paper nonsmooth --quick
         """
-        from o2nc_experiments import bench
-        from o2nc_experiments.bench import command
+        run("nonsmooth", out, seed=seed, seeds=seeds, quick=quick, workers=workers, quiet=quiet)
 
-        with refusals():
-            planned = bench.plan(model or [], rounds=rounds, device=device, training=training, seed=seed)
-        with interruptible():
-            if not command.show(planned, None if out is None else make_folder(out), quiet):
-                raise typer.Exit(1)
-
-    @app.command(cls=Command)
-    @taking(Cifar10)
-    def cifar10(options: Cifar10) -> None:
-        """Make Table 1 and Figure 1: ResNet-18 on CIFAR-10, scaled and not.
-
-        Started again with the same arguments, it goes on where it was.
-
-        Examples:  o2nc cifar10 --data DIR --seeds 3 --epochs 200
-
-        o2nc cifar10 --data DIR --out try --epochs 2 --width 8 --limit 2000 --seeds 1   (on a CPU)
-        """
-        from o2nc_experiments.cifar10 import command
-
-        with interruptible("; the same command goes on"):
-            command.show(options)
-
-    @app.command(cls=Command)
-    @taking(Gpt)
-    def gpt(options: Gpt) -> None:
-        """Train a language model without a schedule: one run, read off at x̄ at every horizon, against decayed runs.
-
-        Small on a CPU (two minutes), 33 M parameters on a GPU. Started again with the same arguments, it goes on.
-
-        Example:  o2nc gpt --arm adamw:constant+t^12 --arm adamw:wsd20 --horizons 100,200,400 --sweep lr=1e-3,2e-3
-        """
-        from o2nc_experiments.gpt import command
-
-        with interruptible("; the same command goes on"):
-            command.show(options)
-
-    @app.command(cls=Command)
-    def report(
-        folders: Annotated[
-            list[Path], typer.Argument(help="Folders of results, or single files of them.", metavar="DIR")
-        ],
-        out: Annotated[
-            Path | None,
-            typer.Option(help="The page; without it report.html, in the folder if there is but one.", dir_okay=False),
-        ] = None,
-        quiet: Quiet = False,
+    @paper.command()
+    def plan(
+        gap: Annotated[float, option("F*, at least F(start) − inf F.")],
+        lipschitz: Annotated[float, option("G, the largest gradient norm.")],
+        noise: Annotated[float, option("σ, root mean square error of a stochastic gradient.")] = 0.0,
+        steps: Annotated[int | None, option("N; or give --eps.")] = None,
+        eps: Annotated[float | None, option("Target; the least N for it is found.")] = None,
+        c: Annotated[float | None, option("Price of spread.", "--c")] = None,
+        smoothness: Annotated[float | None, option("H of a smooth F, in place of --c.")] = None,
+        second_order: Annotated[float | None, option("ρ of ∇²F, in place of --c.")] = None,
+        constants: Annotated[str, option("sharp, regret, paper or both (sharp and paper).")] = "both",
+        law: Annotated[str | None, option("Law of s, as gamma(16) or jitter(0.25).")] = None,
     ) -> None:
-        """Make a page of results again, those of any commands above, several side by side.
+        """Print the hyperparameters of the theorem and what they guarantee.
 
-        Example:  o2nc report o2nc-demo
-
-        o2nc report monday/bench.json friday/bench.json --out compared.html
+        Example:  o2nc paper plan --steps 100000 --c 1 --gap 1 --lipschitz 1 --noise 1
         """
-        from o2nc_experiments import console, page
-
-        console.print_plain(console.make_console(quiet), f"Report: {page.write(folders, out)}")
+        known = {"gap": gap, "lipschitz": lipschitz, "noise": noise, "steps": steps, "eps": eps, "c": c}
+        more = {"smoothness": smoothness, "second_order": second_order, "constants": constants, "law": law}
+        import_module("o2nc_experiments.plan").main(**known, **more)
 
     return app

@@ -167,8 +167,9 @@ class Blocks(Window):
         return 0 if t % self.period else t // self.period
 
     def ess(self, n: int, since: int = 1) -> float:
-        """Return the length of a block."""
-        return float(self.period)
+        """Return the length of a block; of the block in which a parameter joins, less."""
+        missed = min(max(since - 1 - (n // self.period - 1) * self.period, 0), self.period - 1)
+        return self.period**2 / ((missed + 1) ** 2 + self.period - missed - 1)
 
 
 Average: TypeAlias = float | Window | None  # what optimizers are given

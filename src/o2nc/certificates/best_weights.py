@@ -5,21 +5,29 @@ the value, since that is where Σp‖y − z‖² is least; then the next round 
 products matter, so that each problem is no larger than K × K, whatever d is.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from o2nc.certificates import simplex
-from o2nc.certificates.trajectory import Sums, Trajectory, blocks, dots_with_mean, gram
+from o2nc.certificates.trajectory import DEAREST, Sums, Trajectory, scaled
 
 ROUNDS = 50  # of re-centring
 LARGE = 1e8  # K²d from which on a round must gain 1 % to be followed by another; below it 0.01 % is enough
 
 
-def best_weights(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[Sums, float]:
-    """Return the best sums met on the way from the exponential weights, and their duality gap."""
+def best_weights(trajectory: Trajectory, exponential: Sums, price: float) -> tuple[Sums, float]:
+    """Return the best sums found on the way from the exponential weights, and their duality gap.
+
+    Args:
+        trajectory: the points and gradients.
+        exponential: the sums under the exponential weights.
+        price: c in the units of the sums, `Trajectory.price`.
+    """
     factor = Factor(trajectory)
     starts = [exponential]
-    if float(factor.norms.min()) < exponential.value(c):  # one iterate alone is a certificate too, without spread
+    if float(factor.norms.min()) < exponential.value(price):  # one iterate alone is a certificate too, without spread
         alone = torch.nn.functional.one_hot(factor.norms.argmin(), len(trajectory)).double()
         starts.append(trajectory.sums(alone))
     large = len(trajectory) ** 2 * trajectory.width > LARGE
@@ -28,30 +36,33 @@ def best_weights(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[S
     u = torch.zeros(len(trajectory), dtype=torch.float64, device="cpu")
     for now in starts[-1:] if large else starts:
         for _ in range(ROUNDS):
-            p, a = factor.minimise(c * now.squares)
+            p, a = factor.minimise(price * now.distances.square())
             before, now = now, trajectory.sums(p)
             factor.refine(now)
-            if now.value(c) < best.value(c):
+            if now.value(price) < best.value(price):
                 best, u = now, a
             elif before is best:
                 u = a
-            if now.value(c) > (1 - gain) * before.value(c):
+            if now.value(price) > (1 - gain) * before.value(price):
                 break
-    return best, _duality_gap(trajectory, best, c, u)
+    return best, _duality_gap(trajectory, best, price, u)
 
 
-def _duality_gap(trajectory: Trajectory, sums: Sums, c: float, coefficients: Tensor) -> float:
+def _duality_gap(trajectory: Trajectory, sums: Sums, price: float, coefficients: Tensor) -> float:
     """Return value − min_k (⟨u, g_k⟩ + c‖y_k − z‖²), computed from the vectors themselves.
 
     Every u in the unit ball gives a lower bound, whatever error it has. The best of three is taken:
     u = Σ a_k g_k with the coefficients given, u = m/‖m‖, and u = 0.
     """
-    prices = c * sums.squares
-    dots, square = dots_with_mean(trajectory.gradients, coefficients)
-    bounds = [prices, prices + dots / max(1.0, square**0.5)]
+    prices = price * sums.distances.square()
+    dots, norm = trajectory.gradients.dots_with_mean(coefficients)
+    bounds = [prices, prices + dots / max(1.0, norm)]
     if sums.gradient > 0:
         bounds.append(prices + sums.dots / sums.gradient)
-    return max(0.0, sums.value(c) - max(float(bound.min()) for bound in bounds))
+    if price == DEAREST:  # less than c: what is proved for it does not count
+        return math.inf
+    gap = sums.value(price) - max(float(bound.min()) for bound in bounds)
+    return scaled(max(0.0, gap), trajectory.gradients.exponent)
 
 
 class Factor:
@@ -62,9 +73,9 @@ class Factor:
 
     def __init__(self, trajectory: Trajectory) -> None:
         gradients = trajectory.gradients
-        self.gram = gram(gradients) if trajectory.width > len(trajectory) else None
+        self.gram = gradients.gram() if trajectory.width > len(trajectory) else None
         if self.gram is None:
-            self.r = torch.cat([block.cpu().clone() for block in blocks(gradients)], 1).T
+            self.r = torch.cat([block.cpu().clone() for block in gradients.blocks()], 1).T
             self.norms = torch.linalg.vector_norm(self.r, dim=0)
         else:
             self.norms = self.gram.diagonal().clamp(min=0).sqrt()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.certificates.trajectory import Point, Trajectory
+from o2nc.text import printable
 
 CONSTANTS = ("sharp", "paper", "measured")
 
@@ -85,8 +86,8 @@ class Certificate:
 
     @property
     def value(self) -> float:
-        """‖ḡ‖ + c·V."""
-        return self.gradient + self.c * self.spread
+        """‖ḡ‖ + c·V; above 0 if V is, even where float64 has no room for c·V."""
+        return self.gradient + max(self.c * self.spread, 5e-324 if self.spread > 0 else 0.0)
 
     @property
     def noise_floor(self) -> float | None:
@@ -98,7 +99,7 @@ class Certificate:
         text = f"‖ḡ‖ + c·V = {terms} = {self.value:.4g} over {self.ess:.4g} iterates"
         if self.noise_floor is not None:
             text += f", noise floor σ/√ess = {self.noise_floor:.4g}"
-        return text
+        return printable(text)
 
     def gradient_norm(
         self, *, smoothness: float | None = None, second_order: float | None = None, constants: str = "sharp"
@@ -157,11 +158,11 @@ class Certificate:
         if smoothness**2 > 4 * c * eps > 0:
             warnings.warn(
                 f"c = {c:.4g} is small for smoothness = {smoothness:.4g}: spread alone allows for a gradient of "
-                f"H√(value/c) = {smoothness * (eps / c) ** 0.5:.4g}, the certificate is {eps:.4g}; "
+                f"H√(value/c) = {smoothness * eps**0.5 / c**0.5:.4g}, the certificate is {eps:.4g}; "
                 f"c = H²/value = {smoothness**2 / eps:.4g} would balance, and constants='measured' does without c",
                 stacklevel=2,
             )
-        alone = smoothness * (eps / c) ** 0.5
+        alone = smoothness * eps**0.5 / c**0.5  # not (eps/c)**0.5, which may vanish
         if constants == "paper":
             return eps + alone
         return alone if smoothness**2 > 4 * c * eps else eps + smoothness**2 / (4 * c)
@@ -203,7 +204,7 @@ class Certificate:
         clipped = None
         if self._trajectory is not None and self.weights is not None:
             clipped = self._trajectory.clip(self.weights, delta)
-        ratio = 2 * lipschitz / (self.c * delta**2)
+        ratio = 2 * lipschitz / self.c / delta / delta
         if constants == "measured":
             if clipped is None:
                 raise ValueError('constants="measured" needs the iterates: take the certificate with o2nc.certify')
@@ -217,7 +218,7 @@ class Certificate:
         if epsilon >= lipschitz > 0:
             why = f"the certificate's own value is {self.value:.4g}"
             if ratio > 1:
-                why += f" and c = {self.c:.4g}; it takes c >= 2G/δ² = {2 * lipschitz / delta**2:.4g}"
+                why += f" and c = {self.c:.4g}; it takes c >= 2G/δ² = {2 * lipschitz / delta / delta:.4g}"
             warnings.warn(
                 f"epsilon = {epsilon:.4g} is no less than lipschitz = {lipschitz:.4g}, so it holds at every point: "
                 f"{why}",

@@ -69,12 +69,6 @@ def certify(
         checks.non_negative("noise", noise)
     with torch.enable_grad():  # the gradient may need it; what it returns is detached
         trajectory = Trajectory(gradient, iterates)
-    return _certify(trajectory, float(c), weights, beta, noise)
-
-
-def _certify(
-    trajectory: Trajectory, c: float, weights: str | Tensor, beta: float, noise: float | None
-) -> Certificate:
     if isinstance(weights, Tensor):
         p = weights
     else:
@@ -84,12 +78,11 @@ def _certify(
         raise ValueError(f"there are {len(trajectory)} iterates but {len(p)} weights")
     sums, gap = trajectory.sums(p), None
     if isinstance(weights, str) and weights == "optimal":
-        sums, gap = best_weights(trajectory, sums, c)
+        sums, gap = best_weights(trajectory, sums, trajectory.price(float(c)))
     p = sums.weights
     return Certificate(
-        c,
-        sums.gradient,
-        sums.spread,
+        float(c),
+        *trajectory.in_units(sums),
         1 / float(p @ p),
         weights=p,
         point=trajectory.mean(p),

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from o2nc.fused.rule import DeviceRule, OtherDtype, Request, Rule
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.plain import KEY
 from o2nc.persist.shards import is_sharded
 
 if TYPE_CHECKING:
-    from o2nc.fused.rule import Rule
     from o2nc.fused.tables import Tables
 
 DEVICES = ("cuda",)  # the tests add "cpu", where Triton's interpreter stands in
@@ -25,44 +25,7 @@ ON_DEVICE = math.nan  # stands for a number that is copied from a tensor on the 
 NOT_BEGUN = "some parameters have no state yet, which their first step creates"
 
 
-class DeviceRule(NamedTuple):
-    """The device form of a rule, by name: nothing of it is imported before it is needed."""
-
-    form: str  # "module:function", which returns a `o2nc.fused.rule.Rule` for the parameter groups
-    arguments: tuple[Any, ...] = ()  # further arguments of that function
-    moves: bool = True  # False: the kernels only average, and the optimizer moves by itself
-    is_bitwise: bool = False  # whether it has the bits of torch's own step
-
-    def resolve(self, groups: list[dict[str, Any]]) -> "Rule | None":
-        """Return the rule, or None if it has no device form."""
-        if not self.form:
-            return None
-        module, _, function = self.form.partition(":")
-        found: Rule = getattr(importlib.import_module(module), function)(groups, *self.arguments)
-        return found
-
-
 OBSERVE = DeviceRule("o2nc.fused.rules.observe:observe", moves=False)
-
-
-class OtherDtype(Exception):
-    """A gradient has not the dtype of its parameter."""
-
-
-class Request(NamedTuple):
-    """One step, as kernels are asked to take it."""
-
-    rule: DeviceRule
-    groups: list[dict[str, Any]]
-    state: dict[Any, dict[str, Any]]
-    window: Any
-    law: Any
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Our entries of the first parameter group."""
-        found: dict[str, Any] = self.groups[0][KEY]
-        return found
 
 
 def why_not(request: Request) -> str | None:
@@ -105,6 +68,7 @@ class Engine:
         self.tables: list[Tables] = []  # one for each device
         self.captured: list[Tables] = []  # out of use, but a graph may still be replayed that reads them
         self.known: tuple[Any, ...] = ()
+        self.begins = False  # the last step was torch's only for the state that it created
 
     @property
     def has_captured(self) -> bool:
@@ -150,6 +114,7 @@ class Engine:
             return None
         if not self._holds(request):
             reason = why_not(request) or self._write(request, capturing)
+            self.begins = reason == NOT_BEGUN and rule.is_bitwise
             if reason is not None:
                 return reason
         try:
@@ -234,7 +199,7 @@ def _extent(state: dict[Any, Any], p: Any) -> tuple[int, int]:
     return len(found), len(found.get(KEY, ()))
 
 
-def _cache_key(request: Request, rule: "Rule") -> tuple[Any, ...]:
+def _cache_key(request: Request, rule: Rule) -> tuple[Any, ...]:
     """Return the options that are written into the tables; a change of them writes the tables anew."""
     settings = request.settings
     options = (settings["seed"], settings["certificate"], settings.get("output"))

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from o2nc.fused import kernels
-
-if TYPE_CHECKING:
-    from o2nc.fused.tables import Tables
 
 WARPS = 4
 FOLD, FOLD_WARPS = 2048, 8  # partial sums added at a time
@@ -72,7 +69,7 @@ class Sequence:
         return graph
 
 
-def launches(tables: "Tables", uploaded: Tensor, averages: bool) -> list[Action]:
+def launches(tables: Any, uploaded: Tensor, averages: bool) -> list[Action]:
     """Return the launches of one step, in order.
 
     Args:

@@ -14,15 +14,54 @@ what the rule was made with, ``group`` the lr and four more numbers of the param
 entries get their names where a rule takes them apart. FLOOR is compiled in, the smallest divisor.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from o2nc.persist.plain import KEY
 from o2nc.vector import wide
 
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
+
+
+class DeviceRule(NamedTuple):
+    """The device form of a rule, by name: nothing of it is imported before it is needed."""
+
+    form: str  # "module:function", which returns a `o2nc.fused.rule.Rule` for the parameter groups
+    arguments: tuple[Any, ...] = ()  # further arguments of that function
+    moves: bool = True  # False: the kernels only average, and the optimizer moves by itself
+    is_bitwise: bool = False  # whether it has the bits of torch's own step
+
+    def resolve(self, groups: list[dict[str, Any]]) -> "Rule | None":
+        """Return the rule, or None if it has no device form."""
+        if not self.form:
+            return None
+        module, _, function = self.form.partition(":")
+        found: Rule = getattr(importlib.import_module(module), function)(groups, *self.arguments)
+        return found
+
+
+class OtherDtype(Exception):
+    """A gradient has not the dtype of its parameter."""
+
+
+class Request(NamedTuple):
+    """One step, as kernels are asked to take it."""
+
+    rule: DeviceRule
+    groups: list[dict[str, Any]]
+    state: dict[Any, dict[str, Any]]
+    window: Any
+    law: Any
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Our entries of the first parameter group."""
+        found: dict[str, Any] = self.groups[0][KEY]
+        return found
 
 
 class Scalars(NamedTuple):
@@ -63,7 +102,7 @@ class Rule:
     progress: bool = False  # whether ⟨g, Δ⟩ is summed
     decoupled: bool = False  # whether decoupled weight decay is added to what it plays, or was to what it last played
     not_kept: tuple[str, ...] = ()  # keys of the state that make no sense unless they are slots
-    # where sums are made as well, as measured: elements at a time, and in float32 registers per thread (None: no limit)
+    # where sums are made as well, as measured: elements at a time, and registers per thread in float32 (None: all)
     block: int = BLOCK
     registers: int | None = None
 

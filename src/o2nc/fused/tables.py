@@ -14,11 +14,10 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.averages.windows import Discount
 from o2nc.fused import kernels
-from o2nc.fused.engine import OtherDtype, Request
 from o2nc.fused.launch import Sequence as LaunchSequence
 from o2nc.fused.launch import launches
 from o2nc.fused.laws import device_law, device_window
-from o2nc.fused.rule import CHUNK, Rule
+from o2nc.fused.rule import CHUNK, OtherDtype, Request, Rule
 from o2nc.fused.uploads import Uploads
 from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers

@@ -57,7 +57,7 @@ class Learner(Protocol):
         """
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
-        """Replace Δ_t by Δ_{t+1}, in place, and bring the states up to date.
+        """Replace Δ_t by Δ_{t+1}, in place, and update the states.
 
         The lists run over the parameters; together they are one vector of R^d.
 
@@ -70,10 +70,10 @@ class Learner(Protocol):
         """
 
 
-# A learner may also say two things of itself.
+# A learner may also have two attributes.
 #
-# ``elementwise = True``: it plays every coordinate by itself. It can then be asked for some of the parameters alone,
-# which saves memory, and those without a gradient wait.
+# ``elementwise = True``: it treats every coordinate by itself. It can then update some of the parameters alone, which
+# saves memory; those without a gradient are skipped.
 #
-# ``recalls = True``: its state, whose first entry has the parameter's shape, tells the Δ that it played, which
-# ``last_updates(states)`` returns. `ExponentiatedO2NC` then keeps no Δ: see `ScaleFree`.
+# ``recalls = True``: ``last_updates(states)`` computes the last Δ from the state, whose first entry has the shape of
+# the parameter. `ExponentiatedO2NC` then stores no Δ: see `ScaleFree`.

@@ -71,7 +71,7 @@ class AdaGrad:
         return {"sum_squares": v, "last_lr": number()}
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
-        """Bring v up to date, then take the mirror step with e_t from before and e_{t+1} from after."""
+        """Update v, then take the mirror step with e_t from before and e_{t+1} from after."""
         v = [state["sum_squares"] for state in states]
         if self.diagonal:
             before = [t.clone() for t in v]

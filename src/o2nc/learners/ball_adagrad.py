@@ -65,7 +65,7 @@ class BallAdaGrad:
         return {"sum_squares": delta.new_zeros((), dtype=torch.float64)}
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
-        """Bring v up to date, step, then project."""
+        """Update v, step, then project."""
         v = [state["sum_squares"] for state in states]
         add_shares_(v, beta**2, squares(grads))
         root = joint([d**2 * t for d, t in zip(lrs, v, strict=True)]).sqrt()

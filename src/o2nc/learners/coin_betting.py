@@ -5,12 +5,12 @@ Naive form, with G_t = β^{−t}G >= ‖g̃_t‖: at every step bet a fraction o
     Δ_t = −W_{t−1} Σ_{s<t} g̃_s / (G_t(G_t + Σ_{s<t}‖g̃_s‖)),
     W_t = W_{t−1} + ε(β^{−t} − β^{1−t}) − ⟨g̃_t, Δ_t⟩,     W_0 = ε.
 
-The middle term endows the bettor anew, since a fixed ε is worth ever less among growing losses. Discounted,
-with w_t = β^t W_t and A_t = βA_{t−1} + ‖g_t‖:
+The middle term endows the bettor again at every step, since a fixed ε is worth ever less among growing losses.
+Discounted, with w_t = β^t W_t and A_t = βA_{t−1} + ‖g_t‖:
 
     Δ_{t+1} = −β² w_t M_t / (G(G + βA_t)),     w_t = βw_{t−1} + (1 − β)ε − ⟨g_t, Δ_t⟩.
 
-The wealth is kept as w_t = ε + Σ_p r_p, one share per parameter, r_p ← βr_p − ⟨g_p, Δ_p⟩; A likewise.
+The wealth is kept as w_t = ε + Σ_p r_p, one share per parameter, r_p ← βr_p − ⟨g_p, Δ_p⟩, and A in the same way.
 
 Regret. The wealth stays positive, so at u = 0, for every β:
 

@@ -64,7 +64,7 @@ class FTRL:
         return {"momentum": torch.zeros_like(delta), "decay_weight": number(1.0)}
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
-        """Bring M and W up to date, then play the leader."""
+        """Update M and W, then play the leader."""
         for state in states:
             state["decay_weight"].mul_(beta).add_(1)
         m = [state["momentum"] for state in states]

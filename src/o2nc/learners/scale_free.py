@@ -85,7 +85,7 @@ class ScaleFree:
 
     @property
     def recalls(self) -> bool:
-        """Whether M and v tell Δ, by coordinate: the optimizer then keeps none, and asks for the last one."""
+        """Whether `last_updates` computes Δ from M and v, so that the optimizer need not store it."""
         return self.diagonal
 
     def last_updates(self, states: States) -> Vector:
@@ -96,7 +96,7 @@ class ScaleFree:
         return found
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
-        """Bring M and v up to date, then play −D M/sqrt(v)."""
+        """Update M and v, then play −D M/sqrt(v)."""
         m = [state["momentum"] for state in states]
         v = [state["sum_squares"] for state in states]
         combine_(m, [beta] * len(m), grads, [1.0] * len(m))

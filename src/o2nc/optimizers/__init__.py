@@ -1,6 +1,6 @@
-"""The optimizers, each a final class that describes its step; `base` is the one abstract class.
+"""The optimizers: one class, `base.Averaged`, before torch's own.
 
-`exponentiated` is Algorithm 2 with any learner, `original` Algorithm 1 (`learned`: their rule); `sgdm` and `adamw`
-replace torch's; `extend` makes of any other optimizer an `extended` one, whose iterates are `observed`, and whose
-steps are `multiplied` where there is a law of s. `readout` has what they say of their averages.
+`torch_optimizers` has SGD and AdamW, `extend` makes the same of any other optimizer; `paper` has what the paper's
+optimizers know beyond that, and ScaledSGDM, `o2nc` Algorithms 1 and 2. `swap` puts x̄ in the place of the parameters,
+`accessors` reads the averages, `wrapped` finds optimizers that frameworks have wrapped.
 """

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import compress
 from operator import is_not
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,8 @@ from o2nc.averages.update import Entry, Iterate, begin, update_
 from o2nc.averages.windows import NO_TURN, Average, Window, as_window
 from o2nc.certificates.certificate import Certificate
 from o2nc.fused import engine
-from o2nc.fused.engine import NOT_BEGUN, OBSERVE, DeviceRule, Engine
+from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
+from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers import accessors
 from o2nc.optimizers.swap import SWAPPED, Swap
 from o2nc.persist import checkpoints
@@ -70,7 +72,7 @@ class Averaged(Optimizer):
 
     options = frozenset(("average", "scaling", "seed", "certificate", "offload"))
     shared_options: frozenset[str] = frozenset()  # arguments that a parameter group cannot have for itself
-    numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers or tensors
+    numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers >= 0, or tensors
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     has_progress = False  # whether it knows Δ, for progress and output()
     owns_state = False  # whether all of the state is ours
@@ -85,7 +87,7 @@ class Averaged(Optimizer):
     _window: Window | None  # what the settings say, as objects
     _law: Any
     _learner: Any
-    _known_params: list[Any]  # for a compiler, which would recompile whenever an option in the groups changes
+    _param_refs: list[Any]  # weak, so that parameters that are exchanged in the groups are freed
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
     _is_plain: bool  # neither sharded nor complex
@@ -175,7 +177,8 @@ class Averaged(Optimizer):
         """Return whether there are gradients; raise if one is sparse."""
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         for g in {(g.layout, g.dtype): g for g in grads}.values():  # one of each kind
-            checks.gradient(g)
+            if g.layout is not torch.strided or not (g.is_floating_point() or g.is_complex()):
+                checks.gradient(g)
         return bool(grads)
 
     def _iterate(self, is_averaged: bool = False) -> Iterate:
@@ -218,7 +221,8 @@ class Averaged(Optimizer):
         if turn.counts and known:
             xs, gs, entries = map(list, zip(*known, strict=True))
             if settings["offload"]:
-                xs, gs = self._host_copies(xs), self._host_copies(gs if settings["certificate"] else [None] * len(gs))
+                found = self._host_copies(xs + (gs if settings["certificate"] else [None] * len(gs)))
+                xs, gs = found[: len(xs)], found[len(xs) :]
             update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
         return new
 
@@ -298,8 +302,8 @@ class Averaged(Optimizer):
 
     def _step_fused(self, rule: DeviceRule) -> bool:
         """Have kernels take the step, or the averages' part of it; return whether they did."""
-        if self._has_averaged and not rule.moves:
-            return True
+        if self._has_averaged and not rule.moves:  # x_t was averaged before the last attempt failed
+            return False
         reason = self._engine.take(rule, self.param_groups, self.state, self._window, self._law, self._steps_done)
         if reason is None and rule.moves:
             step, version, value = self._clock
@@ -352,7 +356,8 @@ class Averaged(Optimizer):
 
     def _note_params(self) -> None:
         """Note which parameters there are, for a compiler and for shards."""
-        params = self._known_params = [p for group in self.param_groups for p in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        self._param_refs = [ref(p) for p in params]
         self._is_sharded = any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
@@ -360,6 +365,11 @@ class Averaged(Optimizer):
         differentiable = any(group.get("differentiable") for group in self.param_groups)
         self._is_node = not self._is_sharded and not differentiable
         self._is_checked = False
+
+    @property
+    def _known_params(self) -> list[Any]:
+        """The parameters, for a compiler, which would recompile whenever an option in the groups changes."""
+        return [found() for found in self._param_refs]
 
     def _notice_params(self) -> None:
         """Notice parameters that were exchanged in the groups, or wrapped since, as wrappers of models do."""
@@ -391,10 +401,13 @@ class Averaged(Optimizer):
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]
             if len({id(p) for p in tensors}) != len(tensors):
                 raise ValueError("params must not repeat: a parameter appears twice in one group")
-        super().add_param_group(param_group)
         for name in self.numbers:
-            if not isinstance(self.param_groups[-1][name], Tensor):
-                checks.number(name, self.param_groups[-1][name], "a finite number", lambda v: True)
+            value = param_group.get(name, self.defaults[name])
+            if not isinstance(value, Tensor):
+                checks.number(name, value, "a finite number", lambda v: True)
+                if name != "dampening":
+                    checks.non_negative(name, value)
+        super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
             self._note_params()
 
@@ -429,6 +442,7 @@ class Averaged(Optimizer):
         """
         self._refuse_swapped("load_state_dict()")
         checkpoints.load(self, state_dict, super().load_state_dict)
+        self._engine.forget()  # its tables would keep the old state
 
     def _is_swapped(self) -> bool:
         return any(id(p) in SWAPPED for group in self.param_groups for p in group["params"])

@@ -63,6 +63,7 @@ def extend(
     settings = new_settings(average, scaling, seed, certificate, offload)
     _refuse(optimizer, "extend")
     plain: Any = type(optimizer)
+    own = dict(vars(optimizer))
     try:
         optimizer.__class__ = _with_averages(plain)
     except TypeError as error:  # as for classes with ABC before Optimizer among their bases
@@ -78,8 +79,8 @@ def extend(
     except BaseException:
         optimizer.__class__ = plain
         optimizer.param_groups[0].pop(KEY, None)
-        for name in _INSTANCE_NAMES:
-            vars(optimizer).pop(name, None)
+        vars(optimizer).clear()
+        vars(optimizer).update(own)
         raise
     return optimizer
 

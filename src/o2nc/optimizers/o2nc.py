@@ -31,7 +31,7 @@ from o2nc import checks
 from o2nc.averages.update import Entry, Iterate
 from o2nc.averages.windows import Average, Blocks
 from o2nc.fused import engine
-from o2nc.fused.engine import DeviceRule
+from o2nc.fused.rule import DeviceRule
 from o2nc.laws import Uniform
 from o2nc.learners import Learner
 from o2nc.optimizers.paper import Paper
@@ -66,12 +66,19 @@ class Learned(Paper):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch; averages, law, seed and learner are those of all groups."""
-        for key in self.unsupported_keys & param_group.keys():
-            if param_group[key]:
-                raise ValueError(f"{type(self).__name__} has no {key}, got {param_group[key]!r} in a group")
-        if isinstance(param_group.get("lr"), int | float):
-            checks.non_negative("lr", param_group["lr"])
+        self._refuse_unsupported(param_group)
         super().add_param_group(param_group)
+
+    def _notice_params(self) -> None:
+        """Notice options of groups, too, that were set since and would be ignored."""
+        super()._notice_params()
+        for group in self.param_groups:
+            self._refuse_unsupported(group)
+
+    def _refuse_unsupported(self, group: dict[str, Any]) -> None:
+        for key in self.unsupported_keys & group.keys():
+            if group[key]:
+                raise ValueError(f"{type(self).__name__} has no {key}, got {group[key]!r} in a group")
 
     @torch.no_grad()
     def _move(self, iterate: Iterate, closure: Any = None) -> None:

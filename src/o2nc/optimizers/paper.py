@@ -25,7 +25,7 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.averages.update import Entry, Iterate, dots
 from o2nc.averages.windows import Average, Discount, Window
-from o2nc.fused.engine import DeviceRule
+from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.accessors import NoAverages, published
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.torch_optimizers import SGD

@@ -27,20 +27,26 @@ class _Backup:
     def __init__(self, optimizer: Any, entries: dict[Any, dict[str, Any]]) -> None:
         self.owner, self.blocks = optimizer.state, set[int]()
         self.params = list(entries)
-        self.data = [real(local(p.detach())) for p in self.params]
         self.averages = [local(entry["average"]) for entry in entries.values()]
-        self.former = [x.clone() for x in self.data]
+        self.former = [x.clone() for x in self._data()]
+
+    def _data(self) -> list[Tensor]:
+        """Return the parameters' data, which model.to(…) replaces."""
+        return [real(local(p.detach())) for p in self.params]
 
     @torch.no_grad()
     def enter(self) -> None:
         SWAPPED.update((id(p), self) for p in self.params)
-        _copy_(self.data, self.averages)
+        _copy_(self._data(), self.averages)
 
     @torch.no_grad()
-    def leave(self) -> None:
-        _copy_(self.data, self.former)
+    def leave(self) -> bool:
+        """Restore the parameters; return whether all of them still had their shape."""
+        pairs = [(x, former) for x, former in zip(self._data(), self.former, strict=True) if x.shape == former.shape]
+        _copy_([x for x, _ in pairs], [former for _, former in pairs])
         for p in self.params:
             SWAPPED.pop(id(p), None)
+        return len(pairs) == len(self.params)
 
 
 def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -130,13 +136,15 @@ class Swap:
         run_through(self._leave)
 
     def _leave(self) -> None:
+        restored = True
         while self._backups:
             backup = self._backups[-1]
             backup.blocks.discard(id(self))
-            if not backup.blocks:
-                backup.leave()
+            restored &= bool(backup.blocks) or backup.leave()
             self._backups.pop()
         clear_cast_caches()
+        if not restored:
+            raise RuntimeError("parameters got another shape inside averaged(), and cannot be restored")
 
     def __del__(self) -> None:
         if not self._is_entered:

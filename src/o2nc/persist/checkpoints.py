@@ -107,17 +107,15 @@ def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
 def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
     """Return the settings to go on with: the checkpoint's, and ours where it has none."""
     ours, name = optimizer.param_groups[0][KEY], type(optimizer).__name__
-    no_averages = f"the checkpoint has no averages: those of average={optimizer._window!r} begin with the next step"
-    if theirs is None and "learner" not in ours:  # one of torch's own optimizer
-        if ours["average"] is not None:
-            messages.append(no_averages)
+    if theirs is None and "learner" not in ours:  # one of torch's own optimizer: the way to averages
         return ours | {key: ours[key].new_zeros((), device="cpu") for key in _COUNTERS & ours.keys()}
     if theirs is None or theirs.keys() != ours.keys():
         raise ValueError(f"the checkpoint is not one of {name}: its groups have other entries under {KEY!r}")
     theirs = theirs | {key: theirs[key].detach().cpu().clone() for key in _COUNTERS & theirs.keys()}
     _check(theirs)
     if theirs["average"] is None and ours["average"] is not None:
-        messages.append(no_averages)
+        window = optimizer._window
+        messages.append(f"the checkpoint has no averages: those of average={window!r} begin with the next step")
         theirs |= {key: ours[key] for key in ("average", "certificate", "offload")}
         if "start" in ours["average"]:
             theirs["average"] = ours["average"] | {"start": ours["average"]["start"] + int(theirs["step"])}

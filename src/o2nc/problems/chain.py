@@ -47,7 +47,7 @@ def prog(x: Tensor, level: float) -> Tensor:
 
 
 def _psi(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Ψ and Ψ'; below t = 0.03 the exponential is 0 in float64, and so it need not be told apart."""
+    """Return Ψ and Ψ'; below t = 0.03 the exponential is 0 in float64 anyway."""
     t = (2 * x - 1).clamp(min=0.03)
     psi = torch.exp(1 - 1 / (t * t))
     return psi, 4 * psi / t**3

@@ -6,7 +6,7 @@ With |f'| <= G, |f''| <= H and |f'''| <= ρ, and since ∇F = (f'(x_i))/√d and
 
 all three with equality where every coordinate is at the extreme of f (for the last two: where one is). Each f here
 is >= 0 and has the least value 0, so the gap is F(start), exactly. The coordinates start at different places,
-evenly spaced, lest the problem be one-dimensional.
+evenly spaced; else the problem would be one-dimensional.
 """
 
 import math

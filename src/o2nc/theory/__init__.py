@@ -28,29 +28,53 @@ C is of the variance lemma, Σ E V_n <= (C/α²) Σ E‖Δ_n‖², where the pap
 * `adaptive`: a plan that knows neither G nor σ, and its bound for all of them.
 * `complexity`: from a target ε to the number of steps, enough and necessary.
 * `stability`: the learning rate that momentum bears when its steps are random.
+* `stopping`: a target ε without knowing the gap: when to stop, in stages, and with noise.
+* `plateaus`: whether F still falls, the level of a kink, convex and sharp rates.
 """
 
 from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
 from o2nc.theory.complexity import lower_bound, steps_for
+from o2nc.theory.energy import Falling
 from o2nc.theory.guarantees import Guarantee, guarantee
 from o2nc.theory.lemmas import CONSTANTS as CONSTANTS
 from o2nc.theory.lemmas import output_weights, spread_constant, variance_weights
 from o2nc.theory.planning import bound, plan
 from o2nc.theory.plans import Plan
+from o2nc.theory.plateaus import convex_bound, energy_ratio, fall_seen, kink_level, sharp_stage
 from o2nc.theory.stability import stable_lr
+from o2nc.theory.stopping import (
+    StoppingPlan,
+    holdout_samples,
+    ladder,
+    ladder_steps,
+    noise_margin,
+    stopping_plan,
+)
 
 __all__ = [
     "AdaptivePlan",
+    "Falling",
     "Guarantee",
     "Plan",
+    "StoppingPlan",
     "adaptive_plan",
     "bound",
+    "convex_bound",
+    "energy_ratio",
+    "fall_seen",
     "guarantee",
+    "holdout_samples",
+    "kink_level",
+    "ladder",
+    "ladder_steps",
     "lower_bound",
+    "noise_margin",
     "output_weights",
     "plan",
+    "sharp_stage",
     "spread_constant",
     "stable_lr",
     "steps_for",
+    "stopping_plan",
     "variance_weights",
 ]

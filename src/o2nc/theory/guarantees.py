@@ -15,10 +15,11 @@ from o2nc.optimizers.accessors import made_with
 from o2nc.optimizers.o2nc import ExponentiatedO2NC
 from o2nc.optimizers.paper import ScaledSGDM
 from o2nc.scaling import Exponential, Law
+from o2nc.text import printable
 from o2nc.theory import energy, lemmas
-from o2nc.theory.energy import Rates, Run
+from o2nc.theory.energy import Falling, Rates, Run
 
-Schedule = float | Sequence[float] | Callable[[int], float]
+Schedule = float | Falling | Sequence[float] | Callable[[int], float]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Guarantee:
     def __str__(self) -> str:
         parts = " + ".join(f"{value:.3g} {name}" for name, value in self.terms.items() if value)
         nothing = f"; no less than G = {self.lipschitz:.4g}, which holds everywhere" if self.vacuous else ""
-        return f"E‖∇F(x̄)‖_c <= {self.bound:.4g} = {parts} ({self.steps} steps, {self.output} output){nothing}"
+        found = f"{self.bound:.4g} = {parts} ({self.steps} steps, {self.output} output){nothing}"
+        return printable(f"E‖∇F(x̄)‖_c <= {found}")
 
 
 def guarantee(
@@ -98,7 +100,9 @@ def guarantee(
         lipschitz: G > 0.
         noise: σ >= 0.
         lr: torch's learning rate: a number > 0, or N of them, or a function of the step 1, …, N; it may grow by less
-            than 1/momentum² a step. Beside an optimizer, the schedule that it will have.
+            than 1/momentum² a step. It must be fixed before the run: for a list that was recorded from a scheduler
+            which looks at the run (ReduceLROnPlateau) nothing is proved; give its range, `Falling`. Beside an
+            optimizer, the schedule that it will have.
         momentum: torch's momentum in [0, 1), without dampening.
         average: β in (0, 1), the discount of the averages; the momentum if left out.
         law: the law of s.
@@ -123,17 +127,26 @@ def guarantee(
     if output is None:
         output = "uniform" if optimizer is None else made_with(optimizer).get("output", "uniform")
     checks.choice("output", output, lemmas.OUTPUTS)
-    if optimizer is None:
-        run = _named(int(steps), lr, momentum, average, law, output)
-    elif momentum is not None or average is not None or law != Exponential():
+    if optimizer is not None and (momentum is not None or average is not None or law != Exponential()):
         raise TypeError("momentum, average and law are read from the optimizer: leave them out beside it")
-    else:
-        run = _read(optimizer, int(steps), lr, output)
-    if output == "uniform" and energy.second_moment(run.law) > 4 / (1 - run.average):
-        raise ValueError(
-            f"law={run.law!r} has E s² > 4/(1 − β), for which only output='geometric' has a theorem, got {output!r}"
-        )
-    return Guarantee(int(steps), float(c), float(lipschitz), output, energy.energy_terms(run, **known))
+
+    def compute() -> dict[str, float]:
+        if optimizer is None:
+            run = _named(int(steps), lr, momentum, average, law, output)
+        else:
+            run = _read(optimizer, int(steps), lr, output)
+        if isinstance(lr, Falling) and scaling.price(run.law):
+            raise ValueError(f"lr={lr!r} has a theorem for s ~ Exp only, got {run.law!r}: fix lr in advance")
+        if output == "uniform" and energy.second_moment(run.law) > 4 / (1 - run.average):
+            raise ValueError(
+                f"law={run.law!r} has E s² > 4/(1 − β), for which only output='geometric' has a theorem, "
+                f"got {output!r}"
+            )
+        return energy.energy_terms(run, **known)
+
+    shown = {"lr": lr if isinstance(lr, float | int) else None, **known}
+    terms = lemmas.in_float64(compute, lambda found: 0 < sum(found.values()) < math.inf, **shown)
+    return Guarantee(int(steps), float(c), float(lipschitz), output, terms)
 
 
 def _named(
@@ -152,6 +165,10 @@ def _named(
 
 def _rates(lr: Schedule, factor: float, momentum: float, steps: int) -> Rates:
     """Return what the theorem needs of ``factor`` times a learning rate."""
+    if isinstance(lr, Falling):
+        checks.positive("lr.first", lr.first)
+        checks.number("lr.least", lr.least, f"a number in (0, lr.first = {lr.first!r}]", lambda v: 0 < v <= lr.first)
+        return Rates.falling(Falling(factor * lr.first, factor * lr.least), momentum, steps)
     if not callable(lr) and not isinstance(lr, Sequence | np.ndarray):
         checks.positive("lr", lr)
         return Rates.constant(factor * lr, momentum, steps)
@@ -167,7 +184,7 @@ def law_voids(law: object) -> str | None:
         return "without random scaling (s = 1, whose price is infinite) momentum can be trapped"
     scaling.check_law(law, "law")
     if not (hasattr(law, "price") and hasattr(law, "second_moment")):
-        return f"{law!r} does not tell its price and second_moment"
+        return f"{law!r} has no price or no second_moment"
     return None if math.isfinite(law.price) else f"{law!r} has an infinite price"
 
 

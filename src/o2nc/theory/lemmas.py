@@ -1,6 +1,8 @@
 """What the lemmas contribute to a bound: the weights and the constant of spread, the factor of the reductions."""
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +11,31 @@ from o2nc import checks
 
 CONSTANTS = ("sharp", "regret", "paper")
 OUTPUTS = ("uniform", "geometric")
+Found = TypeVar("Found")
+
+
+def in_float64(compute: Callable[[], Found], valid: Callable[[Found], bool], **constants: Any) -> Found:
+    """Return ``compute()``, or raise a ValueError that names the constants where float64 has no room for it."""
+    try:
+        if valid(found := compute()):
+            return found
+    except ArithmeticError:  # a division by 0 that was none, or an overflow
+        pass
+    given = ", ".join(f"{name}={value!r}" for name, value in constants.items() if value is not None)
+    raise ValueError(f"{given} are out of float64's range together: choose other units")
+
+
+def least(at: Callable[[float], tuple[float, Found]], low: float) -> Found:
+    """Return what belongs to the α in [low, ½] with the least value: on a grid of log α, then between neighbours."""
+    start, end = math.log(low), math.log(0.5)
+    width = (end - start) / 39
+    found = {x: at(math.exp(x)) for x in np.linspace(start, end, 40).tolist()}
+    best = min(found, key=lambda x: found[x][0])
+    while width > 1e-10:
+        width /= 2
+        found = {x: at(math.exp(x)) for x in (best - width, best + width) if start <= x <= end} | {best: found[best]}
+        best = min(found, key=lambda x: found[x][0])
+    return found[best][1]
 
 
 def variance_weights(n: int, beta: float) -> NDArray[np.float64]:

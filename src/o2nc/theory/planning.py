@@ -4,9 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar, overload
-
-import numpy as np
+from typing import overload
 
 from o2nc import checks
 from o2nc.scaling import Exponential, Law
@@ -15,7 +13,7 @@ from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
 from o2nc.theory.guarantees import law_voids
 from o2nc.theory.plans import Plan
 
-MOST = 1 << 72  # steps; with more, α could not be told from 0
+MOST = 1 << 72  # steps; with more, α is 0 in float64
 
 
 class TooFewSteps(ValueError):
@@ -83,10 +81,26 @@ def plan(
     check_constants(gap, lipschitz, noise, constants, law)
     check_regime(c, smoothness, second_order)
     known = {"gap": float(gap), "lipschitz": float(lipschitz), "noise": float(noise)}
+    regime = {"c": c, "smoothness": smoothness, "second_order": second_order}
+    make = partial(_plan, int(steps), c, smoothness, second_order, constants, law, **known)
+    return lemmas.in_float64(
+        make, lambda p: 0 < (p.gradient_bound or p.bound) < math.inf and 0 < p.lr < math.inf, **known, **regime
+    )
+
+
+def _plan(
+    steps: int,
+    c: float | None,
+    smoothness: float | None,
+    second_order: float | None,
+    constants: str,
+    law: Law,
+    **known: float,
+) -> Plan:
     if constants == "sharp":
-        return _energy_plan(int(steps), c, **known, smoothness=smoothness, second_order=second_order, law=law)
+        return _energy_plan(steps, c, **known, smoothness=smoothness, second_order=second_order, law=law)
     planner: Callable[..., Plan] = _paper_plan if constants == "paper" else _regret_plan
-    make = partial(planner, int(steps), **known)
+    make = partial(planner, steps, **known)
     if second_order is not None:
         return replace(_in_range(make(second_order / 2)), second_order=float(second_order))
     if smoothness is not None:
@@ -163,7 +177,7 @@ def _regret_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: f
         p = Plan(steps, c, gap, lipschitz, noise, "regret", alpha, radius(alpha))
         return p.bound, p
 
-    return _least(at, steps)
+    return lemmas.least(at, _least_alpha(steps))
 
 
 def _energy_plan(
@@ -213,25 +227,14 @@ def _energy_plan(
         remains = noise * (alpha * (steps - 1) + 1) / (steps * math.sqrt(keep))
         return a * math.sqrt(2 * f / step + e) + remains + spread, (alpha, alpha * math.sqrt(w / constant), price)
 
-    alpha, radius, price = _least(at, steps)
+    alpha, radius, price = lemmas.least(at, _least_alpha(steps))
     smooth, order = (None if value is None else float(value) for value in (smoothness, second_order))
     return Plan(steps, float(price), gap, lipschitz, noise, "sharp", alpha, radius, smooth, order, law)
 
 
-Found = TypeVar("Found")
-
-
-def _least(at: Callable[[float], tuple[float, Found]], steps: int) -> Found:
-    """Return what belongs to the α with the least value: on a grid of log α, then between ever nearer neighbours."""
-    low, high = math.log(max(0.1 / steps, 1e-15)), math.log(0.5)
-    width = (high - low) / 23
-    found = {x: at(math.exp(x)) for x in np.linspace(low, high, 24).tolist()}
-    best = min(found, key=lambda x: found[x][0])
-    while width > 1e-10:
-        width /= 2
-        found = {x: at(math.exp(x)) for x in (best - width, best + width) if low <= x <= high} | {best: found[best]}
-        best = min(found, key=lambda x: found[x][0])
-    return found[best][1]
+def _least_alpha(steps: int) -> float:
+    """Return the least α to try: for tiny c and σ α → 0 is best, but below 1e-12 1 − (1 − α) has few digits."""
+    return max(min(0.1 / steps, 1e-12 + 1e-8 / steps), 1e-15)
 
 
 def _in_range(p: Plan) -> Plan:
@@ -252,7 +255,7 @@ def _check_steps(steps: int) -> None:
 
 
 def check_constants(gap: float, lipschitz: float, noise: float, constants: str, law: object) -> None:
-    """Refuse what cannot be known of F and its gradients, and laws without a theorem."""
+    """Raise if a constant of F or of its gradients is impossible, or if a law has no theorem."""
     checks.positive("gap", gap)
     checks.positive("lipschitz", lipschitz)
     checks.non_negative("noise", noise)
@@ -264,7 +267,7 @@ def check_constants(gap: float, lipschitz: float, noise: float, constants: str, 
 
 
 def check_regime(c: float | None, smoothness: float | None, second_order: float | None) -> None:
-    """Refuse all but one of the three that choose c."""
+    """Raise unless exactly one of the three that choose c is given."""
     given = {"c": c, "smoothness": smoothness, "second_order": second_order}
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) != 1:

@@ -9,6 +9,7 @@ from o2nc import scaling
 from o2nc.learners import OGD
 from o2nc.optimizers.o2nc import ExponentiatedO2NC
 from o2nc.scaling import Exponential, Law
+from o2nc.text import printable
 from o2nc.theory import energy, lemmas
 
 _EXPONENTIAL = Exponential()
@@ -127,9 +128,8 @@ class Plan:
     def __str__(self) -> str:
         what = f"beta={self.beta:.6g}, lr={self.lr:.4g}, decay={self.decay:.4g}"
         nothing = ", no less than G" if self.vacuous else ""
-        return (
-            f"{self.steps} steps, c = {self.c:.4g}, {self.constants}: {what}; E‖∇F(x̄)‖_c <= {self.bound:.4g}{nothing}"
-        )
+        run = f"{self.steps} steps, c = {self.c:.4g}, {self.constants}: {what}"
+        return printable(f"{run}; E‖∇F(x̄)‖_c <= {self.bound:.4g}{nothing}")
 
     def optimizer(self, params: ParamsT, *, seed: int = 0) -> ExponentiatedO2NC:
         """Return Algorithm 2 with these hyperparameters, ready for ``steps`` calls of ``step``.

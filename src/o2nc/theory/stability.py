@@ -62,7 +62,7 @@ def stable_lr(
         raise ValueError(f"dampening must be 0 with nesterov=True, got {dampening!r}")
     scaling.check_law(law, "law")
     if not (law is None or hasattr(law, "second_moment")):
-        raise ValueError(f"law must be one that tells its second_moment, or None, got {law!r}")
+        raise ValueError(f"law must have a second_moment, or None, got {law!r}")
     b, v = float(momentum), 1.0 if law is None else energy.second_moment(law)
     checks.number("law's E s² over the square of its mean", v, "a finite number >= 1", lambda v: v > 1 - 1e-12)
     room = 2 * (1 - b) * (1 + b)

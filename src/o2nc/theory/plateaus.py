@@ -1,0 +1,157 @@
+"""Is F still falling, how low is a plateau, and what convexity adds: momentum without smoothness.
+
+With m_t = b·m_{t−1} + g_t, Δ_{t+1} = −ℓm_t, s ~ Exp(1), any F and any unbiased noise, the energy identity is exact:
+
+    E[F(x_M) − F(x_N)] = (ℓ/2b) E[(1 − b²) Σ_{M<=n<N} ‖m_n‖² + ‖m_N‖² − ‖m_M‖² − Σ_{M<t<=N} ‖g_t‖²].
+
+So over a stationary stretch F falls by (ℓ/2b)(ρ − 1)E‖g‖² a step, ρ = (1 − b²)E‖m‖²/E‖g‖² (`energy_ratio`): F has
+stopped falling exactly where ρ = 1. The progress R_n = Σ⟨g_t, Δ_t⟩ knows its own error, for every learner:
+
+    E(F(x_n) − F(x_0) − R_n)² = E Σ_t ⟨g_t, Δ_t⟩²                                            (`fall_seen`).
+
+Where F is convex and F − F* = ⟨∇F(x), x − x*⟩ around its minimum, as at a kink, a stationary run has under every law
+
+    E F − F* = κℓ̄ρE‖g‖²,     κ = (v(1 − b) + 2b)/(2(1 + b)),   ℓ̄ = ℓ/(1 − b),   v = E s²       (`kink_level`),
+
+and for every convex F and s ~ Exp(1), with D = ‖x_1 − x*‖ and Φ = F(x_1) − F*,
+
+    (1/n) Σ_{t<=n} E F(x_t) − F* <= D²/(2ℓ̄n) + κℓ̄A² + 2bκΦ/((1 − b)n)                        (`convex_bound`).
+
+docs/paper.md has the proofs.
+"""
+
+import math
+from typing import NamedTuple
+
+from o2nc import checks
+from o2nc.scaling import Exponential, Law
+from o2nc.theory import energy
+
+
+def energy_ratio(momentum_squares: float, gradient_squares: float, momentum: float) -> float:
+    """Return ρ = (1 − b²)·mean‖m‖²/mean‖g‖²: 1 at a plateau, more while F falls (s ~ Exp(1)).
+
+    Args:
+        momentum_squares: the mean of ‖m_t‖² over a stretch, m as torch's buffer without dampening.
+        gradient_squares: the mean of ‖g_t‖².
+        momentum: b in [0, 1).
+
+    Example:
+        Gradients that are independent of each other, of length 1, have E‖m‖² = 1/(1 − b²):
+
+        >>> round(energy_ratio(1 / (1 - 0.9**2), 1.0, momentum=0.9), 12)
+        1.0
+    """
+    checks.non_negative("momentum_squares", momentum_squares)
+    checks.positive("gradient_squares", gradient_squares)
+    checks.number("momentum", momentum, "a number in [0, 1)", lambda v: 0 <= v < 1)
+    return (1 - momentum) * (1 + momentum) * momentum_squares / gradient_squares
+
+
+def fall_seen(progress: float, squares: float) -> float:
+    """Return t = −R/√Q, a studentised test of whether F has fallen.
+
+    By Cantelli's inequality P(F(x_0) − F(x_n) <= −R − z√(E Q)) <= 1/(1 + z²): where Q is near its mean, a t well
+    above 1 says that F fell.
+
+    Args:
+        progress: R = Σ⟨g_t, Δ_t⟩.
+        squares: Q = Σ⟨g_t, Δ_t⟩² > 0.
+
+    Example:
+        >>> round(fall_seen(progress=-0.3, squares=0.01), 9)
+        3.0
+    """
+    checks.number("progress", progress, "a finite number", lambda _: True)
+    checks.positive("squares", squares)
+    return -progress / math.sqrt(squares)
+
+
+def _kappa(momentum: float, law: Law) -> float:
+    checks.number("momentum", momentum, "a number in [0, 1)", lambda v: 0 <= v < 1)
+    return (energy.second_moment(law) * (1 - momentum) + 2 * momentum) / (2 * (1 + momentum))
+
+
+def kink_level(
+    lr: float, momentum: float, *, gradient_squares: float, ratio: float = 1.0, law: Law = Exponential()
+) -> float:
+    """Return E F − F* of a stationary run at a convex kink.
+
+    Args:
+        lr: ℓ > 0, times the mean of s.
+        momentum: b in [0, 1).
+        gradient_squares: E‖g‖².
+        ratio: ρ, as `energy_ratio` has it: 1 for Exp(1), about 0.24 for s = 1 on |x|.
+        law: of s.
+
+    Example:
+        On |x|, momentum 0.9: a constant learning rate of 0.01 leaves F at
+
+        >>> round(kink_level(0.01, 0.9, gradient_squares=1.0), 4)
+        0.0526
+    """
+    checks.positive("lr", lr)
+    checks.positive("gradient_squares", gradient_squares)
+    checks.non_negative("ratio", ratio)
+    return _kappa(momentum, law) * lr / (1 - momentum) * ratio * gradient_squares
+
+
+def convex_bound(
+    steps: int, lr: float, momentum: float, *, distance: float, gap: float, lipschitz: float, noise: float = 0.0
+) -> float:
+    """Return a bound on the mean of E F(x_t) − F* over the run, and so on E F − F* at its mean iterate, for convex F.
+
+    Args:
+        steps: n >= 1.
+        lr: ℓ > 0; s ~ Exp(1).
+        momentum: b in [0, 1).
+        distance: D >= ‖x_1 − x*‖.
+        gap: Φ >= F(x_1) − F*.
+        lipschitz: G > 0.
+        noise: σ >= 0.
+
+    Example:
+        >>> round(convex_bound(10_000, 1e-3, 0.9, distance=1.0, gap=1.0, lipschitz=1.0), 4)
+        0.0112
+    """
+    checks.integer("steps", steps, 1)
+    for name, value in {"lr": lr, "distance": distance, "gap": gap, "lipschitz": lipschitz}.items():
+        checks.positive(name, value)
+    checks.non_negative("noise", noise)
+    kappa, longer = _kappa(momentum, Exponential()), lr / (1 - momentum)
+    start = distance**2 / (2 * longer) + 2 * momentum * kappa * gap / (1 - momentum)
+    return start / steps + kappa * longer * (lipschitz**2 + noise**2)
+
+
+class Stage(NamedTuple):
+    """A stage that halves the distance to a sharp minimum in the mean: its learning rate and its length."""
+
+    lr: float
+    steps: int
+
+
+def sharp_stage(sharpness: float, momentum: float, *, distance: float, lipschitz: float, noise: float = 0.0) -> Stage:
+    """Return ℓ and n with which the mean iterate has E dist <= D/2, where F is convex and F − F* >= μ·dist.
+
+    ℓ̄ = μD/(4κA²) and n = 16κ·max{(A/μ)², bG/((1 − b)μ)} make the terms of `convex_bound` at most μD/8, μD/4, μD/8.
+    With the rate halved in every stage the distance falls geometrically, whatever the noise.
+
+    Args:
+        sharpness: μ > 0.
+        momentum: b in [0, 1).
+        distance: D >= ‖x_1 − x*‖.
+        lipschitz: G >= μ.
+        noise: σ >= 0.
+
+    Example:
+        >>> stage = sharp_stage(0.5, 0.9, distance=1.0, lipschitz=1.0, noise=1.0)
+        >>> round(stage.lr, 6), stage.steps
+        (0.011875, 152)
+    """
+    checks.positive("sharpness", sharpness)
+    checks.positive("distance", distance)
+    checks.number("lipschitz", lipschitz, f"a number >= sharpness = {sharpness!r}", lambda v: v >= sharpness)
+    checks.non_negative("noise", noise)
+    kappa, size = _kappa(momentum, Exponential()), lipschitz**2 + noise**2
+    steps = 16 * kappa * max(size / sharpness**2, momentum * lipschitz / ((1 - momentum) * sharpness))
+    return Stage((1 - momentum) * sharpness * distance / (4 * kappa * size), math.ceil(steps))

@@ -1,0 +1,205 @@
+"""Stop when the certificate is small: what a target ε takes, without knowing how far F can fall.
+
+Momentum with lr ℓ = βη and s ~ Exp(1), stopped at the first n with ‖∇̄_n‖ + cV_n <= ε, certifies x̄ surely and takes
+
+    E τ <= E[F(x_0) − F(x_τ)]/r + b,     r = (η/2)((1 − β²)q − A²),     b = (2/α)(ε/e)(1 + 1/y)
+
+steps, as long as r > 0: here A² = G² + σ², e = ε − σ√(α/(1 + β)), q is the root of α√q + kq = e with k = cCη²β²/α²,
+and 1 + y = (1 − β²)q/A². The best α and η for ε depend on A, σ and c alone: a larger gap F* makes the run longer, not
+different. Stages with ε_1 > … > ε_K, each from the last iterate with an empty buffer and new averages, take together
+
+    E Σ τ_k <= (F* + Σ_{j<K} r_j b_j/(1 + y_j))/r_K + Σ_k b_k.
+
+docs/paper.md has the proofs.
+"""
+
+import math
+from dataclasses import dataclass
+
+from o2nc import checks
+from o2nc.theory import lemmas
+
+
+@dataclass(frozen=True)
+class StoppingPlan:
+    """Momentum for a target ε, and how long it takes.
+
+    Attributes:
+        eps: ε, at which the certificate stops the run.
+        alpha: α = 1 − β, of the momentum and of the averages.
+        lr: torch's learning rate ℓ.
+        fall: r, by which F falls in a step, in the mean, while the certificate is above ε.
+        excess: y; 1 + y is the least ratio of (1 − β²)E‖m‖² to E‖g‖² while the certificate is above ε.
+        overhead: b, steps beside those that F's fall pays for.
+
+    Example:
+        >>> p = stopping_plan(0.1, c=1.0, lipschitz=1.0)
+        >>> f"{1 / p.fall:.0f} steps for every unit that F falls by, and {p.overhead:.0f}; lr={p.lr:.2e}"
+        '26570 steps for every unit that F falls by, and 546; lr=7.47e-05'
+    """
+
+    eps: float
+    alpha: float
+    lr: float
+    fall: float
+    excess: float
+    overhead: float
+
+    @property
+    def momentum(self) -> float:
+        """β = 1 − α."""
+        return 1 - self.alpha
+
+    def steps(self, gap: float, *, checked: float = 0.0, failure: float = 0.0) -> float:
+        """Return the bound on E τ, for gap >= F(x_0) − inf F.
+
+        Args:
+            gap: F*.
+            checked: κ, where the certificate is looked at with probability α/κ after every step; 0 for every step.
+            failure: p, the probability with which a look at a point that is good enough may not see it.
+        """
+        checks.positive("gap", gap)
+        checks.non_negative("checked", checked)
+        checks.number("failure", failure, "a number in [0, 1)", lambda v: 0 <= v < 1)
+        return gap / self.fall + self.overhead * (1 + checked / (1 - failure))
+
+
+def stopping_plan(eps: float, c: float, *, lipschitz: float, noise: float = 0.0) -> StoppingPlan:
+    """Return the momentum and lr with which F falls fastest while the certificate is above ε.
+
+    For each α the search is over u = √q, which sets k = (e − αu)/u² and with it η: r is largest where
+    (Ku² + A²)/(Ku² − A²) = αu/(2(e − αu)), K = 1 − β², whose left side falls and whose right side rises.
+
+    Args:
+        eps: ε > 0.
+        c: the price of spread, > 0.
+        lipschitz: G > 0.
+        noise: σ >= 0.
+
+    Raises:
+        ValueError: ε is G or more, which holds everywhere.
+
+    Example:
+        >>> p = stopping_plan(0.1, c=1.0, lipschitz=1.0, noise=1.0)
+        >>> f"beta={p.momentum:.4f}, lr={p.lr:.2e}: {p.steps(gap=1.0):.0f} steps for F* = 1"
+        'beta=0.9987, lr=3.32e-06: 169815 steps for F* = 1'
+    """
+    for name, value in {"eps": eps, "c": c, "lipschitz": lipschitz}.items():
+        checks.positive(name, value)
+    checks.non_negative("noise", noise)
+    if eps >= lipschitz:
+        raise ValueError(f"eps must be below lipschitz = {lipschitz!r}, which bounds every certificate, got {eps!r}")
+    size = math.hypot(lipschitz, noise)
+
+    def at(alpha: float) -> tuple[float, StoppingPlan | None]:
+        beta, keep = 1 - alpha, alpha * (2 - alpha)
+        e = eps - noise * math.sqrt(alpha / (1 + beta))
+        low, high = size / math.sqrt(keep), e / alpha
+        if not low < high:
+            return math.inf, None
+        for _ in range(100):
+            u = (low + high) / 2
+            energy = keep * u**2
+            rises = (energy + size**2) * 2 * (e - alpha * u) > (energy - size**2) * alpha * u
+            low, high = (u, high) if rises else (low, u)
+        excess = keep * u**2 / size**2 - 1
+        eta = alpha / beta * math.sqrt((e - alpha * u) / (c * lemmas.spread_constant(beta))) / u
+        fall = eta * size**2 * excess / 2
+        overhead = 2 / alpha * eps / e * (1 + 1 / excess)
+        return 1 / fall, StoppingPlan(float(eps), alpha, beta * eta, fall, excess, overhead)
+
+    low = min(1e-3 * (eps / (size + noise)) ** 2, 1e-3)
+    known = {"eps": eps, "c": c, "lipschitz": lipschitz, "noise": noise}
+    found = lemmas.in_float64(
+        lambda: lemmas.least(at, max(low, 1e-300)), lambda p: p is not None and 0 < p.fall < math.inf, **known
+    )
+    assert found is not None
+    return found
+
+
+def ladder(
+    eps: float, c: float, *, first: float, ratio: float, lipschitz: float, noise: float = 0.0
+) -> list[StoppingPlan]:
+    """Return stages with the targets first, first·ratio, … down to ε.
+
+    Args:
+        eps: the last target, > 0.
+        c: the price of spread, > 0.
+        first: the first target, in [eps, G).
+        ratio: of a target to the one before, in (0, 1).
+        lipschitz: G > 0.
+        noise: σ >= 0.
+
+    Example:
+        A run that knows neither F* nor when to stop lowering ε pays little for it:
+
+        >>> stages = ladder(0.1, c=1.0, first=0.4, ratio=0.5, lipschitz=1.0)
+        >>> f"{ladder_steps(stages, gap=1.0):.0f} steps against {stages[-1].steps(gap=1.0):.0f}"
+        '30421 steps against 27117'
+    """
+    checks.number("first", first, f"a number >= eps = {eps!r}", lambda v: v >= eps)
+    checks.fraction("ratio", ratio)
+    targets = [float(first)]
+    while targets[-1] > eps * (1 + 1e-12):
+        targets.append(max(targets[-1] * ratio, float(eps)))
+    return [stopping_plan(target, c, lipschitz=lipschitz, noise=noise) for target in targets]
+
+
+def ladder_steps(stages: list[StoppingPlan], gap: float) -> float:
+    """Return the bound on the mean number of steps of all stages together, for gap >= F(x_0) − inf F.
+
+    Example:
+        >>> stages = ladder(0.1, c=1.0, first=0.4, ratio=0.7, lipschitz=1.0)
+        >>> round(ladder_steps(stages, gap=1.0))
+        32524
+    """
+    checks.positive("gap", gap)
+    lost = sum(stage.fall * stage.overhead / (1 + stage.excess) for stage in stages[:-1])
+    return (gap + lost) / stages[-1].fall + sum(stage.overhead for stage in stages)
+
+
+def noise_margin(check: int, steps: int, beta: float, *, noise: float, failure: float) -> float:
+    """Return u_j by which ‖ḡ_n‖ + cV_n must be below ε at the j-th check for ‖∇̄_n‖ + cV_n <= ε to hold.
+
+    It fails at any of all checks together with probability ``failure`` at most, if no gradient's error exceeds σ.
+
+    Args:
+        check: j >= 1; the times of the checks are fixed in advance, or drawn.
+        steps: n, the steps that the averages have seen.
+        beta: their discount β.
+        noise: σ, with ‖g − ∇F‖ <= σ always.
+        failure: p in (0, 1).
+
+    Example:
+        >>> round(noise_margin(1, 10_000, 0.99, noise=1.0, failure=0.01), 3)
+        0.245
+    """
+    checks.integer("check", check, 1)
+    checks.integer("steps", steps, 1)
+    checks.fraction("beta", beta)
+    checks.non_negative("noise", noise)
+    checks.fraction("failure", failure)
+    log = math.log(2 * check * (check + 1) / failure)
+    return noise * math.sqrt(2 * (1 - beta) / (1 + beta) * log) / -math.expm1(steps * math.log(beta))
+
+
+def holdout_samples(check: int, margin: float, *, largest: float, failure: float) -> int:
+    """Return how many fresh gradients, at iterates drawn by their weights, estimate ∇̄_n to within ``margin``.
+
+    It fails at any of all checks together with probability ``failure`` at most.
+
+    Args:
+        check: j >= 1, the number of the check.
+        margin: ωε > 0.
+        largest: Ā, with ‖g‖ <= Ā always.
+        failure: p in (0, 1).
+
+    Example:
+        >>> holdout_samples(1, 0.1, largest=1.0, failure=0.01)
+        4794
+    """
+    checks.integer("check", check, 1)
+    checks.positive("margin", margin)
+    checks.positive("largest", largest)
+    checks.fraction("failure", failure)
+    return math.ceil(8 * (largest / margin) ** 2 * math.log(2 * check * (check + 1) / failure))

@@ -1,0 +1,294 @@
+"""Algorithms 1 and 2 against their text: order of a step, learners, weight decay, the map to SGD with momentum."""
+
+import numpy as np
+import pytest
+import torch
+
+import fused_device as rig
+import o2nc
+import twin
+from o2nc.learners import OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
+from problem import delta_of, flat, parameters, set_gradients
+from registry import LAWS, LEARNERS, ours_of
+
+BETA = 0.9
+AVERAGES = {"average", "gradient", "output"}
+
+
+@pytest.mark.parametrize("law", [*LAWS, o2nc.Gamma(0.5), None], ids=str)
+def test_algorithm_2(law):
+    """x_{t+1} = x_t + s_{t+1}Δ_{t+1} with Δ_1 = 0, and Δ_{t+1} = β(Δ_t − ηg_t)/(β + ημ + α) of Section 4."""
+    eta, mu, seed, n = 0.05, 0.7, 5, 60
+    params = parameters()
+    opt = o2nc.ExponentiatedO2NC(params, OGD(lr=eta, decay=mu), beta=BETA, scaling=law, seed=seed)
+    x, delta = flat(params), np.zeros(flat(params).shape)
+    for t in range(1, n + 1):
+        set_gradients(params, t)
+        g = flat([p.grad for p in params])
+        opt.step()
+        delta = BETA * (delta - eta * g) / (BETA + eta * mu + 1 - BETA)
+        x = x + (1.0 if law is None else law.sample(seed, t + 1)) * delta
+        np.testing.assert_allclose(flat([delta_of(opt, p) for p in params]), delta, rtol=1e-11, atol=1e-15)
+        np.testing.assert_allclose(flat(params), x, rtol=1e-12, atol=1e-13)
+
+
+def played(learner, x, gs, law, seed, decay, sign):
+    """Return the last iterate and Σ⟨g, Δ⟩ of x ← x + s(Δ − lr·λx), written out; g is what the learner is given."""
+    x = [part.clone() for part in x]
+    deltas = [torch.zeros_like(part) for part in x]
+    states = [learner.init(delta) for delta in deltas]
+    whole, progress = deltas, 0.0
+    for t, g in enumerate(gs, 1):
+        g = [sign * part for part in g]
+        # Exp(1) has weight 1: the progress is Σ⟨g_t, Δ_t⟩ with all that was added, decay included
+        progress += float(sum((part * d).sum() for part, d in zip(g, whole, strict=True)))
+        learner.update(deltas, g, states, [learner.lr] * len(x), BETA)
+        whole = [delta - learner.lr * decay * part for delta, part in zip(deltas, x, strict=True)]
+        x = [part + law.sample(seed, t + 1) * d for part, d in zip(x, whole, strict=True)]
+    return x, progress
+
+
+@pytest.mark.some(14)
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("learner", LEARNERS, ids=str)
+def test_learners_with_decay_and_maximisation(learner, decay, maximize, fused, device):
+    """Decay is decoupled: ḡ and the learner see the gradients of F alone."""
+    params = rig.begin(device, shapes=[(5, 3), (4,)])
+    law, window, steps = o2nc.Exponential(), o2nc.Discount(0.8, every=2), 12
+    options = {"beta": BETA, "seed": 7, "weight_decay": decay, "maximize": maximize, "fused": fused}
+    opt = o2nc.ExponentiatedO2NC(params, learner, scaling=law, average=window, **options)
+    begin, gs = [p.detach().cpu().clone() for p in params], []
+    for t in range(1, steps + 1):
+        rig.set_noise(params, t)
+        gs.append([p.grad.cpu().clone() for p in params])
+        opt.step()
+    assert rig.is_fused(opt) == fused
+    x, progress = played(learner, begin, gs, law, 7, decay, -1.0 if maximize else 1.0)
+    torch.testing.assert_close([p.detach().cpu() for p in params], x, rtol=1e-10, atol=1e-12)
+    assert opt.progress == pytest.approx(progress, rel=1e-9, abs=1e-11)
+    mean = twin.weights(window, steps) @ np.array([flat(g) for g in gs])
+    assert opt.certificate().gradient == pytest.approx(np.linalg.norm(mean), rel=1e-9)
+
+
+def test_scale_free_replaces_adamw():
+    """β₁ = β, β₂ its own, decay and all: ``ScaleFree`` is AdamW without ε and without bias correction."""
+    x = torch.nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.float64))
+    y = x.detach().clone()
+    lr, decay, beta1, beta2 = 0.01, 0.1, 0.9, 0.95
+    scale = ((1 - beta2) ** 0.5) / (1 - beta1)  # Adam's m and v have their 1 − β inside
+    learner = ScaleFree(lr / scale, beta2=beta2)
+    opt = o2nc.ExponentiatedO2NC([x], learner, beta=beta1, scaling=None, weight_decay=decay * scale)
+    m, v = torch.zeros_like(y), torch.zeros_like(y)
+    for t in range(1, 41):
+        rig.set_noise([x], t)
+        g = x.grad.clone()
+        opt.step()
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        y = y - lr * decay * y - lr * m / v.sqrt()
+    torch.testing.assert_close(x.detach(), y, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("kappa", [1, 2])
+def test_the_map_to_sgd_with_momentum(kappa):
+    """Section 4: m_{t+1} = β̃m_t + (1 − β̃)g_t, x_{t+1} = x_t − s_{t+1}η̃ m_{t+1}; κ = 2 by the same algebra.
+
+    torch's buffer starts at g_1, the theory's m at (1 − β̃)g_1: with dampening β̃ the buffer is m plus β̃^t g_1.
+    """
+    beta, eta, mu, seed = 0.95, 0.03, 0.8, 4
+    alpha = 1 - beta
+    momentum = beta / (1 + (kappa - 1) * alpha + eta * mu)
+    effective_lr = beta * eta / (kappa * alpha + eta * mu)
+    if kappa == 1:  # the inverse map of NOTES §1.5
+        assert eta == pytest.approx(effective_lr * (1 - momentum) / momentum)
+        assert eta * mu == pytest.approx(beta / momentum - 1)
+    params, twins, others = parameters(), parameters(), parameters()
+    opt = o2nc.ExponentiatedO2NC(params, OGD(lr=eta, decay=mu, kappa=kappa), beta=beta, seed=seed)
+    options = {"lr": effective_lr, "momentum": momentum, "dampening": momentum, "seed": seed}
+    sgdm, left_alone = o2nc.ScaledSGDM(twins, **options), o2nc.ScaledSGDM(others, **options)
+    first = np.zeros(0)
+    for t in range(1, 120):
+        set_gradients(params, t)
+        for p, q, r in zip(params, twins, others, strict=True):
+            q.grad, r.grad = p.grad.clone(), p.grad.clone()
+            if t == 1:  # start torch's buffer where the theory starts it
+                sgdm.state[q]["momentum_buffer"] = torch.zeros_like(q)
+        first = flat([p.grad for p in params]) if t == 1 else first
+        for each in (opt, sgdm, left_alone):
+            each.step()
+        np.testing.assert_allclose(flat(params), flat(twins), rtol=1e-12, atol=1e-13)
+        m, buffer = (
+            flat([o.state[p]["momentum_buffer"] for p in ps]) for o, ps in ((sgdm, twins), (left_alone, others))
+        )
+        np.testing.assert_allclose(
+            flat([delta_of(opt, p) for p in params]), -effective_lr * m, rtol=1e-11, atol=1e-15
+        )
+        np.testing.assert_allclose(buffer, m + momentum**t * first, rtol=1e-11, atol=1e-14)
+
+
+def test_one_scalar_for_all_parameters_and_groups():
+    a, b = parameters(shapes=[(3,), (4,)])
+    groups = [{"params": [a]}, {"params": [b], "lr": 0.2, "weight_decay": 0.0}]
+    opt = o2nc.ExponentiatedO2NC(groups, OGD(lr=0.1), beta=0.9, seed=3, weight_decay=0.5)
+    for t in range(1, 6):
+        set_gradients([a, b], t)
+        before = [p.detach().clone() for p in (a, b)]
+        opt.step()
+        s = o2nc.Exponential().sample(3, t + 1)
+        for p, x, pull in zip((a, b), before, (0.1 * 0.5, 0.0), strict=True):
+            torch.testing.assert_close(p.detach(), x + s * (delta_of(opt, p) - pull * x), rtol=1e-14, atol=1e-15)
+    assert [g["lr"] for g in opt.param_groups] == [0.1, 0.2]
+
+
+def test_schedulers_act_on_the_learner():
+    params = parameters()
+    assert o2nc.ExponentiatedO2NC(params, CoinBetting(), beta=0.9).param_groups[0]["lr"] == 1.0
+    opt = o2nc.ExponentiatedO2NC(params, AdaGrad(lr=0.5), beta=0.9, scaling=None)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+    lengths = []
+    for _ in range(8):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        opt.step()
+        scheduler.step()
+        lengths.append(float(torch.stack([delta_of(opt, p).norm() for p in params]).norm()))
+    assert lengths[-1] < 0.03 * lengths[0]
+
+
+def test_a_closures_gradients_are_the_ones_that_count():
+    plain, with_closure = parameters(), parameters()
+    a, b = (o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1)) for ps in (plain, with_closure))
+
+    def closure():
+        b.zero_grad()
+        loss = sum(p.abs().sum() for p in with_closure)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        a.zero_grad()
+        sum(p.abs().sum() for p in plain).backward()
+        a.step()
+        assert b.step(closure).requires_grad
+    assert all(map(torch.equal, plain, with_closure))
+
+
+def test_names_are_those_of_the_groups():
+    params = parameters()
+    for given, names in (
+        (params, [0, 1, 2, 3]),
+        ([(f"layer{i}", p) for i, p in enumerate(params)], [f"layer{i}" for i in range(4)]),
+    ):
+        opt = o2nc.ExponentiatedO2NC(given, OGD(lr=0.05), beta=0.9)
+        set_gradients(params, 1)
+        opt.step()
+        assert list(opt.certificate().by_parameter) == names
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+@pytest.mark.parametrize(
+    ("make", "shaped"),
+    [
+        (lambda p, **o: o2nc.ExponentiatedO2NC([p], ScaleFree(0.1), average=False, **o), {"momentum", "sum_squares"}),
+        (lambda p, **o: o2nc.ExponentiatedO2NC([p], ScaleFree(0.1), **o), {"momentum", "sum_squares", *AVERAGES}),
+        (lambda p, **o: o2nc.ExponentiatedO2NC([p], OGD(0.1), average=None, **o), {"delta"}),
+        (
+            lambda p, **o: o2nc.OriginalO2NC([p], BallOGD(0.1, radius=1.0), period=3),
+            {"delta", "last_average", "last_gradient", *AVERAGES},
+        ),
+    ],
+)
+def test_no_buffer_more_than_needed(make, shaped, fused, device):
+    """ScaleFree recalls Δ from its other state; Algorithm 1 needs no buffer for x_n, since s_n can be drawn again."""
+    (p,) = rig.begin(device, torch.float32, shapes=[(5, 4)])
+    opt = rig.advance(make(p, fused=fused), [p], range(1, 8))
+    assert {key for key, v in ours_of(opt, p).items() if getattr(v, "shape", ()) == p.shape} == shaped
+
+
+# --- Algorithm 1
+
+UNIT = o2nc.Uniform(0, 1)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_algorithm_1(restart):
+    """x_n = x_{n−1} + Δ_n, w_n = x_{n−1} + s_nΔ_n, g_n at w_n (erratum i), w̄_k the mean of T consecutive w's."""
+    eta, radius, period, seed, n = 0.01, 0.05, 7, 3, 45
+    params = parameters()
+    opt = o2nc.OriginalO2NC(params, BallOGD(lr=eta, radius=radius), period=period, seed=seed, restart=restart)
+    x, delta = flat(params), np.zeros(flat(params).shape)
+    ws, gs, progress = [], [], 0.0
+    for t in range(1, n + 1):
+        w = x + UNIT.sample(seed, t) * delta
+        x = x + delta
+        np.testing.assert_allclose(flat(params), w, rtol=1e-12, atol=1e-13)
+        set_gradients(params, t)
+        g = flat([p.grad for p in params])
+        opt.step()
+        ws.append(w)
+        gs.append(g)
+        progress += g @ delta
+        assert opt.progress == pytest.approx(progress, rel=1e-10, abs=1e-15)
+        delta = delta - eta * g
+        delta *= min(1.0, radius / np.linalg.norm(delta))
+        if restart and t % period == 0:
+            delta = np.zeros_like(delta)
+        if t < period:
+            for ask in (opt.certificate, opt.output, lambda: opt.averaged().__enter__()):
+                with pytest.raises(RuntimeError, match="no block is complete"):
+                    ask()
+            continue
+        check_block(opt, params, ws, gs, t // period, period)
+
+
+def check_block(opt, params, ws, gs, k, period):
+    """Compare the averages with the means of the k-th block, all of whose w lie in the Goldstein ball."""
+    block = slice((k - 1) * period, k * period)
+    mean = np.mean(ws[block], axis=0)
+    certificate = opt.certificate(c=0.5)
+    assert certificate.gradient == pytest.approx(np.linalg.norm(np.mean(gs[block], axis=0)), rel=1e-10)
+    assert certificate.spread == pytest.approx(((np.array(ws[block]) - mean) ** 2).sum(1).mean(), rel=1e-9)
+    assert certificate.ess == period
+    with opt.averaged():
+        np.testing.assert_allclose(flat(params), mean, rtol=1e-11)
+
+
+def test_blocks_with_gaps_lie_in_the_goldstein_ball():
+    """Uniform weights over the block, gaps included, and ‖Δ‖ <= D = δ/T: all w lie within δ of their mean."""
+    params, period, delta = parameters(shapes=[(3,), (4,)]), 4, 0.2
+    opt = o2nc.OriginalO2NC(params, BallOGD(lr=0.1, radius=delta / period), period=period)
+    ws, gs = [], []
+    for t in range(1, 29):
+        set_gradients(params, t)
+        if t in (3, 5, 6, 9, 12):
+            params[1].grad = None
+        ws.append(flat(params))
+        gs.append(flat([p.grad if p.grad is not None else torch.zeros_like(p) for p in params]))
+        opt.step()
+        if t % period == 0:
+            check_block(opt, params, ws, gs, t // period, period)
+            block = np.array(ws[-period:])
+            assert np.linalg.norm(block - block.mean(0), axis=1).max() <= delta
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"period": 0}, ValueError, "period must be an integer >= 1, got 0"),
+        ({"period": 2.5}, TypeError, "period"),
+        ({"period": 5, "seed": -1}, ValueError, "seed"),
+        ({"period": 5, "restart": 1}, TypeError, "restart"),
+        ({"weight_decay": -1}, ValueError, "weight_decay"),
+        ({"weight_decay": float("nan")}, ValueError, "weight_decay"),
+        ({"maximize": 1}, TypeError, "maximize"),
+        ({"beta": 1.0}, ValueError, "beta"),
+        ({"fused": 1}, TypeError, "fused"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments, error, words):
+    make = o2nc.OriginalO2NC if "period" in arguments else o2nc.ExponentiatedO2NC
+    with pytest.raises(error, match=words):
+        make(parameters(), BallOGD(lr=0.1, radius=1.0), **arguments)

@@ -1,0 +1,231 @@
+"""What optimizers are made of: bad arguments, options of groups, and factors are refused by name, and change nothing."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import o2nc
+from o2nc.learners import OGD
+from problem import parameters, set_gradients
+from registry import OURS, claims, params_of, same
+
+X = torch.nn.Parameter(torch.ones(2))
+
+
+def sgdm(params=(X,), **options):
+    return o2nc.ScaledSGDM(params if isinstance(params, torch.Tensor) else list(params), **options)
+
+
+def learned(params=(X,), learner=OGD(lr=0.1), **options):
+    return o2nc.ExponentiatedO2NC(list(params), learner, **options)
+
+
+def original(params=(X,), **options):
+    return o2nc.OriginalO2NC(list(params), OGD(lr=0.1), **{"period": 2} | options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: sgdm(lr=float("nan")), ValueError, "lr must be .*nan"),
+        (lambda: sgdm(lr=float("inf")), ValueError, "lr"),
+        (lambda: sgdm(lr="0.1"), TypeError, "str"),  # torch's own words
+        (lambda: sgdm(lr=True), TypeError, "lr"),
+        (lambda: sgdm(momentum=float("nan")), ValueError, "momentum"),
+        (lambda: sgdm(dampening=None), TypeError, "dampening"),
+        (lambda: sgdm(weight_decay=float("inf")), ValueError, "weight_decay"),
+        (lambda: sgdm(average=True), TypeError, "average"),
+        (lambda: sgdm(scaling="exp"), TypeError, "scaling must be a law"),
+        (lambda: sgdm(scaling=o2nc.Exponential), TypeError, "scaling"),
+        (lambda: sgdm(seed=-1), ValueError, "seed must be an integer >= 0, got -1"),
+        (lambda: sgdm(seed=1.5), TypeError, "seed"),
+        (lambda: sgdm(seed=None), TypeError, "seed"),
+        (lambda: sgdm(output="last"), ValueError, "output"),
+        (
+            lambda: sgdm(output="geometric", average=o2nc.Polynomial(3)),
+            ValueError,
+            "needs an average with a discount",
+        ),
+        (lambda: sgdm([]), ValueError, "empty"),
+        (lambda: sgdm([X, X]), ValueError, "twice"),
+        (lambda: sgdm(X), TypeError, "iterable"),
+        (lambda: sgdm([{"params": [X], "seed": 3}]), ValueError, "seed is one for all"),
+        (lambda: sgdm([{"params": [X], "lr": -1}]), ValueError, "lr"),
+        (lambda: learned([X, X]), ValueError, "twice"),
+        (lambda: learned([]), ValueError, "empty"),
+        (lambda: learned(learner=OGD), TypeError, "learner must be"),
+        (lambda: learned(learner=0.1), TypeError, "learner must be"),
+        (lambda: learned(beta=1.0), ValueError, r"beta must be .*\(0, 1\), got 1.0"),
+        (lambda: learned(beta=0), ValueError, "beta"),
+        (lambda: learned(beta="x"), TypeError, "beta"),
+        (lambda: learned(average="yes"), TypeError, "average"),
+        (lambda: learned(weight_decay=-1), ValueError, "weight_decay"),
+        (lambda: learned(maximize=1), TypeError, "maximize"),
+        (lambda: learned(fused="yes"), TypeError, "fused"),
+        (lambda: learned([{"params": [X], "beta": 0.1}]), ValueError, "beta is one"),
+        (lambda: learned([{"params": [X], "lr": -0.1}]), ValueError, "lr"),
+        (lambda: learned([X.sum()]), ValueError, "non-leaf"),
+        (lambda: original(period=0), ValueError, "period must be an integer >= 1"),
+        (lambda: original(period=2.5), TypeError, "period"),
+        (lambda: original(restart=1), TypeError, "restart"),
+        (lambda: o2nc.SGD([X], offload=True), ValueError, "offload=True says where averages are kept"),
+    ],
+)
+def test_bad_arguments(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if not name.startswith("extend")])
+def test_a_refused_group_is_not_added(name):
+    a, b = parameters(shapes=[(3,), (4,)])
+    opt = OURS[name]([a])
+    for group in ({"params": [b], "seed": 8}, {"params": [b, b]}, {"params": [b], "lr": -1.0}, {"params": [a]}):
+        with pytest.raises(ValueError):
+            opt.add_param_group(group)
+        assert len(opt.param_groups) == 1
+    set_gradients([a], 1)
+    opt.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [(make, key) for make in (learned, original) for key in ("nesterov", "momentum", "betas")]
+    + [(original, "weight_decay"), (original, "maximize")],
+)
+def test_options_that_would_be_ignored_are_refused(make, key):
+    """When a group is added, and when they come later, as by a schedule; zeros and notes are welcome."""
+    with pytest.raises(ValueError, match=f"has no {key}, got 0.1"):
+        make([{"params": [X], key: 0.1}])
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = make([{"params": [p], key: 0, "name": "body"}])
+    p.grad = torch.ones(2)
+    opt.step()
+    before = p.detach().clone()
+    opt.param_groups[0][key] = 0.1
+    with pytest.raises(ValueError, match=f"has no {key}, got 0.1"):
+        opt.step()
+    assert torch.equal(p, before)
+    del opt.param_groups[0][key]
+    opt.step()
+
+
+def test_numbers_of_numpy():
+    found = []
+    for integer, number in ((np.int64, np.float64), (int, float)):
+        options = {"seed": integer(3), "average": number(0.9), "scaling": o2nc.Gamma(number(16))}
+        opt = o2nc.ScaledSGDM(parameters(), lr=0.1, **options)
+        for t in (1, 2, 3):
+            set_gradients(params_of(opt), t)
+            opt.step()
+        found.append(claims(opt))
+        assert type(opt.param_groups[0]["o2nc"]["seed"]) is int
+        assert type(opt.param_groups[0]["o2nc"]["scaling"]["shape"]) is float
+    same(*found)
+    assert o2nc.Exponential().sample(np.uint64(7), np.int32(2)) == o2nc.Exponential().sample(7, 2)
+
+
+def test_repr_shows_the_factors():
+    text = repr(o2nc.ExponentiatedO2NC([X], OGD(lr=0.1), beta=0.9))
+    for word in ("'OGD'", "'lr': 0.1", "'Exponential'", "'Discount'", "'beta': 0.9"):
+        assert word in text
+
+
+# --- learners and laws of the user's
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A learner whose state has these keys, and whose update returns this."""
+
+    keys: object = ()
+    result: object = None
+    lr: float = 0.1
+
+    def init(self, delta):
+        return None if self.keys is None else dict.fromkeys(self.keys, 0.0)
+
+    def update(self, deltas, grads, states, lrs, beta):
+        for delta, g, lr in zip(deltas, grads, lrs, strict=True):
+            delta.copy_(-lr * g)
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("learner", "error", "words"),
+    [
+        (Custom(("average",)), ValueError, r"must not use the names \['average'\]"),
+        (Custom(("m", "delta")), ValueError, "delta"),
+        (Custom(("last_spread",)), ValueError, "last_spread"),
+        (Custom(None), TypeError, "init must return a dict"),
+        (Custom(result=0), TypeError, "in place and return None"),
+    ],
+)
+def test_mistakes_in_a_learner_are_named(learner, error, words):
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = o2nc.ExponentiatedO2NC([p], learner)
+    p.grad = torch.ones_like(p)
+    with pytest.raises(error, match=words):
+        opt.step()
+    assert p.tolist() == [1, 1]
+
+
+class NotADataclass:
+    lr = 0.1
+
+    def init(self, delta):
+        return {}
+
+    def update(self, deltas, grads, states, lrs, beta):
+        pass
+
+    def sample(self, seed, step):
+        return 1.0
+
+    def weight(self, s):
+        return 1.0
+
+
+def test_factors_must_be_dataclasses():
+    """Otherwise their checkpoints could not be plain data."""
+    with pytest.raises(TypeError, match="learner must be"):
+        learned(learner=NotADataclass())
+    with pytest.raises(TypeError, match="a law is an instance of a dataclass"):
+        sgdm(scaling=NotADataclass())
+    with pytest.raises(TypeError, match="lacks sample"):
+        sgdm(scaling=Custom())
+
+
+# --- random_scaling of what is not torch's own
+
+
+class Sub(torch.optim.SGD):
+    """Calls super().step(), which runs the hooks a second time once a torch.optim.SGD exists."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_a_subclass_that_calls_super_is_scaled_once():
+    torch.optim.SGD([X])
+    p = torch.nn.Parameter(torch.zeros(1))
+    opt = o2nc.random_scaling(Sub([p], lr=1.0))
+    for n in (1, 2):
+        before = p.item()
+        p.grad = torch.ones(1)
+        opt.step()
+        assert p.item() - before == pytest.approx(-o2nc.Exponential().sample(0, n + 1), rel=1e-6)
+        assert opt.param_groups[0]["o2nc"]["step"] == n
+
+
+def test_scaling_by_displacement():
+    """Of what is not linear in lr: frozen parameters that torch moves, and infinities that stand still."""
+    a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.tensor([1.0, float("inf")]))
+    a.grad, b.grad = torch.ones(1), torch.ones(2)
+    a.requires_grad_(False)  # torch moves a frozen parameter that has a gradient left over
+    o2nc.random_scaling(torch.optim.Rprop([a, b], lr=0.1)).step()
+    s = o2nc.Exponential().sample(0, 2)
+    assert a.item() == pytest.approx(-0.1 * s)
+    assert b.tolist() == pytest.approx([1 - 0.1 * s, float("inf")])

@@ -1,0 +1,124 @@
+"""Closures are handed on to extended optimizers, which may call them several times and at other points."""
+
+import pytest
+import torch
+from torch import optim
+
+import o2nc
+from registry import ours_of
+
+LAW = o2nc.Exponential()
+
+
+class SAM(optim.Optimizer):
+    """Sharpness-aware minimisation: the gradient of another point moves the parameters."""
+
+    def __init__(self, params, lr=0.1, radius=0.1):
+        super().__init__(params, {"lr": lr, "radius": radius})
+
+    @torch.no_grad()
+    def step(self, closure):
+        with torch.enable_grad():
+            loss = closure()
+        grads = [(p, p.grad.clone(), group) for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([g.norm() for _, g, _ in grads]).norm()
+        for p, g, group in grads:
+            p.add_(g, alpha=float(group["radius"] / norm))
+        with torch.enable_grad():
+            closure()
+        for p, g, group in grads:
+            p.sub_(g, alpha=float(group["radius"] / norm)).sub_(p.grad, alpha=group["lr"])
+        return loss
+
+
+class LineSearch(optim.Optimizer):
+    """Halves its step until the loss falls, beginning with the gradients that are there."""
+
+    def __init__(self, params, lr=4.0):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure):
+        params = [p for group in self.param_groups for p in group["params"]]
+        with torch.enable_grad():
+            loss = closure()
+        before = [(p.clone(), p.grad.clone()) for p in params]
+        lr = self.param_groups[0]["lr"]
+        for _ in range(8):
+            for p, (x, g) in zip(params, before, strict=True):
+                p.copy_(x - lr * g)
+            if closure() < loss:
+                break
+            lr /= 2
+        return loss
+
+
+class Lookahead(optim.Optimizer):
+    """Moves before it calls the closure."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure):
+        params = [p for group in self.param_groups for p in group["params"]]
+        for p in params:
+            p.mul_(0.9)
+        with torch.enable_grad():
+            loss = closure()
+        for p in params:
+            p.div_(0.9).sub_(p.grad, alpha=self.param_groups[0]["lr"])
+        return loss
+
+
+@pytest.mark.parametrize("cls", [SAM, LineSearch, Lookahead, optim.SGD, optim.Adam])
+@pytest.mark.parametrize("window", [None, o2nc.Polynomial(0), o2nc.Polynomial(0, start=1, every=2)], ids=str)
+def test_closures_are_handed_on(cls, window):
+    """They move as alone, call it as often, return what it returned; x̄ and ḡ are of the iterates themselves."""
+    runs = []
+    for extended in (True, False):
+        p = torch.nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+        opt = cls([p], lr=4.0 if cls is LineSearch else 0.1)
+        if extended:
+            o2nc.extend(opt, average=window, certificate=window is not None)
+        calls, xs, losses = [], [], []
+
+        def closure(p=p, opt=opt, calls=calls):
+            calls.append(p.detach().clone())
+            opt.zero_grad()
+            loss = (p**2 + p.abs()).sum()
+            if torch.is_grad_enabled():
+                loss.backward()
+            else:
+                p.grad = 2 * p.detach() + p.detach().sign()
+            return loss
+
+        for _ in range(6):
+            xs.append(p.detach().clone())
+            if cls is Lookahead:  # gradients that are there when the step begins
+                closure()
+            losses.append(opt.step(closure).item())
+        runs.append((p.detach(), torch.stack(calls), losses))
+        if extended and window is not None:
+            counted = torch.stack(xs)[window.start :: window.every]
+            with opt.averaged():
+                torch.testing.assert_close(p.detach(), counted.mean(0))
+            gradients = 2 * counted + counted.sign()
+            assert opt.certificate().gradient == pytest.approx(float(gradients.mean(0).norm()), rel=1e-12)
+            assert int(ours_of(opt)["step"]) == 6
+    assert runs[0][2] == runs[1][2]
+    assert all(map(torch.equal, runs[0][:2], runs[1][:2]))
+
+
+def test_a_closure_with_scaling():
+    p = torch.nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+    opt = o2nc.random_scaling(optim.SGD([p], lr=0.1), seed=1)
+
+    def closure():
+        opt.zero_grad()
+        loss = (p**2).sum()
+        loss.backward()
+        return loss
+
+    assert opt.step(closure) == 5
+    torch.testing.assert_close(p.detach(), torch.tensor([2.0, -1.0]).double() * (1 - 0.2 * LAW.sample(1, 2)))

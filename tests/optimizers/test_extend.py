@@ -1,0 +1,394 @@
+"""extend(optimizer) and random_scaling(optimizer): any torch optimizer, in place; what is refused is left alone."""
+
+import abc
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from torch import optim
+from torch.optim import lr_scheduler
+
+import fused_device as rig
+import o2nc
+from o2nc.optimizers.base import Averaged
+from o2nc.optimizers.extend import _INSTANCE_NAMES
+from problem import parameters, set_gradients
+from registry import TORCH, claims, ours_of, params_of, same
+
+LAW = o2nc.Exponential()
+EVERY = pytest.mark.parametrize("name", TORCH)
+
+
+def advance(opt, steps):
+    for t in steps:
+        set_gradients(params_of(opt), t)
+        opt.step()
+    return opt
+
+
+def test_every_optimizer_of_torch_is_in_the_registry():
+    names = {name for name, cls in vars(optim).items() if inspect.isclass(cls) and issubclass(cls, optim.Optimizer)}
+    here = {type(make(parameters())).__name__ for make in TORCH.values()}
+    assert names - {"Optimizer", "LBFGS", "SparseAdam"} <= here
+
+
+@EVERY
+def test_it_is_the_same_object_of_the_same_class(name):
+    plain = TORCH[name](parameters())
+    cls = type(plain)
+    opt = o2nc.extend(plain, average=0.9)
+    assert opt is plain
+    assert isinstance(opt, cls)
+    assert isinstance(opt, Averaged)
+    assert (type(opt).__name__, type(opt).__module__, type(opt).__doc__) == (
+        cls.__name__,
+        cls.__module__,
+        cls.__doc__,
+    )
+
+
+@EVERY
+def test_the_update_is_scaled(name):
+    """x_{t+1} = x_t + s_{t+1}·(what the optimizer would have added), from the same state; .grad is left alone."""
+    opt = o2nc.random_scaling(TORCH[name](parameters()), seed=9)
+    params = params_of(opt)
+    lr = float(opt.param_groups[0]["lr"])
+    for t in range(1, 6):
+        set_gradients(params, t)
+        twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+        plain = TORCH[name](twins)
+        for p, q in zip(params, twins, strict=True):
+            q.grad = p.grad.clone()
+            if p in opt.state:
+                plain.state[q] = copy.deepcopy(opt.state[p])
+        before = [p.detach().clone() for p in params]
+        plain.step()
+        opt.step()
+        s = LAW.sample(9, t + 1)
+        for p, q, x in zip(params, twins, before, strict=True):
+            torch.testing.assert_close(p.detach() - x, s * (q.detach() - x), rtol=1e-9, atol=1e-14)
+            assert torch.equal(p.grad, q.grad)
+            for key, value in plain.state[q].items():
+                assert value is opt.state[p][key] or torch.equal(*map(torch.as_tensor, (value, opt.state[p][key])))
+    assert float(opt.param_groups[0]["lr"]) == lr
+    assert int(ours_of(opt)["step"]) == 5
+
+
+def test_scaled_sgd_three_ways():
+    runs = [
+        o2nc.random_scaling(optim.SGD(parameters(), lr=0.02, momentum=0.9), seed=4),
+        o2nc.ScaledSGDM(parameters(), lr=0.02, momentum=0.9, seed=4),
+        o2nc.SGD(parameters(), lr=0.02, momentum=0.9, seed=4, scaling=LAW, average=0.9),
+    ]
+    xs = [[p.detach() for p in params_of(advance(opt, range(1, 8)))] for opt in runs]
+    for other in xs[1:]:
+        assert all(map(torch.equal, xs[0], other))
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "settings", [{"average": o2nc.Polynomial(3, every=2), "certificate": True}, {"scaling": LAW}]
+)
+def test_copies_go_on_to_the_bit(name, settings):
+    """torch drops step hooks silently when it copies an optimizer; here averages and scaling are in the copy."""
+    opt = o2nc.extend(TORCH[name](parameters(torch.float32)), seed=5, **settings)
+    if isinstance(opt, optim.Adafactor) and torch.cuda.is_available():
+        pytest.skip("torch's own copies of Adafactor miss `capturable` where there is a GPU (2.11)")
+    advance(opt, range(1, 5))
+    buffer = io.BytesIO()
+    torch.save(opt.state_dict(), buffer)
+    buffer.seek(0)
+    own = [torch.nn.Parameter(p.detach().clone()) for p in params_of(opt)]
+    loaded = o2nc.extend(TORCH[name](own), seed=5, **settings)
+    loaded.load_state_dict(torch.load(buffer, weights_only=True))
+    others = [copy.deepcopy(opt), pickle.loads(pickle.dumps(opt)), loaded]
+    wanted = claims(advance(opt, range(5, 9)))
+    for other in others:
+        assert type(other) is type(opt)
+        same(claims(advance(other, range(5, 9))), wanted)
+
+
+@pytest.mark.parametrize("schedule", [lr_scheduler.OneCycleLR, lr_scheduler.CosineAnnealingLR])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("law", [None, LAW], ids=str)
+def test_schedulers_see_the_unscaled_lr(schedule, when, law):
+    """A step is one with lr·s set by hand, also where a schedule moves the betas."""
+
+    def scheduled(opt):
+        return schedule(
+            opt, **{"max_lr": 0.1, "total_steps": 20} if schedule is lr_scheduler.OneCycleLR else {"T_max": 10}
+        )
+
+    opt, plain = (optim.AdamW(parameters(), lr=0.1) for _ in range(2))
+    early = scheduled(opt) if when == "before" else None
+    o2nc.extend(opt, average=0.9, scaling=law, seed=9)
+    schedules = [early or scheduled(opt), scheduled(plain)]
+    for t in range(1, 9):
+        group = plain.param_groups[0]
+        lr, group["lr"] = group["lr"], group["lr"] * (1.0 if law is None else law.sample(9, t + 1))
+        advance(opt, [t])
+        advance(plain, [t])
+        group["lr"] = lr
+        for each in schedules:
+            each.step()
+        assert all(map(torch.equal, params_of(opt), params_of(plain)))
+        assert all(opt.param_groups[0][key] == group[key] for key in ("lr", "betas"))
+
+
+def test_hooks_run_once():
+    seen = []
+    opt = optim.AdamW(parameters())
+    opt.register_step_pre_hook(lambda *_: seen.append("before"))
+    o2nc.extend(opt, average=0.9).register_step_post_hook(lambda *_: seen.append("after"))
+    advance(opt, [1])
+    assert seen == ["before", "after"]
+    other = copy.deepcopy(opt)  # torch drops the user's hooks from the copy
+    other.register_step_post_hook(lambda *_: seen.append("copy"))
+    advance(other, [2])
+    assert seen[2:] == ["copy"]
+    assert int(ours_of(other)["step"]) == 2
+
+
+def test_an_optimizer_with_state_is_extended_from_its_next_step_on():
+    opt, plain = (advance(optim.RAdam(parameters(), lr=0.02), range(1, 5)) for _ in range(2))
+    o2nc.extend(opt, average=o2nc.Polynomial(0))
+    with pytest.raises(RuntimeError, match=r"before the first step\(\)"):
+        opt.averaged().__enter__()
+    xs = []
+    for t in range(5, 9):
+        xs.append([p.detach().clone() for p in params_of(opt)])
+        advance(opt, [t])
+        advance(plain, [t])
+    assert all(map(torch.equal, params_of(opt), params_of(plain)))
+    with opt.averaged():
+        means = [torch.stack(column).mean(0) for column in zip(*xs, strict=True)]
+        torch.testing.assert_close([p.detach() for p in params_of(opt)], means)
+
+
+# --- steps that fail
+
+
+class Flaky(optim.RMSprop):
+    """An optimizer whose steps fail when they are told to."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            self.fails = False
+            raise MemoryError
+        return super().step(closure)
+
+
+def attempt(opt, params, t):
+    """Step, once more if it fails."""
+    rig.set_noise(params, t)
+    try:
+        opt.step()
+    except MemoryError:
+        opt.step()
+
+
+@pytest.mark.parametrize("failing", [1, 4])
+@pytest.mark.parametrize("options", [{}, {"average": 0.9}, {"average": o2nc.Polynomial(3, every=3), "offload": True}])
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_step_that_fails_averages_its_iterate_once(kernels, options, failing, device, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr(rig.engine, "DEVICES", ())
+    runs = []
+    for flaky in (False, True):
+        params = rig.begin(device, torch.float64)
+        opt = o2nc.extend(Flaky(params, lr=0.02), scaling=o2nc.Jitter(0.5), certificate=True, **options)
+        for t in range(1, 8):
+            opt.fails = flaky and t == failing
+            attempt(opt, params, t)
+        runs.append(claims(opt))
+    same(*runs)
+
+
+def test_after_a_failed_step_other_gradients_or_a_checkpoint_may_come():
+    opt = o2nc.extend(Flaky(parameters(), lr=0.02), average=0.9, certificate=True)
+    params, opt.fails = params_of(opt), True
+    with pytest.raises(MemoryError):
+        advance(opt, [1])
+    for t in range(1, 5):
+        set_gradients(params, t)
+        params[1].grad = None if t == 1 else params[1].grad
+        opt.step()
+        assert int(ours_of(opt)["step"]) == t
+    saved, whole = copy.deepcopy(opt.state_dict()), copy.deepcopy(opt)
+    opt.fails = True
+    with pytest.raises(MemoryError):
+        opt.step()
+    opt.load_state_dict(saved)
+    same(claims(advance(opt, [5])), claims(advance(whole, [5])))
+
+
+# --- what is refused
+
+
+class Wrapper(optim.Optimizer):
+    """As accelerate has one: what it is asked for it looks up in the optimizer inside."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    @property
+    def defaults(self):
+        return self.optimizer.defaults
+
+
+class Base(abc.ABC, optim.Optimizer):
+    """As some packages have it."""
+
+
+class Abstract(Base):
+    def step(self, closure=None):
+        """Do nothing."""
+
+
+class Clash(optim.SGD):
+    def _move(self):
+        """What would become ours."""
+
+
+def named(name):
+    """Return an optimizer that has given itself an attribute."""
+    opt = optim.SGD(parameters())
+    setattr(opt, name, 0)
+    return opt
+
+
+def loaded():
+    """Return an optimizer of torch's with the checkpoint of an extended one."""
+    opt = optim.SGD(parameters())
+    opt.load_state_dict(advance(o2nc.extend(optim.SGD(parameters()), average=0.9), [1]).state_dict())
+    return opt
+
+
+REFUSED = {
+    "extended": (lambda: o2nc.extend(optim.SGD(parameters())), {}, ValueError, "already"),
+    "ours": (lambda: o2nc.ScaledSGDM(parameters()), {}, ValueError, "ScaledSGDM"),
+    "LBFGS": (lambda: optim.LBFGS(parameters()), {}, ValueError, "several gradients per step"),
+    "no optimizer": (parameters, {}, TypeError, "optimizer must be"),
+    "a class": (lambda: optim.SGD, {}, TypeError, "optimizer must be"),
+    "wrapped": (lambda: Wrapper(optim.SGD(parameters())), {}, ValueError, "apply extend first, then wrap"),
+    "layout": (lambda: Abstract(parameters(), {"lr": 0.1}), {}, ValueError, "another layout"),
+    "method": (lambda: Clash(parameters()), {}, ValueError, r"names of its own that extend needs: \['_move'\]"),
+    "checkpoint": (loaded, {}, ValueError, "apply extend first, then load"),
+    "differentiable": (lambda: optim.SGD(parameters(), differentiable=True), {}, ValueError, "differentiable"),
+    "average": (lambda: optim.SGD(parameters()), {"average": 2}, ValueError, "average must be"),
+    "scaling": (lambda: optim.SGD(parameters()), {"scaling": 3}, TypeError, "scaling"),
+    "seed": (lambda: optim.SGD(parameters()), {"seed": -1}, ValueError, "seed"),
+    "certificate": (lambda: optim.SGD(parameters()), {"certificate": 1}, TypeError, "certificate"),
+}
+for _name in ("averaged", "certificate", *sorted(_INSTANCE_NAMES)):
+    _message = rf"names of its own that extend needs: \['{_name}'\]"
+    REFUSED[_name + " of its own"] = (lambda name=_name: named(name), {}, ValueError, _message)
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_refused_is_left_alone(why):
+    make, options, error, words = REFUSED[why]
+    opt = make()
+    cls, before = type(opt), copy.copy(vars(opt)) if isinstance(opt, optim.Optimizer) else {}
+    groups = [dict(group) for group in before.get("param_groups", ())]
+    with pytest.raises(error, match=words):
+        o2nc.extend(opt, **{"average": 0.9} | options)
+    assert type(opt) is cls
+    if before:
+        assert vars(opt) == before
+        assert [group.keys() for group in opt.param_groups] == [group.keys() for group in groups] or not groups
+
+
+def test_what_cannot_be_extended_can_be_later(monkeypatch):
+    opt = optim.SGD(parameters(), lr=0.1)
+    before = dict(vars(opt))
+
+    def refuse(self):
+        raise ValueError("only a part")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Averaged, "_refuse_partial", refuse)
+        with pytest.raises(ValueError, match="only a part"):
+            o2nc.extend(opt, average=0.9)
+    assert vars(opt) == before
+    advance(o2nc.extend(opt, average=0.9), [1, 2])
+
+
+def test_all_that_is_set_on_an_optimizer_is_known_as_ours(device):
+    opt = Flaky(rig.begin(device))
+    before = {*vars(opt), "fails"}
+    o2nc.extend(opt, average=0.9, scaling=o2nc.Jitter(0.5))
+    for t in range(1, 4):
+        attempt(opt, params_of(opt), t)
+    opt.fails = True
+    with pytest.raises(MemoryError):
+        opt.step()
+    assert vars(opt).keys() - before - {"_step_supports_amp_scaling"} <= _INSTANCE_NAMES
+
+
+@pytest.mark.parametrize(
+    "key", ["average", "gradient", "spread", "since", "output", "progress", "rate", "update", "step"]
+)
+def test_state_under_our_names_stays_the_optimizers_own(key):
+    """And goes through a checkpoint."""
+
+    class Keeps(optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure=None):
+            self.param_groups[0][key] = self.param_groups[0].get(key, 0) + 1
+            for p in self.param_groups[0]["params"]:
+                kept = self.state[p].setdefault(key, torch.zeros_like(p))
+                p.sub_(kept.lerp_(p.grad, 0.1), alpha=0.1)
+
+    runs = []
+    for extended in (False, True):
+        opt = Keeps(parameters(), {"lr": 0.1})
+        opt = o2nc.extend(opt, average=0.9, certificate=True) if extended else opt
+        advance(opt, range(1, 4))
+        other = Keeps(params_of(opt), {"lr": 0.1})
+        other = o2nc.extend(other, average=0.9, certificate=True) if extended else other
+        other.load_state_dict(opt.state_dict())
+        runs.append(advance(other, range(4, 7)))
+    plain, opt = runs
+    assert all(map(torch.equal, params_of(opt), params_of(plain)))
+    assert opt.param_groups[0][key] == plain.param_groups[0][key] == 6
+    for p, q in zip(params_of(opt), params_of(plain), strict=True):
+        assert torch.equal(opt.state[p][key], plain.state[q][key])
+    assert opt.certificate().ess > 1
+
+
+def test_a_grad_scaler_overflow_consumes_nothing():
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = o2nc.extend(optim.AdamW([p], lr=0.1, fused=True), average=0.9, scaling=LAW, certificate=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor, step in ((1.0, 1), (float("inf"), 1), (1.0, 2)):
+        before = p.detach().clone()
+        opt.zero_grad()
+        scaler.scale((p * factor).sum()).backward()
+        scaler.step(opt)
+        scaler.update()
+        assert int(ours_of(opt)["step"]) == step
+        assert torch.equal(p, before) == (factor == float("inf"))
+        assert opt.certificate().gradient == pytest.approx(3**0.5)  # unscaled
+
+
+def test_what_is_not_wanted_is_not_kept():
+    kept = {}
+    for options in ({}, {"average": 0.9}, {"average": 0.9, "certificate": True}):
+        for make in (lambda **o: o2nc.extend(optim.SGD(parameters()), **o), lambda **o: o2nc.SGD(parameters(), **o)):
+            opt = advance(make(**options), range(1, 4))
+            for p in params_of(opt):
+                kept[len(options)] = {*opt.state.get(p, {}).get("o2nc", {})}
+            if "certificate" not in options:
+                with pytest.raises(RuntimeError, match="certificate=True" if options else r"Polynomial\(12\)"):
+                    opt.certificate()
+    assert kept == {0: set(), 1: {"average", "since"}, 2: {"average", "since", "gradient", "spread"}}

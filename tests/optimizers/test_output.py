@@ -1,0 +1,249 @@
+"""output() and progress of the paper's optimizers: their laws, their sums, their expectation."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import fused_device as rig
+import o2nc
+import twin
+from o2nc import learners
+from problem import flat
+from registry import PAPER, build, claims, ours_of, same
+
+MAKERS = {
+    "ScaledSGDM": lambda ps, beta, **options: o2nc.ScaledSGDM(ps, lr=0.0, momentum=beta, average=beta, **options),
+    "OGD": lambda ps, beta, **options: o2nc.ExponentiatedO2NC(ps, learners.OGD(0.0), beta=beta, **options),
+    "every second": lambda ps, beta, **options: o2nc.ScaledSGDM(
+        ps, lr=0.0, average=o2nc.Discount(beta**0.5, start=3, every=2), **options
+    ),
+}
+
+
+def geometric(beta, steps):
+    """P(n) = (1 − β^n)/N for n < N, and (1 − β^N)/((1 − β)N) for n = N."""
+    found = [(1 - beta**n) / steps for n in range(1, steps)]
+    return [*found, (1 - beta**steps) / ((1 - beta) * steps)]
+
+
+def drawn(make, beta, count, steps, device="cpu", **options):
+    """Return the number of the average that is the output: x_t = t, so that x̄_n tells n."""
+    p = torch.nn.Parameter(torch.ones(1, dtype=torch.float64, device=device))
+    opt = make([p], beta, **options)
+    means = []
+    for t in range(1, steps + 1):
+        with torch.no_grad():
+            p.fill_(float(t))
+        p.grad = torch.zeros_like(p)
+        opt.step()
+        mean = float(ours_of(opt, p)["average"])
+        if int(ours_of(opt)["step"]) > opt._window.start and mean not in means:
+            means.append(mean)
+    assert len(means) == count
+    return means.index(opt.output()[0].item()) + 1
+
+
+@pytest.mark.parametrize("output", ["uniform", "geometric"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_output_follows_its_law(kind, output):
+    beta, count, runs = 0.7, 6, 400
+    steps = 3 + 2 * count if kind == "every second" else count
+    counts = np.zeros(count)
+    for seed in range(runs):
+        counts[drawn(MAKERS[kind], beta, count, steps, seed=seed, output=output) - 1] += 1
+    uniform = np.full(count, runs / count)
+    wanted = uniform if output == "uniform" else runs * np.array(geometric(beta, count))
+    assert wanted.sum() == pytest.approx(runs)
+    # χ² with 5 degrees of freedom: above 20.5 in one of a thousand
+    assert ((counts - wanted) ** 2 / wanted).sum() < 20.5
+    assert output == "uniform" or ((counts - uniform) ** 2 / uniform).sum() > 60
+
+
+def test_the_output_of_algorithm_1_is_uniform_over_blocks():
+    counts = np.zeros(5)
+    for seed in range(300):
+        p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        opt = o2nc.OriginalO2NC([p], learners.OGD(lr=0.3), period=2, seed=seed)
+        means = []
+        for n in range(1, 11):
+            p.grad = torch.ones_like(p)
+            opt.step()
+            if n % 2 == 0:
+                with opt.averaged():
+                    means.append(p.item())
+        counts[means.index(opt.output()[0].item())] += 1
+    assert ((counts - 60) ** 2 / 60).sum() < 18.5  # chi-square, 4 degrees, 0.1 %
+
+
+@pytest.mark.parametrize("output", ["uniform", "geometric"])
+def test_the_kernels_draw_the_same(output, device):
+    for seed in range(12 if rig.CUDA else 4):
+        found = [
+            drawn(MAKERS["ScaledSGDM"], 0.7, 9, 9, device, seed=seed, output=output, fused=fused)
+            for fused in (False, True)
+        ]
+        assert found[0] == found[1]
+
+
+def test_checkpoints_go_on_while_the_output_is_still_to_come():
+    def make(p, seed):
+        return o2nc.ScaledSGDM([p], lr=0.1, momentum=0.9, average=0.9, seed=seed, output="geometric")
+
+    pending = 0
+    for seed in range(12):
+        runs = []
+        for stop in (None, 4):
+            (p,) = rig.begin("cpu", shapes=[(3,)])
+            opt = make(p, seed)
+            for step in range(1, 9):
+                rig.advance(opt, [p], [step])
+                if step == stop:
+                    saved, pending = opt.state_dict(), pending + int(ours_of(opt)["pending"])
+                    opt = make(p, seed)
+                    opt.load_state_dict(saved)
+            runs.append(claims(opt))
+        same(*runs)
+    assert pending > 0
+
+
+@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+def test_the_output_is_a_copy_of_the_average_of_a_step(name, fused, device):
+    """Also of parameters that were absent then."""
+    if name == "OriginalO2NC":
+        pytest.skip("its output is that of a block")
+    params = rig.begin(device, shapes=[(3,), (5,), (2,)])
+    opt = build(name, params, fused, seed=2)
+    xs, candidates = [], []
+    for t in range(1, 9):
+        rig.set_noise(params, t, [i for i in (1, 2) if t % 3 == i])
+        xs.append(flat([p.cpu() for p in params]))
+        opt.step()
+        candidates.append(twin.weights(0.9, t) @ np.array(xs))
+    kept = flat([o.cpu() for o in opt.output()])
+    assert min(np.abs(kept - c).max() for c in candidates) < 1e-12
+    assert [o.shape for o in opt.output()] == [p.shape for p in params]
+    opt.output()[0].zero_()
+    assert opt.output()[0].abs().sum() > 0
+
+
+# --- the progress
+
+
+@pytest.mark.some(12)
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+@pytest.mark.parametrize(
+    "law", [o2nc.Exponential(), o2nc.Exponential(2.0), o2nc.Uniform(0, 2), o2nc.Gamma(16)], ids=str
+)
+@pytest.mark.parametrize("name", [name for name in PAPER if name != "OriginalO2NC"])
+def test_progress_is_its_sum(name, law, fused, device):
+    """Σ w(s_t)⟨g_t, Δ_t⟩ with Δ = (x_{t+1} − x_t)/s; g is of F + (λ/2)‖x‖² for SGD; zero after a gap."""
+    params = rig.begin(device, shapes=[(3, 2), (1025,), (4,)])
+    opt = build(name, params, fused, scaling=law, seed=1)
+    decay = opt.param_groups[0]["weight_decay"] if opt.couples_decay else 0.0
+    xs, gs = [], []
+    for t in range(1, 13):
+        rig.set_noise(params, t, {3: [1], 4: [1], 5: [0, 1], 7: [0], 9: [1]}.get(t, []))
+        xs.append([p.detach().cpu().clone() for p in params])
+        gs.append([None if p.grad is None else p.grad.cpu() + decay * p.detach().cpu() for p in params])
+        opt.step()
+    exact = 0.0
+    for t in range(2, 13):
+        s = law.sample(1, t)
+        weight = law.weight(s) if getattr(law, "estimates", True) else law.mean
+        for x, y, g in zip(xs[t - 2], xs[t - 1], gs[t - 1], strict=True):
+            exact += 0.0 if g is None else weight / s * float((g * (y - x)).sum())
+    assert opt.progress == pytest.approx(exact, rel=1e-8)
+
+
+def test_progress_is_of_the_momentum_that_a_step_was_made_with():
+    """As OneCycleLR moves it; with Nesterov and without momentum Δ is not told by the buffer."""
+    (p,) = rig.begin("cpu", shapes=[(5,)])
+    opt = o2nc.ScaledSGDM([p], lr=0.01, momentum=0.9, average=0.9, scaling=None)
+    exact, before = 0.0, p.detach().clone()
+    changes = {4: {"momentum": 0.7}, 6: {"momentum": 0.9, "nesterov": True}, 9: {"momentum": 0.0, "nesterov": False}}
+    for t in range(1, 13):
+        opt.param_groups[0].update(changes.get(t, {}) | {"lr": 0.1 / t})
+        rig.set_noise([p], t)
+        exact += float(p.grad @ (p.detach() - before))
+        before = p.detach().clone()
+        opt.step()
+        assert opt.progress == pytest.approx(exact, rel=1e-9)
+
+
+def kinked(x):
+    """F(x) = Σ|x| − 0.6|x − 1| + 0.1x², non-smooth and non-convex."""
+    return float((x.abs() - 0.6 * (x - 1).abs() + 0.1 * x**2).sum())
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize(
+    "law", [o2nc.Exponential(), None, o2nc.Exponential(2.0), o2nc.Uniform(0, 2), o2nc.Weibull(0.8)], ids=str
+)
+def test_progress_is_unbiased(law):
+    """E Σ w(s_n)⟨∇F(x_n), Δ_n⟩ = E F(x_N) − F(x_0) without smoothness; Δ_n, not x_n − x_{n−1} (erratum a).
+
+    Algorithm 1, here in the place of no law, has it at w_n: F(x_n) − F(x_{n−1}) = E⟨∇F(w_n), Δ_n⟩.
+    """
+    errors, wrong = [], []
+    for seed in range(300):
+        p = torch.nn.Parameter(torch.tensor([1.3, -0.7], dtype=torch.float64))
+        start = kinked(p.detach())
+        if law is None:
+            opt = o2nc.OriginalO2NC([p], learners.FTRL(lr=0.4, radius=0.6), period=5, seed=seed)
+        else:
+            opt = o2nc.ExponentiatedO2NC([p], learners.OGD(lr=0.4), beta=0.8, scaling=law, seed=seed)
+        printed, before = 0.0, p.detach().clone()
+        for n in range(1, 13):
+            x = p.detach().clone()
+            p.grad = x.sign() - 0.6 * (x - 1).sign() + 0.2 * x
+            printed += float(p.grad @ (x - before))
+            before = x.clone()
+            if law is None and n > 1:  # x_n beyond w_n
+                before += (1 - o2nc.Uniform(0, 1).sample(seed, n)) * ours_of(opt, p)["delta"]
+            opt.step()
+        errors.append(opt.progress - (kinked(before) - start))
+        wrong.append(printed - (kinked(before) - start))
+    assert abs(np.mean(errors)) < 4 * np.std(errors) / len(errors) ** 0.5
+    if law == o2nc.Exponential():
+        assert abs(np.mean(wrong)) > 8 * np.std(wrong) / len(wrong) ** 0.5
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_before_the_first_step_there_is_none(name):
+    opt = build(name, rig.begin("cpu"), None)
+    assert not hasattr(opt, "progress")  # it is no attribute yet, nor a number
+    with pytest.raises(RuntimeError, match=r"before the first step\(\)"):
+        opt.output()
+    assert not opt.state
+
+
+def test_without_averages_there_are_none():
+    for make in (
+        lambda ps: o2nc.ScaledSGDM(ps),
+        lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(0.1), average=False),
+    ):
+        params = rig.begin("cpu")
+        opt = rig.advance(make(params), params, [1, 2])
+        for ask in (opt.certificate, opt.output, opt.averaged().__enter__, partial(getattr, opt, "progress")):
+            with pytest.raises(RuntimeError, match="average"):
+                ask()
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "extend(NAdam)"])
+def test_others_have_neither(name):
+    opt = rig.advance(build(name, params := rig.begin("cpu"), None), params, [1])
+    assert not hasattr(opt, "output")
+    assert not hasattr(opt, "progress")
+    assert math.isfinite(opt.certificate().value)
+
+
+def test_bad_input():
+    p = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match="output must be"):
+        o2nc.ScaledSGDM([p], average=0.9, output="last")
+    with pytest.raises(ValueError, match="needs an average with a discount"):
+        o2nc.ScaledSGDM([p], average=o2nc.Polynomial(12), output="geometric")

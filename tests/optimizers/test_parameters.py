@@ -1,0 +1,361 @@
+"""Parameters as they come: without gradients, frozen, late, of mixed dtypes and odd layouts, with odd gradients.
+
+Their averages against sums that are written out are in test_sums.py.
+"""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import o2nc
+from o2nc import learners
+from problem import delta_of, parameters, set_gradients
+from registry import INF, LEARNERS, OURS, PAPER, claims, identical, ours_of, params_of, same
+
+every_optimizer = pytest.mark.parametrize("name", OURS)
+
+
+def steps(opt, last, first=1):
+    for t in range(first, last + 1):
+        set_gradients(params_of(opt), t)
+        opt.step()
+    return opt
+
+
+def finite(opt):
+    """Whether all that an optimizer says of its run is finite."""
+    found = claims(opt)
+    numbers = [found["certificate"].value, found["certificate"].ess, found.get("progress", 0.0)]
+    return np.isfinite(numbers).all() and all(t.isfinite().all() for key in ("x", "average") for t in found[key])
+
+
+def snapshot(opt):
+    return copy.deepcopy((opt.state_dict(), params_of(opt)))
+
+
+def zeros(*shape, dtype=torch.float32):
+    return torch.nn.Parameter(torch.zeros(*shape, dtype=dtype))
+
+
+# --- which have gradients
+
+
+@every_optimizer
+def test_gradients_are_never_written_to(name):
+    opt = OURS[name](parameters(torch.float32, shapes=[(3, 2), (200, 300)]))
+    for t in range(1, 5):
+        set_gradients(params_of(opt), t)
+        before = [p.grad.clone() for p in params_of(opt)]
+        opt.step()
+        assert all(torch.equal(p.grad, g) for p, g in zip(params_of(opt), before, strict=True))
+
+
+@every_optimizer
+def test_a_step_without_any_gradient_consumes_nothing(name):
+    opt = OURS[name](parameters())
+    opt.step()
+    assert not any(opt.state.values())
+    before = snapshot(steps(opt, 5))
+    opt.zero_grad()
+    opt.step()
+    identical(snapshot(opt), before)
+
+
+@every_optimizer
+def test_frozen_gradless_and_late_parameters(name):
+    """A parameter without a gradient stays where it is; one that was frozen, or in a late group, joins."""
+    a, b, c, frozen, late = parameters(shapes=[(3,), (4,), (2, 2), (5,), (3,)])
+    frozen.requires_grad_(False)
+    opt, start = OURS[name]([a, b, c, frozen]), frozen.clone()
+    for t in range(1, 13):
+        if t == 6:
+            opt.add_param_group({"params": [late], "lr": 0.01})
+        set_gradients([a, b, c, late] if t >= 6 else [a, b, c], t)
+        b.grad = None if t in (4, 5, 9) else b.grad
+        c.grad = None if t < 4 else c.grad
+        before = [p.detach().clone() for p in (b, c)]
+        opt.step()
+        for p, x in zip((b, c), before, strict=True):
+            assert p.grad is not None or torch.equal(p, x)
+    assert finite(opt)
+    assert torch.equal(frozen, start)
+    assert frozen not in opt.state
+    assert int(ours_of(opt)["step"]) == 12
+    assert [("o2nc" in group, group["lr"]) for group in opt.param_groups][1] == (False, 0.01)
+    assert set(opt.certificate().by_parameter) == {0, 1, 2, 4}
+    if name in PAPER:
+        assert torch.equal(opt.output()[3], frozen)
+
+
+def test_late_parameters_of_algorithm_1_have_fewer_samples():
+    """The first iterate of a parameter stands for those that it missed, in its first block only."""
+    a, b = zeros(2), zeros(2)
+    opt = o2nc.OriginalO2NC([a, b], learners.OGD(0.1), period=10)
+    for t in range(1, 21):
+        a.grad, b.grad = torch.ones(2), torch.ones(2) if t >= 9 else None
+        opt.step()
+        if t == 10:
+            by = opt.certificate().by_parameter
+            assert [by[i].ess for i in (0, 1)] == pytest.approx([10, 1 / (0.9**2 + 0.1**2)])
+    assert opt.certificate().by_parameter[1].ess == pytest.approx(10)
+
+
+def test_absent_gradients_are_zeros_to_a_joint_learner():
+    """Otherwise the joint sums lose their shares, and coin betting its promise Reg_n(0) <= ε."""
+    params = [zeros(1, dtype=torch.float64) for _ in range(12)]
+    opt = o2nc.OriginalO2NC(params, learners.CoinBetting(wealth=1.0), period=10**6)
+    for p in params:
+        for _ in range(11):
+            opt.zero_grad()
+            delta = delta_of(opt, p).item() if opt.state.get(p) else 0.0
+            p.grad = torch.tensor([1.0 if delta > 0 else -1.0], dtype=torch.float64)
+            opt.step()
+    assert opt.progress <= 1.0
+    results = []
+    for absent in (None, torch.zeros(1)):
+        a, b = zeros(1), zeros(1)
+        opt = o2nc.ExponentiatedO2NC([a, b], learners.ScaleFree(0.1, diagonal=False), beta=0.9, scaling=None)
+        for t in range(6):
+            a.grad, b.grad = torch.full((1,), 0.3), torch.ones(1) if t < 3 else absent
+            opt.step()
+        results.append(delta_of(opt, a).item())
+    assert results[0] == pytest.approx(results[1])
+
+
+def test_restart_reaches_absent_parameters():
+    a, b = zeros(2), zeros(2)
+    opt = o2nc.OriginalO2NC([a, b], learners.FTRL(0.1, radius=1.0), period=2, restart=True)
+    for t in range(2):
+        a.grad, b.grad = torch.ones(2), None if t else torch.ones(2)
+        opt.step()
+    assert ours_of(opt, b)["momentum"].tolist() == [0, 0]
+
+
+@every_optimizer
+def test_state_that_is_reset_by_hand_begins_again(name):
+    opt = steps(OURS[name](parameters()), 3)
+    p = params_of(opt)[1]
+    del opt.state[p]
+    steps(opt, 7, first=4)
+    assert finite(opt)
+    assert opt.certificate().by_parameter[1].spread > 0
+
+
+# --- dtypes and layouts
+
+
+@every_optimizer
+def test_mixed_dtypes(name):
+    """x̄ is float32 at least; nothing depends on torch's default dtype."""
+    found = []
+    for default in (torch.float32, torch.float64, torch.float16):
+        params = [p for dtype in (torch.float32, torch.bfloat16, torch.float64) for p in parameters(dtype)]
+        torch.set_default_dtype(default)
+        try:
+            opt = OURS[name](params)
+            for t in range(1, 8):
+                set_gradients(params, t)
+                opt.step()
+            found.append(claims(opt))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert finite(opt)
+    assert [ours_of(opt, p)["average"].dtype for p in params] == [torch.float32] * 8 + [torch.float64] * 4
+    assert [p.dtype for p in params[::4]] == [torch.float32, torch.bfloat16, torch.float64]
+    if name != "extend(NAdam)":  # whose state has numbers of the default dtype
+        same(found[0], found[1])
+    assert len(found) == 3
+
+
+@every_optimizer
+def test_complex_parameters(name):
+    """A complex parameter is its real and imaginary parts side by side."""
+    if name in ("extend(Lion)", "extend(NAdam)"):
+        pytest.skip("it treats complex numbers in a way of its own, or not at all")
+    (z,) = parameters(torch.complex128, shapes=[(3, 2)])
+    x = torch.nn.Parameter(torch.view_as_real(z.detach()).clone())
+    ours, twin = OURS[name]([z]), OURS[name]([x])
+    for t in range(1, 7):
+        set_gradients([z], t)
+        x.grad = torch.view_as_real(z.grad).clone()
+        ours.step()
+        twin.step()
+    ours, twin = claims(ours), claims(twin)
+    for key in {"x", "average", "output"} & ours.keys():
+        (value,) = ours[key]
+        assert value.dtype == torch.complex128
+        torch.testing.assert_close(torch.view_as_real(value), twin[key][0], rtol=1e-12, atol=1e-14)
+    assert ours["certificate"].value == pytest.approx(twin["certificate"].value, rel=1e-11)
+    assert ours.get("progress", 0) == pytest.approx(twin.get("progress", 0), rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ["SGD", "ScaledSGDM", "OGD", "OriginalO2NC"])
+def test_conjugated_gradients(name):
+    """Autograd returns lazily conjugated gradients of complex parameters. torch's AdamW does not take them."""
+    a = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    (a.conj() * (1 + 2j)).real.sum().backward()
+    assert a.grad.is_conj()
+    opt = OURS[name]([a], **({"period": 1} if name == "OriginalO2NC" else {}))
+    opt.step()
+    decay = 0.1 if name == "SGD" else 0.0  # of x = 1
+    assert opt.certificate().gradient == pytest.approx((3 * ((1 + decay) ** 2 + 4)) ** 0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), ()])
+@every_optimizer
+def test_empty_and_scalar_tensors(name, shape):
+    assert finite(steps(OURS[name](parameters(torch.float32, shapes=[shape, (4,)])), 6))
+
+
+@every_optimizer
+def test_strides_do_not_matter(name):
+    """Channels last and transposed; the last is larger than a slice of the averages' update."""
+    plain = parameters(shapes=[(4, 3, 5, 5), (16, 4, 6, 6), (500, 300)])
+    odd = [torch.nn.Parameter(p.detach().clone(memory_format=torch.channels_last)) for p in plain[:2]]
+    odd.append(torch.nn.Parameter(plain[2].detach().t().contiguous().t()))
+    a, b = OURS[name](plain), OURS[name](odd)
+    for t in range(1, 4):
+        set_gradients(plain, t)
+        for p, q in zip(plain, odd, strict=True):
+            q.grad = torch.empty_like(q).copy_(p.grad)
+        a.step()
+        b.step()
+    a, b = claims(a), claims(b)
+    for key in ("x", "average"):
+        torch.testing.assert_close(a[key], b[key], rtol=1e-12, atol=1e-13)
+    assert a["certificate"].value == pytest.approx(b["certificate"].value, rel=1e-11)
+    assert a.get("progress", 0) == pytest.approx(b.get("progress", 0), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["SGD", "ScaledSGDM Nesterov", "OGD", "FTRL"])
+def test_slices_do_not_matter(name):
+    """One long vector or pieces of it, shorter and longer than a slice: the same averages."""
+    sizes = [1, 140_000, 7, 300_000, 1000]
+    whole = torch.nn.Parameter(torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0)).double())
+    pieces = [torch.nn.Parameter(t.clone()) for t in whole.detach().split(sizes)]
+    a, b = OURS[name]([whole]), OURS[name](pieces)
+    for t in range(3):
+        whole.grad = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(t)).double()
+        for p, g in zip(pieces, whole.grad.split(sizes), strict=True):
+            p.grad = g.clone()
+        a.step()
+        b.step()
+    a, b = claims(a), claims(b)
+    for key in {"x", "average", "output"} & a.keys():
+        torch.testing.assert_close(torch.cat(b[key]), a[key][0], rtol=1e-13, atol=1e-15)
+    for field in ("gradient", "spread"):
+        assert getattr(a["certificate"], field) == pytest.approx(getattr(b["certificate"], field), rel=1e-12)
+    assert a.get("progress", 0) == pytest.approx(b.get("progress", 0), rel=1e-10)
+
+
+# --- odd gradients
+
+
+@every_optimizer
+def test_sparse_and_integer_gradients_are_refused_and_nothing_moves(name):
+    table, rest = torch.nn.Embedding(5, 3, sparse=True), torch.nn.Parameter(torch.ones(3))
+    opt = OURS[name]([rest, table.weight])
+    before = snapshot(steps(opt, 4))
+    opt.zero_grad()
+    (table(torch.tensor([1, 3])) * rest).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        opt.step()
+    identical(snapshot(opt), before)
+    p = torch.ones(3, dtype=torch.int64)
+    p.grad = torch.ones(3, dtype=torch.int64)
+    with pytest.raises(TypeError, match="int64"):
+        OURS[name]([p]).step()
+    assert p.tolist() == [1, 1, 1]
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+@pytest.mark.parametrize("name", ["ScaledSGDM", "OGD"])
+def test_gradients_of_another_dtype_are_not_cast(device, name):
+    """A float32 gradient of a float16 parameter may be beyond float16's range."""
+    found = []
+    for fused in (None, False):
+        p = torch.nn.Parameter(torch.ones(4, dtype=torch.float16, device=device))
+        p.grad_dtype = torch.float32
+        opt = OURS[name]([p], fused=fused)
+        opt.param_groups[0]["lr"] = 1e-7
+        for _ in range(3):
+            p.grad = torch.full((4,), 1e5, device=device)
+            opt.step()
+        found.append((p.tolist(), opt.certificate().gradient))
+    assert found[0] == found[1]
+    assert found[0][1] == pytest.approx(2e5)
+
+
+JOINT = [LEARNERS[2], LEARNERS[5], LEARNERS[14], LEARNERS[15]]
+
+
+@pytest.mark.parametrize("learner", JOINT, ids=str)
+def test_gradients_whose_squares_overflow(learner):
+    p = zeros(10)
+    opt = o2nc.ExponentiatedO2NC([p], learner, scaling=None)
+    for size in (0.1, 1e20, 0.1):
+        p.grad = torch.full((10,), size)
+        opt.step()
+    assert p.isfinite().all()
+    assert (p < 0).all()
+
+
+def test_a_block_forgets_infinities():
+    a, b = zeros(2), zeros(2)
+    opt = o2nc.OriginalO2NC([a, b], learners.BallOGD(0.1, 1.0), period=2, restart=True)
+    for t in range(1, 5):
+        a.grad = torch.ones(2)
+        b.grad = None if t == 3 else torch.full((2,), INF if t == 2 else 1.0)
+        opt.step()
+        with torch.no_grad():
+            b.nan_to_num_()
+    assert opt.certificate().by_parameter[1].gradient == pytest.approx(0.5 * 2**0.5)
+
+
+def test_a_discount_below_all_rounding():
+    a, b = zeros(1), zeros(1)
+    opt = OURS["ScaledSGDM"]([a, b], average=1e-17)
+    for t in range(5):
+        a.grad, b.grad = torch.ones(1), torch.ones(1) if t < 2 else None
+        opt.step()
+    assert opt.certificate().by_parameter[1].gradient == 0
+    live = b.item()
+    with opt.averaged():
+        assert b.item() == live
+    assert math.isfinite(opt.progress)
+
+
+def test_nesterov_without_momentum_is_plain():
+    p = zeros(2)
+    opt = o2nc.ScaledSGDM([p], lr=0.1, momentum=0.9, nesterov=True, average=0.9, scaling=None)
+    opt.param_groups[0]["momentum"] = 0
+    p.grad = torch.ones(2)
+    opt.step()
+    assert p.tolist() == pytest.approx([-0.1, -0.1])
+
+
+def test_groups_maximize_by_themselves():
+    a, b = zeros(2), zeros(2)
+    opt = o2nc.ExponentiatedO2NC([{"params": [a]}, {"params": [b], "maximize": True}], LEARNERS[0])
+    for _ in range(3):
+        a.grad, b.grad = torch.ones(2), torch.ones(2)
+        opt.step()
+    assert torch.equal(a, -b)
+    assert (a < 0).all()
+
+
+def test_the_progress_knows_the_mean_of_the_law():
+    """On a linear F the progress is F's decrease, whatever the mean of s."""
+    for law in (o2nc.Uniform(0.5, 1), o2nc.Jitter(0.25), o2nc.Weibull(2.5), o2nc.Gamma(3.0, scale=0.5)):
+        ratios = []
+        for seed in range(8):
+            p = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+            opt = o2nc.ScaledSGDM([p], lr=0.01, momentum=0.9, average=0.99, scaling=law, seed=seed)
+            for _ in range(100):
+                p.grad = torch.ones_like(p)
+                opt.step()
+            ratios.append(opt.progress / (p.item() - 1))
+        assert sum(ratios) / 8 == pytest.approx(1, abs=0.1), law

@@ -1,0 +1,168 @@
+"""Stopping times, ladders and checks with noise: the theorems of `o2nc.theory.stopping`, each with a twin."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+
+from o2nc import problems, theory
+
+UNIT = {"c": 1.0, "lipschitz": 1.0}
+
+
+def written(alpha, eta, eps, c, g, sigma):
+    """r, y and b of Theorem 1 as docs/paper.md prints them, with the root q by bisection."""
+    beta, a2 = 1 - alpha, g**2 + sigma**2
+    constant = 2 * beta * (1 + beta * math.sqrt(2 - beta**2)) / (1 + beta) ** 2
+    k = c * constant * eta**2 * beta**2 / alpha**2
+    e = eps - sigma * math.sqrt(alpha / (1 + beta))
+    if e <= 0:
+        return -1.0, -1.0, math.inf
+    q = optimize.brentq(lambda q: alpha * math.sqrt(q) + k * q - e, 0, (e / alpha) ** 2, xtol=1e-15, rtol=1e-15)
+    y = (1 - beta**2) * q / a2 - 1
+    return eta / 2 * a2 * y, y, 2 / alpha * eps / e * (1 + 1 / y)
+
+
+@pytest.mark.parametrize(("noise", "steps", "overhead"), [(0.0, 26_570, 546), (1.0, 166_594, 3_221)])
+def test_plan_is_the_best_momentum_for_a_target(noise, steps, overhead):
+    p = theory.stopping_plan(0.1, **UNIT, noise=noise)
+    assert 1 / p.fall == pytest.approx(steps, rel=1e-4)
+    assert p.overhead == pytest.approx(overhead, rel=1e-3)
+    fall, excess, paid = written(p.alpha, p.lr / p.momentum, 0.1, 1.0, 1.0, noise)
+    assert [p.fall, p.excess, p.overhead] == pytest.approx([fall, excess, paid], rel=1e-6)
+
+    def minus(x):
+        return -written(math.exp(x[0]), math.exp(x[1]), 0.1, 1.0, 1.0, noise)[0]
+
+    start = [math.log(p.alpha) + 0.2, math.log(p.lr) - 0.2]
+    best = optimize.minimize(minus, start, method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-18})
+    assert p.fall == pytest.approx(-best.fun, rel=1e-6)
+
+
+def test_asymptotic_constants():
+    """1/r = (7/6)^{7/2}√24·G²√c·ε^{−7/2} and y = 1 for σ = 0; in other units of x and F the same."""
+    for eps, c, g in ((1e-3, 1.0, 1.0), (1e-3, 100.0, 2.0)):
+        p = theory.stopping_plan(eps, c, lipschitz=g)
+        assert 1 / p.fall == pytest.approx((7 / 6) ** 3.5 * math.sqrt(24) * g**2 * math.sqrt(c) * eps**-3.5, rel=1e-3)
+        assert p.excess == pytest.approx(1, abs=1e-3)
+    one, other = theory.stopping_plan(0.2, 3.0, lipschitz=1.0), theory.stopping_plan(0.4, 3.0 * 2 / 8, lipschitz=2.0)
+    assert other.alpha == pytest.approx(one.alpha, rel=1e-4)  # x in units twice as long, F in units 4 times
+
+
+def test_ladders():
+    for noise, known in ((0.0, 30_421), (1.0, 183_372)):
+        stages = theory.ladder(0.1, **UNIT, first=0.4, ratio=0.5, noise=noise)
+        assert [stage.eps for stage in stages] == pytest.approx([0.4, 0.2, 0.1])
+        found = theory.ladder_steps(stages, gap=1.0)
+        assert found == pytest.approx(known, rel=1e-4)
+        r, b, y = (np.array([getattr(s, name) for s in stages]) for name in ("fall", "overhead", "excess"))
+        # Abel summation with the worst falls that the stages allow for, by a linear program
+        most = optimize.linprog(
+            -1 / r,
+            A_ub=np.vstack([np.ones(3), np.tril(-np.ones((3, 3)))]),
+            b_ub=np.concatenate([[1.0], np.cumsum(r * b / (1 + y))]),
+            bounds=(None, None),
+        )
+        assert most.status == 0
+        assert found >= -most.fun + b.sum()
+    assert theory.stopping_plan(0.1, **UNIT).steps(1.0, checked=10.0, failure=0.5) == pytest.approx(
+        26_570.5 + 546.43 * 21, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"eps": 1.5, **UNIT}, "eps must be below lipschitz = 1.0"),
+        ({"eps": 0.0, **UNIT}, "eps must be"),
+        ({"eps": 0.1, "c": 1.0, "lipschitz": 1.0, "noise": -1.0}, "noise must be"),
+        ({"eps": 1e-200, "c": 1e300, "lipschitz": 1.0}, "out of float64's range together"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        theory.stopping_plan(**arguments)
+    if "noise" not in arguments:
+        with pytest.raises(ValueError, match=r"first must be a number >= eps = 0\.5, got 0\.1"):
+            theory.ladder(0.5, **UNIT, first=0.1, ratio=0.5)
+
+
+def stopped(problem, plan, c, noise, runs, seed, most=20_000):
+    """Run momentum until the true certificate is <= ε: τ, the fall of F, Σ_{n<τ}‖m‖², ‖m_τ‖², Σ‖g‖², V's sums."""
+    rng = np.random.default_rng(seed)
+
+    def of(function, x):
+        return function(torch.from_numpy(x)).numpy()
+
+    beta, d = plan.momentum, problem.dimension
+    x = np.repeat(problem.start().numpy()[None], runs, 0)
+    start = of(problem.value, x)
+    m, mean, full = (np.zeros((runs, d)) for _ in range(3))
+    spread, energy, last, gradients, tau, fell = (np.zeros(runs) for _ in range(6))
+    spreads, moves = np.zeros(runs), np.zeros(runs)
+    live, weight = np.ones(runs, bool), 0.0
+    for n in range(1, most + 1):
+        weight = 1 + beta * weight
+        gradient = of(problem.gradient, x)
+        off = x - mean
+        spread = (1 - 1 / weight) * (spread + (off**2).sum(1) / weight)
+        mean, full = mean + off / weight, full + (gradient - full) / weight
+        energy += np.where(live & (n > 1), (m**2).sum(1), 0)
+        g = gradient + noise * rng.standard_normal((runs, d)) / math.sqrt(d)
+        gradients += np.where(live, (g**2).sum(1), 0)
+        m = beta * m + g
+        done = live & (np.sqrt((full**2).sum(1)) + c * spread <= plan.eps)
+        last[done], tau[done], fell[done] = (m**2).sum(1)[done], n, (start - of(problem.value, x))[done]
+        spreads += np.where(live, np.where(done, weight, plan.alpha * weight) * spread, 0)
+        live &= ~done
+        if not live.any():
+            return tau, fell, energy, last, gradients, spreads, moves
+        step = -plan.lr * m
+        moves += np.where(live, (step**2).sum(1), 0)
+        x = np.where(live[:, None], x + rng.exponential(size=(runs, 1)) * step, x)
+    raise AssertionError("a run did not stop")
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "problem", [problems.MultiKink(4), problems.MaxAffine(5, 20)], ids=lambda p: type(p).__name__
+)
+def test_stopped_runs(problem, noise):
+    """The identity (1) at τ, in the mean; the variance lemma at τ; E τ <= E[F(x_0) − F(x_τ)]/r + b."""
+    g, c = problem.lipschitz, problem.lipschitz**3 / problem.gap**2
+    plan = theory.stopping_plan(0.35 * g, c, lipschitz=g, noise=noise)
+    tau, fell, energy, last, gradients, spreads, moves = stopped(problem, plan, c, noise, 400, 0)
+    beta, eta = plan.momentum, plan.lr / plan.momentum
+    exact = fell - eta / 2 * ((1 - beta**2) * energy + last - gradients)
+    assert abs(exact.mean()) < 4 * exact.std() / 20
+    assert spreads.mean() <= theory.spread_constant(beta) / plan.alpha**2 * moves.mean()
+    assert 1 < tau.mean() <= fell.mean() / plan.fall + plan.overhead
+    assert tau.mean() <= plan.steps(problem.gap)
+
+
+def test_noise_margin():
+    """Signs of size σ: the error of their average exceeds u_j with probability p/(j(j + 1)) at most."""
+    beta, n, runs, p = 0.9, 60, 20_000, 0.2
+    rng = np.random.default_rng(0)
+    weights = beta ** np.arange(n - 1, -1, -1.0)
+    error = 2.0 * np.abs(rng.choice([-1.0, 1.0], (runs, n)) @ weights) / weights.sum()
+    for j in (1, 3):
+        margin = theory.noise_margin(j, n, beta, noise=2.0, failure=p)
+        assert (error > margin).mean() <= p / (j * (j + 1))
+        # Pinelis' r for Σβ^{2(n−t)} <= 1/(1 − β²), times α/(1 − β^n)
+        r = 2.0 * math.sqrt(2 / (1 - beta**2) * math.log(2 * j * (j + 1) / p))
+        assert margin == pytest.approx((1 - beta) / (1 - beta**n) * r, rel=1e-12)
+    assert (error > theory.noise_margin(1, n, beta, noise=2.0, failure=p) / 2.5).mean() > p / 20  # not far too large
+
+
+def test_holdout_samples():
+    """The mean of K gradients of length Ā is off by more than the margin with probability p/(j(j + 1)) at most."""
+    rng, largest, margin, p = np.random.default_rng(0), 2.0, 0.8, 0.3
+    for j in (1, 2):
+        k = theory.holdout_samples(j, margin, largest=largest, failure=p)
+        assert 2 * math.exp(-k * margin**2 / (2 * (2 * largest) ** 2)) <= p / (j * (j + 1))
+        assert 2 * math.exp(-(k - 1) * margin**2 / (2 * (2 * largest) ** 2)) > p / (j * (j + 1))
+        means = largest * rng.choice([-1.0, 1.0], (2000, k)).mean(1)
+        assert (np.abs(means) > margin).mean() <= p / (j * (j + 1))
