@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 import triton
-from o2nc.backends.triton import engine, launches
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
