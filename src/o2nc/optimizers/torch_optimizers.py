@@ -14,20 +14,29 @@ _HALF = frozenset((torch.bfloat16, torch.float16))
 
 
 class TorchFused(Averaged):
-    """Has torch step without its fused kernel where that fails."""
+    """Has torch step by its fused kernel where ours take the other steps, with the same bits; not where it fails."""
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
-        unfused = [group for group in self.param_groups if group["fused"] and self._fused_fails(group)]
+        former = [(group, {key: group[key] for key in ("fused", "foreach")}) for group in self.param_groups]
         try:
-            for group in unfused:
-                group.update(fused=None, foreach=True)  # torch takes one of them only
+            for group, options in former:
+                if group["fused"] or (self._engine.begins and [*options.values()] == [None, None]):
+                    fails = self._fused_fails(group)
+                    group.update(fused=None if fails else True, foreach=True if fails else None)
+                if group["fused"] != options["fused"]:
+                    self._place_counts(group)
             return super()._move(iterate, closure)
         finally:
-            for group in unfused:
-                group.update(fused=True, foreach=None)
-                for p in group["params"]:
-                    if "step" in self.state.get(p, ()):  # torch's fused kernel wants it beside the parameter
-                        self.state[p]["step"] = self.state[p]["step"].to(p.device)
+            for group, options in former:
+                if group["fused"] != options["fused"]:
+                    group.update(options)
+                    self._place_counts(group)
+
+    def _place_counts(self, group: dict[str, Any]) -> None:
+        """Put torch's counts of steps beside the parameters, where its fused kernel wants them."""
+        for p in group["params"]:
+            if "step" in self.state.get(p, ()):
+                self.state[p]["step"] = self.state[p]["step"].to(p.device)
 
     def _fused_fails(self, group: dict[str, Any]) -> bool:
         """Return whether torch's fused kernel fails: where gradients and parameters are not laid out alike."""
