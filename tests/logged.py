@@ -4,27 +4,19 @@ import csv
 
 import torch
 
-import o2nc
-from o2nc.learners import OGD, BallOGD
-
-OPTIMIZERS = {
-    "sgdm": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.9),
-    "sgdm, own average": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.99),
-    "exponentiated": lambda ps: o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1), beta=0.9),
-    "original": lambda ps: o2nc.OriginalO2NC(ps, BallOGD(lr=0.1, radius=0.1), period=7),
-}
+from registry import OURS, ours_of
 
 
-def make(name="sgdm"):
+def make(name="ScaledSGDM"):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    return model, OPTIMIZERS[name](model.named_parameters())
+    return model, OURS[name](model.named_parameters())
 
 
 def train(model, optimizer, steps, after=lambda: None):
     for _ in range(steps):
-        step = int(optimizer.param_groups[0]["o2nc"]["step"])
+        step = int(ours_of(optimizer)["step"])
         x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         (model(x) - x[:, :1]).abs().mean().backward()

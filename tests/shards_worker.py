@@ -1,4 +1,4 @@
-"""What every process of test_shards.py does: ``torchrun … shards_worker.py FOLDER NAMES TASK…``; imported, the unsharded run.
+"""What every process of test_shards.py does (``torchrun … shards_worker.py FOLDER NAMES TASK…``), and the whole run.
 
 A task is a function that returns what it found with the optimizers of these names, separated by ``|``; the process
 writes that to ``TASK-PROCESSES-RANK.pt``.
@@ -48,7 +48,7 @@ OPTIMIZERS = {name: make for name, make in OURS.items() if name not in ("extend(
 if hasattr(optim, "Muon"):
 
     class Muon(optim.Muon):
-        """torch's, of the matrices among its parameters; in float64, since another order of a sum shows in bfloat16."""
+        """torch's, of the matrices among its parameters; in float64: another order of a sum shows in bfloat16."""
 
         def __init__(self, params, **options):
             super().__init__([p for p in params if p.dim() == 2], **options)

@@ -1,18 +1,21 @@
 """The log of certificates: what is in it, what is refused, its picture, and several processes."""
 
+import csv
 import gc
-import math
+import os
+import subprocess
 import sys
 
 import pytest
 import torch
 
 import o2nc
-from logged import OPTIMIZERS, make, read, steps, train
+from logged import make, read, steps, train
 from o2nc.integrations.matplotlib import plot
 from o2nc.logfile import FIELDS, LAYER_FIELDS
 from o2nc.logger import CertificateLogger
 from processes import needs_fsdp2, torchrun
+from registry import OURS, identical, ours_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,35 +33,27 @@ class Writer:
 # --- what is in it
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OURS)
 def test_rows_are_the_optimizers_own_answers(name, tmp_path):
+    """To the last bit; the progress is nan of those that have none."""
     model, optimizer = make(name)
     expected, parts = [], []
 
     def ask():
-        step = int(optimizer.param_groups[0]["o2nc"]["step"])
-        if step % 5 == 0 and (name != "original" or step >= 7):
+        step = int(ours_of(optimizer)["step"])
+        if step % 5 == 0:
             found = optimizer.certificate(c=2.0)
-            numbers = (
-                step,
-                found.gradient,
-                found.spread,
-                found.value,
-                getattr(optimizer, "progress", math.nan),
-                found.ess,
-                2.0,
-            )
-            expected.append(dict(zip(FIELDS, numbers, strict=True)))
-            for key, part in found.by_parameter.items():
-                parts.append(dict(zip(LAYER_FIELDS, (step, key, part.gradient, part.spread), strict=True)))
+            progress = optimizer.progress if hasattr(optimizer, "progress") else "nan"
+            expected.append([step, found.gradient, found.spread, found.value, progress, found.ess, 2.0])
+            parts.extend([step, key, part.gradient, part.spread] for key, part in found.by_parameter.items())
 
-    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=5, c=2.0)
-    train(model, optimizer, 23, ask)
-    assert read(tmp_path / "certificate.csv") == expected  # to the bit
-    assert read(tmp_path / "certificate.layers.csv") == parts
-    assert [row["step"] for row in expected] == ([10, 15, 20] if name == "original" else [5, 10, 15, 20])
-    assert {row["parameter"] for row in parts} == set(dict(model.named_parameters()))
-    log.close()
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=5, c=2.0) as log:
+        train(model, optimizer, 23, ask)
+    for path, rows, fields in ((log.path, expected, FIELDS), (log.layers_path, parts, LAYER_FIELDS)):
+        with path.open() as file:
+            assert list(csv.reader(file)) == [list(fields), *([str(v) for v in row] for row in rows)]
+    assert [row[0] for row in expected] == [5, 10, 15, 20]
+    assert {row[1] for row in parts} == set(dict(model.named_parameters()))
 
 
 def test_the_run_is_the_same_with_a_log(tmp_path):
@@ -66,8 +61,7 @@ def test_the_run_is_the_same_with_a_log(tmp_path):
     CertificateLogger(runs[0][1], tmp_path / "certificate.csv", every=3)
     for model, optimizer in runs:
         train(model, optimizer, 10)
-    for x, y in zip(*(torch.utils._pytree.tree_leaves(optimizer.state_dict()) for _, optimizer in runs), strict=True):
-        assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+    identical(*(optimizer.state_dict() for _, optimizer in runs))
 
 
 def test_without_layers_there_is_one_file(tmp_path):
@@ -117,24 +111,19 @@ def test_a_writer_that_fails_costs_its_rows_and_not_the_run(method, error, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore:the checkpoint changes this AdamW:UserWarning")
-def test_what_has_no_certificate_costs_rows_and_not_the_run(tmp_path):
-    """A checkpoint can switch it off, and so can the parameter groups."""
-    x = torch.nn.Parameter(torch.ones(3))
-    without = o2nc.AdamW([x], average=0.9, certificate=False)
-    opt = o2nc.AdamW([x], average=0.9)
-    log = CertificateLogger(opt, tmp_path / "certificate.csv", every=1)
-    x.grad = torch.ones(3)
-    opt.step()
-    own = opt.state_dict()
+def test_a_checkpoint_without_a_certificate_costs_rows_and_not_the_run(tmp_path):
+    model, optimizer = make("AdamW")
+    without = OURS["AdamW"](model.parameters(), certificate=False)
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1)
+    train(model, optimizer, 1)
+    own = optimizer.state_dict()
     without.step()
-    opt.load_state_dict(without.state_dict())
-    opt.step()
+    without.step()
+    optimizer.load_state_dict(without.state_dict())
+    train(model, optimizer, 1)
     log.record()
-    opt.load_state_dict(own)
-    opt.step()
-    opt.param_groups[0]["average"] = None
-    log.record()
-    opt.step()
+    optimizer.load_state_dict(own)
+    train(model, optimizer, 1)
     assert steps(log.path) == [1, 2]
 
 
@@ -183,11 +172,10 @@ def test_names_that_need_quoting_and_parameters_that_come_late(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("fused", [None, True])
-def test_steps_called_off_by_a_grad_scaler_are_not_counted(fused, tmp_path):
-    """Step n of the log is step n of the optimizer, also where an optimizer is called and does nothing (fused)."""
+def test_steps_that_a_grad_scaler_skips_are_not_counted(tmp_path):
+    """Step n of the log is step n of the optimizer."""
     x = torch.nn.Parameter(torch.ones(3))
-    optimizer = o2nc.ScaledSGDM([x], lr=0.1, momentum=0.9, average=0.9, fused=fused)
+    optimizer = OURS["ScaledSGDM"]([x])
     log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for off in (True, False, True, True, False, True, False, False):
@@ -195,7 +183,7 @@ def test_steps_called_off_by_a_grad_scaler_are_not_counted(fused, tmp_path):
         scaler.scale(x.sum() * (torch.inf if off else 1.0)).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert optimizer.param_groups[0]["o2nc"]["step"] == 4
+    assert int(ours_of(optimizer)["step"]) == 4
     assert steps(log.path) == [2, 4]
 
 
@@ -210,10 +198,10 @@ def test_a_counter_in_a_tensor_is_read_rarely(tmp_path):
             return int(self.item())
 
     _, optimizer = make()
-    group = optimizer.param_groups[0]
+    settings = ours_of(optimizer)
     log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=50)
     for step in range(1, 201):
-        group["step"] = torch.tensor(step).as_subclass(Counter)
+        settings["step"] = torch.tensor(step).as_subclass(Counter)
         log._after_step()
     assert Counter.reads <= 2 * (200 // 50) + 1
 
@@ -260,14 +248,11 @@ def test_refusals(tmp_path):
         CertificateLogger(optimizer, path, layers="all")
     with pytest.raises(TypeError, match="writer must have add_scalar"):
         CertificateLogger(optimizer, path, writer=print)
-    with pytest.raises(ValueError, match=r"keeps no averages, it was made with average=None: pass average=0.999"):
-        CertificateLogger(o2nc.ScaledSGDM(model.parameters(), lr=0.1), path)
-    with pytest.raises(TypeError, match=r"one of o2nc.s with averages.*got SGD"):
+    with pytest.raises(TypeError, match=r"one of o2nc's with averages.*got SGD"):
         CertificateLogger(torch.optim.SGD(model.parameters()), path)
-    without = o2nc.AdamW(model.parameters(), average=0.9, certificate=False)
-    with pytest.raises(ValueError, match=r"keeps no certificate, it was made with certificate=False"):
-        CertificateLogger(without, path)
-    for bare in (o2nc.random_scaling(torch.optim.AdamW(model.parameters())), o2nc.AdamW(model.parameters())):
+    with pytest.raises(ValueError, match=r"keeps no certificate: pass certificate=True"):
+        CertificateLogger(o2nc.AdamW(model.parameters(), average=0.9), path)
+    for bare in (o2nc.random_scaling(torch.optim.AdamW(model.parameters())), o2nc.SGD(model.parameters())):
         with pytest.raises(ValueError, match=r"keeps no averages, it was made with average=None: pass average="):
             CertificateLogger(bare, path)
     assert not list(tmp_path.iterdir())
@@ -380,6 +365,33 @@ def test_no_pictures_of_what_is_no_log(rest, tmp_path):
 
 # --- several processes
 
+FORK = """
+import os, sys
+from logged import make, train
+from o2nc import CertificateLogger
+
+model, optimizer = make()
+log = CertificateLogger(optimizer, sys.argv[1], every=1)
+train(model, optimizer, 2)
+child = os.fork()
+if child == 0:
+    train(model, optimizer, 2)
+    os._exit(0)
+os.waitpid(child, 0)
+train(model, optimizer, 1)
+log.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_does_not_write_into_its_parents_log(tmp_path):
+    """In a process of its own: not every thread of this one survives a fork."""
+    path, tests = tmp_path / "c.csv", os.path.dirname(__file__)
+    paths = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", FORK, path], check=True, timeout=60, env=environment)
+    assert steps(path) == [1, 2, 3]
+
 
 SHARDED = """
 import os, sys, torch, o2nc
@@ -390,7 +402,6 @@ from o2nc.logger import CertificateLogger
 
 folder = sys.argv[1]
 torch.set_num_threads(1)
-
 
 
 def make():
@@ -431,6 +442,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="needs gloo and torchrun")
 @needs_fsdp2
 def test_the_first_process_writes_for_all(tmp_path):

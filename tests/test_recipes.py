@@ -88,7 +88,7 @@ def begun():
 
 
 def accumulates(names):
-    assert optimizer_of(names).param_groups[0]["step"] == 2
+    assert int(optimizer_of(names).param_groups[0]["o2nc"]["step"]) == 2
     twin = begun()
     opt = o2nc.ScaledSGDM(twin["model"].parameters(), lr=0.01, momentum=0.9, average=0.99)
     for half in (slice(0, 128), slice(128, 256)):
@@ -115,7 +115,7 @@ def ends_at_zero(names):
 
 def steps_with_every_batch(names):
     optimizers = names["opts"].values() if "opts" in names else [names["opt"]]
-    assert {opt.param_groups[0]["step"] for opt in optimizers} == {len(names["batches"])}
+    assert {int(opt.param_groups[0]["o2nc"]["step"]) for opt in optimizers} == {len(names["batches"])}
 
 
 def has_two_averages(names):
@@ -129,7 +129,7 @@ def is_as_before(names):
     assert names["model"].training
     assert names["model"][1].num_batches_tracked == len(names["batches"])
     saved = torch.load("averaged.pt")
-    assert torch.equal(saved["0.weight"], names["opt"].state[names["model"][0].weight]["average"])
+    assert torch.equal(saved["0.weight"], names["opt"].state[names["model"][0].weight]["o2nc"]["average"])
     assert not torch.equal(saved["1.running_mean"], names["model"][1].running_mean)
 
 
@@ -149,7 +149,7 @@ def is_as_without_a_scaler(names):
 
 def has_float32_averages(names):
     for p in names["model"].parameters():
-        assert (p.dtype, names["opt"].state[p]["average"].dtype) == (torch.bfloat16, torch.float32)
+        assert (p.dtype, names["opt"].state[p]["o2nc"]["average"].dtype) == (torch.bfloat16, torch.float32)
 
 
 def is_scheduled_and_compiled(names):
@@ -180,7 +180,7 @@ def is_in_the_history(names):
 
 
 def is_prepared(names):
-    assert optimizer_of(names).param_groups[0]["scaling_step"] == 4
+    assert int(optimizer_of(names).param_groups[0]["o2nc"]["step"]) == 4
     assert Path("averaged").is_dir()
     assert Path("accelerated").is_dir()
     assert len(Path("certificate.csv").read_text().splitlines()) == 1 + 2
@@ -189,12 +189,12 @@ def is_prepared(names):
 
 def is_monitored(names):
     trainer = names["trainer"]
-    assert trainer.optimizers[0].param_groups[0]["scaling_step"] == 24
+    assert int(trainer.optimizers[0].param_groups[0]["o2nc"]["step"]) == 24
     assert isinstance(trainer.optimizers[0], torch.optim.AdamW)
     value = trainer.optimizers[0].certificate().value
     assert float(trainer.callback_metrics["certificate/value"]) == pytest.approx(value, rel=1e-6)
     saved = torch.load("averaged.ckpt")["state_dict"]
-    average = trainer.optimizers[0].state[trainer.lightning_module.net[0].weight]["average"]
+    average = trainer.optimizers[0].state[trainer.lightning_module.net[0].weight]["o2nc"]["average"]
     assert torch.equal(saved["net.0.weight"], average)
 
 
@@ -204,7 +204,6 @@ def ships_the_average(names):
     saved = torch.load("averaged.pt")
     with opt.averaged():
         assert all(torch.equal(saved[key], value) for key, value in model.state_dict().items())
-    assert opt.certificate().ess > 1
 
 
 def is_extended(names):
@@ -386,7 +385,9 @@ def test_pretraining(tmp_path):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2)), nn.Linear(16, 1))
         data = torch.randn(256, 16)
-    opt = o2nc.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1, average=o2nc.Polynomial(12, start=5))
+    opt = o2nc.AdamW(
+        model.parameters(), lr=3e-3, weight_decay=0.1, average=o2nc.Polynomial(12, start=5), certificate=True
+    )
     warm_up = torch.optim.lr_scheduler.LinearLR(opt, start_factor=0.1, total_iters=5)
     for steps, lines in zip((20, 40), launch("A pretraining loop", tmp_path), strict=True):
         for _ in range(20):

@@ -18,7 +18,7 @@ import torch
 from o2nc import checks
 from o2nc.certificates.certificate import Certificate
 from o2nc.logfile import FIELDS, LAYER_FIELDS, LogFile, layers_path, move_aside, plain_name
-from o2nc.optimizers.accessors import has_averages, progress_of
+from o2nc.optimizers.accessors import has_certificate, progress_of
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.wrapped import averaged_optimizer
 from o2nc.persist.shards import is_first_process
@@ -154,7 +154,7 @@ class CertificateLogger:
 
     def _log(self, step: int) -> None:
         optimizer = self._living()
-        if step <= self._logged or not has_averages(optimizer):
+        if step <= self._logged or not has_certificate(optimizer):
             return
         self._logged = step
         if self._is_first or optimizer._is_sharded:  # a sharded certificate needs all processes

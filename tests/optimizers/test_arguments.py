@@ -1,4 +1,4 @@
-"""What optimizers are made of: bad arguments, options of groups, and factors are refused by name, and change nothing."""
+"""What optimizers are made of: bad arguments, group options and factors are refused by name and change nothing."""
 
 from dataclasses import dataclass
 

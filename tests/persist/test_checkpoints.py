@@ -1,4 +1,4 @@
-"""Loading changes no run silently: it goes on bitwise (test_resume.py), is refused, or a warning names both values."""
+"""Loading changes no run silently: it goes on bitwise (test_resume.py), is refused, or warns of both values."""
 
 import copy
 import weakref
@@ -282,7 +282,7 @@ def test_hooks_see_and_change_what_is_in_the_file():
 class Own:
     """A user's law and learner in one, with another in it, a field called name, and one that is not an argument."""
 
-    base: learners.OGD = learners.OGD(0.3)
+    base: learners.OGD = learners.OGD(0.3)  # noqa: RUF009 (it is frozen)
     name_: str = "mine"
     derived: float = field(default=1.0, init=False)
 

@@ -139,7 +139,7 @@ def test_checkpoints_continue_in_other_numbers_of_processes(runs, name):
 
 @every_optimizer
 def test_what_is_loaded_says_at_once_what_was_saved(runs, name):
-    """By torch.distributed.checkpoint, flattened too, by a deep copy (which async_save makes), by a full state dict."""
+    """By torch.distributed.checkpoint, flattened too, by a deep copy (as async_save makes), by a full state dict."""
     saved, by_1, by_2 = (runs[run][0] for run in ("saved by 2", "loaded by 1", "loaded by 2"))
     loaded = [run[f"{name}, {kind}"] for run in (by_1, by_2) for kind in ("saved", "flat")]
     for found in (*loaded, saved[f"{name}, copied"], saved[f"{name}, full"]):

@@ -33,6 +33,15 @@ class Window(ABC):
 
     A window of your own is a frozen dataclass that inherits from it and has `gamma`; with fields ``start`` and
     ``every`` it can be told which iterates count.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Last(Window):
+        ...     def gamma(self, n):
+        ...         return 1.0
+        >>> Last().count(10), Last().ess(10)
+        (10, 1.0)
     """
 
     start: int = 0  # iterates that are skipped before the first that counts

@@ -1,4 +1,4 @@
-"""Draw docs/images/architecture.png: python docs/images/architecture.py."""
+"""Draw docs/images/architecture.png: python docs/architecture.py."""
 
 from pathlib import Path
 
@@ -76,4 +76,4 @@ box(
 )
 arrow(ax, (4.4, 2.08), (4.4, 1.42))
 arrow(ax, (3.7, 2.08), (1.9, 1.42))
-figure.savefig(Path(__file__).with_suffix(".png"), dpi=110)
+figure.savefig(Path(__file__).parent / "images" / "architecture.png", dpi=110)
