@@ -102,7 +102,7 @@ class Rule:
     progress: bool = False  # whether ⟨g, Δ⟩ is summed
     decoupled: bool = False  # whether decoupled weight decay is added to what it plays, or was to what it last played
     not_kept: tuple[str, ...] = ()  # keys of the state that make no sense unless they are slots
-    # where sums are made as well, as measured: elements at a time, and registers per thread in float32 (None: any)
+    # where sums are made as well, as measured: elements at a time, and registers per thread in float32 (None: all)
     block: int = BLOCK
     registers: int | None = None
 
