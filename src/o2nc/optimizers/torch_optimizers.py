@@ -15,6 +15,11 @@ from o2nc.optimizers.base import Averaged
 _HALF = frozenset((torch.bfloat16, torch.float16))
 
 
+def may_use_torchs_kernel(optimizer: Any) -> bool:
+    """Return whether torch's fused kernel is asked for, or is to have the bits of our kernels' other steps."""
+    return optimizer._engine.begins or any(group["fused"] for group in optimizer.param_groups)
+
+
 @contextmanager
 def torchs_kernel(optimizer: Any) -> Iterator[None]:
     """Have torch step by its fused kernel where ours take the other steps, for the same bits; not where it fails."""
@@ -80,6 +85,8 @@ class SGD(Averaged, optim.SGD):
         try:
             for p, g in grads:
                 p.grad = g.clone()
+            if not may_use_torchs_kernel(self):
+                return super()._move(iterate, closure)
             with torchs_kernel(self):
                 return super()._move(iterate, closure)
         finally:
@@ -128,6 +135,8 @@ class AdamW(Averaged, optim.AdamW):
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Have torch step, with the bits of the other steps."""
+        if not may_use_torchs_kernel(self):
+            return super()._move(iterate, closure)
         with torchs_kernel(self):
             return super()._move(iterate, closure)
 
