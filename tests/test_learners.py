@@ -370,7 +370,7 @@ def test_ball_adagrad_with_scales_of_their_own():
     for g, y in zip(gs, play(BallAdaGrad(lr=1.0), (scale * gs).numpy(), 0.9), strict=True):
         set_gradients(params, g)
         opt.step()
-        delta = flat([opt.state[p]["delta"] for p in params])
+        delta = flat([opt.state[p]["o2nc"]["delta"] for p in params])
         torch.testing.assert_close(delta, scale * y, rtol=1e-12, atol=1e-16)
 
 

@@ -153,6 +153,7 @@ def run(
     """Run all rows for as many steps as the last horizon has, and look at them at every one.
 
     Example:
+        >>> from o2nc import problems
         >>> well = problems.Additive(problems.DoubleWell(2), noise=0.1)
         >>> found = run(well, [Row(Arm(), lr, seed) for lr in (0.01, 0.02) for seed in (0, 1)], [200])
         >>> found.value.shape, bool((found.value < 1.5).all())
