@@ -91,6 +91,21 @@ def test_what_kernels_take(device, cls, arguments, taken):
         assert opt._engine.tables[0].rule.moves == (taken is ALL)
 
 
+def test_adamw_has_the_bits_of_torchs_fused_step_from_the_first_one_on(device):
+    """With fused=None, too, and in steps that a late parameter makes eager."""
+    runs = []
+    for fused in (None, True):
+        params = rig.begin(device, torch.float32, shapes=rig.FEW)
+        opt = rig.CASES["AdamW"](params, fused=fused)
+        for t in range(1, 6):
+            rig.set_noise(params, t, missing=[1] if t < 4 else [])
+            opt.step()
+            assert rig.is_fused(opt) == (t not in (1, 4))
+            assert opt.param_groups[0]["fused"] is fused
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
+
+
 def test_a_differentiable_step_is_torchs_own(device):
     params = [p.clone() for p in rig.begin(device)]  # autograd refuses an in-place step on a leaf
     opt = rig.advance(o2nc.ScaledSGDM(params, momentum=0.9, differentiable=True), params, (1, 2))

@@ -71,14 +71,12 @@ def capturable(make, **options):
     return params, opt, lr, [[torch.full_like(p, v) for p in params] for v in (0.5, -1.0)]
 
 
-def scaled(params, fused=True, **options):
+def nadam(params, fused=True, **options):
     """An extended optimizer whose own step can be captured."""
     return o2nc.extend(torch.optim.NAdam(params, capturable=True), certificate=True, **{"average": 0.9} | options)
 
 
-# SGD without a law and extended optimizers step by themselves
-CAPTURED = {name: make for name, make in rig.CASES.items() if name not in ("SGD", "extend(Lion)")}
-CAPTURED["extend(NAdam)"] = scaled
+CAPTURED = {name: make for name, make in rig.CASES.items() if name != "extend(Lion)"} | {"extend(NAdam)": nadam}
 captured_cases = pytest.mark.parametrize("make", CAPTURED.values(), ids=CAPTURED)
 windows = pytest.mark.parametrize("every", [1, 3])
 

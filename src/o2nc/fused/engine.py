@@ -53,7 +53,7 @@ def why_not(request: Request) -> str | None:
         return f"the average {type(request.window).__name__} has no device form"
     rule = request.rule.resolve(request.groups)
     if rule is None:
-        return "the learner has no device form"
+        return "the rule has no device form"
     if rule.measure is not None and len({p.device for p in params}) > 1:
         return "the learner's norm is joint, and the parameters are on several devices"
     if rule.measure is not None and any(map(is_sharded, params)):
@@ -68,6 +68,7 @@ class Engine:
         self.tables: list[Tables] = []  # one for each device
         self.captured: list[Tables] = []  # out of use, but a graph may still be replayed that reads them
         self.known: tuple[Any, ...] = ()
+        self.begins = False  # the last step was torch's only for the state that it created
 
     @property
     def has_captured(self) -> bool:
@@ -113,6 +114,7 @@ class Engine:
             return None
         if not self._holds(request):
             reason = why_not(request) or self._write(request, capturing)
+            self.begins = reason == NOT_BEGUN and rule.is_bitwise
             if reason is not None:
                 return reason
         try:

@@ -11,7 +11,9 @@
 
 ``slots`` is the state of the parameter's shape, up to three. ``kept`` is the state that is a number, ``constants``
 what the rule was made with, ``group`` the lr and four more numbers of the parameter group. They are tuples, whose
-entries get their names where a rule takes them apart. FLOOR is compiled in, the smallest divisor.
+entries get their names where a rule takes them apart. `update` gets everything in at least float32, g with its sign
+and coupled weight decay; decoupled decay is its own, and ``last`` counts only with the progress. FLOOR is compiled
+in, the smallest divisor.
 """
 
 import importlib
@@ -102,7 +104,7 @@ class Rule:
     progress: bool = False  # whether ⟨g, Δ⟩ is summed
     decoupled: bool = False  # whether decoupled weight decay is added to what it plays, or was to what it last played
     not_kept: tuple[str, ...] = ()  # keys of the state that make no sense unless they are slots
-    # where sums are made as well, as measured: elements at a time, and registers per thread in float32 (None: any)
+    # where sums are made as well, as measured: elements at a time, and registers per thread in float32 (None: all)
     block: int = BLOCK
     registers: int | None = None
 

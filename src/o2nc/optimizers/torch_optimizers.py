@@ -1,5 +1,7 @@
 """``torch.optim.SGD`` and ``torch.optim.AdamW`` with averages: the rule is torch's own step."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -13,34 +15,48 @@ from o2nc.optimizers.base import Averaged
 _HALF = frozenset((torch.bfloat16, torch.float16))
 
 
-class TorchFused(Averaged):
-    """Has torch step without its fused kernel where that fails."""
-
-    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
-        unfused = [group for group in self.param_groups if group["fused"] and self._fused_fails(group)]
-        try:
-            for group in unfused:
-                group.update(fused=None, foreach=True)  # torch takes one of them only
-            return super()._move(iterate, closure)
-        finally:
-            for group in unfused:
-                group.update(fused=True, foreach=None)
-                for p in group["params"]:
-                    if "step" in self.state.get(p, ()):  # torch's fused kernel wants it beside the parameter
-                        self.state[p]["step"] = self.state[p]["step"].to(p.device)
-
-    def _fused_fails(self, group: dict[str, Any]) -> bool:
-        """Return whether torch's fused kernel fails: where gradients and parameters are not laid out alike."""
-        return any(p.grad is not None and not _lie_alike(p, p.grad) for p in group["params"])
+def may_use_torchs_kernel(optimizer: Any) -> bool:
+    """Return whether torch's fused kernel is asked for, or is to have the bits of our kernels' other steps."""
+    return optimizer._engine.begins or any(group["fused"] for group in optimizer.param_groups)
 
 
-def _lie_alike(x: Tensor, g: Tensor) -> bool:
-    """Return whether two tensors have their elements in the same order, without gaps."""
-    is_dense = x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride()
-    return is_dense and x.stride() == g.stride()
+@contextmanager
+def torchs_kernel(optimizer: Any) -> Iterator[None]:
+    """Have torch step by its fused kernel where ours take the other steps, for the same bits; not where it fails."""
+    former = [(group, {key: group[key] for key in ("fused", "foreach")}) for group in optimizer.param_groups]
+    try:
+        for group, options in former:
+            if group["fused"] or (optimizer._engine.begins and [*options.values()] == [None, None]):
+                fails = optimizer._fused_fails(group)
+                group.update(fused=None if fails else True, foreach=True if fails else None)
+            if group["fused"] != options["fused"]:
+                _place_counts(optimizer.state, group)
+        yield
+    finally:
+        for group, options in former:
+            if group["fused"] != options["fused"]:
+                group.update(options)
+                _place_counts(optimizer.state, group)
 
 
-class SGD(TorchFused, optim.SGD):
+def _place_counts(state: dict[Any, Any], group: dict[str, Any]) -> None:
+    """Put torch's counts of steps beside the parameters, where its fused kernel wants them."""
+    for p in group["params"]:
+        if "step" in state.get(p, ()):
+            state[p]["step"] = state[p]["step"].to(p.device)
+
+
+def lie_alike(group: dict[str, Any]) -> bool:
+    """Return whether gradients and parameters have their elements in the same order, without gaps."""
+    pairs = [(p, p.grad) for p in group["params"] if p.grad is not None]
+    return all(x.stride() == g.stride() and _is_dense(x) for x, g in pairs)
+
+
+def _is_dense(x: Tensor) -> bool:
+    return x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride()
+
+
+class SGD(Averaged, optim.SGD):
     """``torch.optim.SGD``, bitwise, with weights x̄ that need no schedule.
 
     It takes all arguments of ``torch.optim.SGD``, and ``average``, ``scaling``, ``seed``, ``certificate`` and
@@ -59,7 +75,6 @@ class SGD(TorchFused, optim.SGD):
     """
 
     is_linear_in_lr = couples_decay = True
-    shared_options = Averaged.options
     numbers = ("lr", "momentum", "dampening", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.sgd:sgd")
 
@@ -70,19 +85,22 @@ class SGD(TorchFused, optim.SGD):
         try:
             for p, g in grads:
                 p.grad = g.clone()
-            return super()._move(iterate, closure)
+            if not may_use_torchs_kernel(self):
+                return super()._move(iterate, closure)
+            with torchs_kernel(self):
+                return super()._move(iterate, closure)
         finally:
             for p, g in grads:
                 p.grad = g
 
     def _fused_fails(self, group: dict[str, Any]) -> bool:
-        """Return whether torch's fused kernel (2.13) fails: for momenta of new parameters beside others', too, and in
-        half precision on a CPU, where it leaves every other vector unwritten.
+        """Return whether torch's fused kernel (2.13) fails: where gradients and parameters do not lie alike, for the
+        momenta of new parameters beside others', and in half precision on a CPU, where it skips every other vector.
         """
         params = [p for p in group["params"] if p.grad is not None]
         begun = {self.state[p].get("momentum_buffer") is not None for p in params} if group["momentum"] else ()
         half = any(p.dtype in _HALF and p.device.type == "cpu" for p in params)
-        return len(begun) > 1 or half or super()._fused_fails(group)
+        return len(begun) > 1 or half or not lie_alike(group)
 
     def _writes_gradients(self, group: dict[str, Any]) -> bool:
         """Return whether torch adds the momentum to ``.grad``: its foreach step does, unless it has copied it."""
@@ -93,7 +111,7 @@ class SGD(TorchFused, optim.SGD):
         return group["foreach"] or (group["foreach"] is None and any(p.is_cuda for p in group["params"]))
 
 
-class AdamW(TorchFused, optim.AdamW):
+class AdamW(Averaged, optim.AdamW):
     """``torch.optim.AdamW``, bitwise, with weights x̄ that need no schedule.
 
     It takes all arguments of ``torch.optim.AdamW``, and ``average``, ``scaling``, ``seed``, ``certificate`` and
@@ -112,6 +130,16 @@ class AdamW(TorchFused, optim.AdamW):
     """
 
     is_linear_in_lr = True
-    shared_options = Averaged.options
     numbers = ("lr", "eps", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.adamw:adamw", is_bitwise=True)
+
+    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
+        """Have torch step, with the bits of the other steps."""
+        if not may_use_torchs_kernel(self):
+            return super()._move(iterate, closure)
+        with torchs_kernel(self):
+            return super()._move(iterate, closure)
+
+    def _fused_fails(self, group: dict[str, Any]) -> bool:
+        """Return whether torch's fused kernel fails: where gradients and parameters do not lie alike."""
+        return not lie_alike(group)
