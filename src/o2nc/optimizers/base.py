@@ -253,9 +253,8 @@ class Averaged(Optimizer):
     @torch.no_grad()
     def _finish(self, new: dict[Any, Entry]) -> None:
         """Advance the counter, and add the averages of new parameters, now that torch has created its own state."""
-        offload = self.param_groups[0][KEY]["offload"]  # a DTensor would be on the device of its mesh
         for p, entry in new.items():
-            self.state[p].setdefault(KEY, {}).update(entry if offload else self._assembled(p, entry))
+            self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
         step = self.param_groups[0][KEY]["step"]
         tensor, version, value = self._clock
         is_known = tensor is step and version == step._version
@@ -337,12 +336,12 @@ class Averaged(Optimizer):
         return [{key: local(value) for key, value in entry.items()} for entry in entries]
 
     def _assembled(self, p: Any, entry: Entry) -> Entry:
-        """Return an entry with what has the shape of a local shard as DTensors."""
+        """Return an entry with what has the shape of a local shard as DTensors, except what the host keeps."""
         if not self._is_sharded or not is_sharded(p):
             return entry
-        shape = p.to_local().shape
+        shape, settings = p.to_local().shape, self.param_groups[0][KEY]
         shaped = (key for key, v in entry.items() if isinstance(v, Tensor) and v.dim() and v.shape == shape)
-        return entry | {key: assemble(p, entry[key]) for key in shaped}
+        return entry | {k: assemble(p, entry[k]) for k in shaped if not checkpoints.is_on_host(k, settings)}
 
     # --- what torch asks of an optimizer
 

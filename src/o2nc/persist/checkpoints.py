@@ -19,6 +19,11 @@ _COUNTERS = frozenset(("step", "pending"))
 _AVERAGES = frozenset(("average", "gradient", "spread"))  # in the host's memory if they are offloaded
 
 
+def is_on_host(key: str, settings: dict[str, Any]) -> bool:
+    """Return whether an entry of a parameter is kept in the host's memory; as a DTensor it would be on its mesh."""
+    return key == "output" or (settings["offload"] and key in _AVERAGES)
+
+
 def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return torch's state_dict; sharded parameters have whole sums, and DTensors of all that has their shape."""
     if not optimizer._is_sharded:
@@ -161,7 +166,7 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
                     f"the checkpoint's {key} of parameter {i} has shape {tuple(value.shape)}, "
                     f"the parameter has {tuple(shape)}: are the parameters in another order?"
                 )
-            on_host = key == "output" or (settings["offload"] and key in _AVERAGES)
+            on_host = is_on_host(key, settings)
             if sharded and is_sharded(value):
                 value = value.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
                 value = local(value) if on_host else value
