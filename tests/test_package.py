@@ -135,4 +135,4 @@ def test_importing_it_imports_little(wheel, tmp_path):
     others = [name for name in names if name.split(".")[0] != "o2nc"]
     assert {name.split(".")[0] for name in others} <= {*sys.stdlib_module_names, "torch", "numpy"}
     assert len(others) <= 20, others
-    assert not [name for name in names if name.startswith(("o2nc_experiments", "o2nc.backends.triton.kernels"))]
+    assert not [name for name in names if name.startswith(("o2nc_experiments", "o2nc.fused.kernels"))]

@@ -1,8 +1,8 @@
 """Where one call goes within o2nc: what a reader has to follow.
 
-    python tests/walk.py
+    python tests/walk.py [AdamW.step]
 
-prints calls, different functions, files and changes of file, for a step after the first few and for a certificate.
+prints calls, different functions, files and changes of file, of every walk, or all calls of one.
 """
 
 import os
@@ -13,16 +13,17 @@ from pathlib import Path
 import torch
 
 import o2nc
-from o2nc import learners
+from registry import OURS
 
 SOURCE = Path(o2nc.__file__).parent
+WALKED = ("SGD", "AdamW", "extend(NAdam)", "ScaledSGDM", "OGD")
 
 
-def walk(function):
+def walk(function, *arguments):
     """Return file and function of every call within o2nc that ``function`` makes, in order."""
     calls = []
 
-    def note(frame, event, argument):
+    def note(frame, event, _):
         path = Path(frame.f_code.co_filename)
         is_function = not frame.f_code.co_name.startswith("<")  # comprehensions are part of theirs
         if event == "call" and is_function and path.is_relative_to(SOURCE):
@@ -30,7 +31,7 @@ def walk(function):
 
     sys.setprofile(note)
     try:
-        function()
+        function(*arguments)
     finally:
         sys.setprofile(None)
     return calls
@@ -43,28 +44,25 @@ def summary(calls):
     return {"calls": len(calls), "functions": len({*calls}), "files": len({*files}), "changes": changes}
 
 
-def walks(device="cpu", fused=None):
-    """Return what is walked, by name: three parameters, averages, the tenth step."""
-    makers = {
-        "ScaledSGDM": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, momentum=0.9, average=0.99, fused=fused),
-        "ExponentiatedO2NC(OGD)": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(lr=0.1), fused=fused),
-    }
-    found = {}
-    for name, make in makers.items():
-        params = [torch.nn.Parameter(torch.ones(n, device=device)) for n in (3, 4, 5)]
-        opt = make(params)
-        for _ in range(10):
-            for p in params:
-                p.grad = torch.ones_like(p)
-            found[f"{name}.step()"] = walk(opt.step)
-        found[f"{name}.certificate()"] = walk(opt.certificate)
+def walks(name):
+    """Return the walks of an optimizer with averages and certificate of three parameters, at its tenth step."""
+    params = [torch.nn.Parameter(torch.ones(n)) for n in (3, 4, 5)]
+    opt, found = OURS[name](params), {}
+    for _ in range(10):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        found["step"] = walk(opt.step)
+    for ask in (opt.certificate, opt.state_dict):
+        found[ask.__name__] = walk(ask)
+    found["load_state_dict"] = walk(opt.load_state_dict, opt.state_dict())
     return found
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    for title, calls in walks().items():
+    every = {f"{name}.{what}": calls for name in WALKED for what, calls in walks(name).items()}
+    for title, calls in every.items():
         print(title, summary(calls))
-    if len(sys.argv) > 1:
-        for call in walks()[sys.argv[1]]:
+    for title in sys.argv[1:]:
+        for call in every[title]:
             print(*call)

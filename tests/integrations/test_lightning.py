@@ -17,6 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import o2nc
 from o2nc.integrations.lightning import CertificateCallback, averaged
+from registry import OURS, claims
+from registry import same as assert_same
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -34,7 +36,7 @@ def data(seed):
 
 
 def sgdm(module):
-    return o2nc.ScaledSGDM(module.named_parameters(), lr=0.05, momentum=0.9, average=0.95)
+    return OURS["ScaledSGDM"](module.named_parameters())
 
 
 class Tiny(LightningModule):
@@ -135,18 +137,6 @@ def test_certificates_are_logged_where_lightning_logs(tmp_path):
     assert events.Scalars("certificate/progress")[-1].value == pytest.approx(optimizer.progress, rel=1e-5)
 
 
-def test_accumulated_gradients_are_logged_once_per_step(tmp_path, monkeypatch):
-    asked, certificate = [], o2nc.ScaledSGDM.certificate
-    monkeypatch.setattr(o2nc.ScaledSGDM, "certificate", lambda *args: asked.append(args) or certificate(*args))
-    _, trainer = fit(tmp_path, callback=CertificateCallback(), accumulate_grad_batches=2, log_every_n_steps=2)
-    events = events_of(tmp_path)
-    assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 8
-    assert len(asked) == 4
-    assert [event.step for event in events.Scalars("certificate/value")] == [
-        event.step for event in events.Scalars("loss")
-    ]
-
-
 class Every(Tiny):
     """Optimized by hand, with every second batch."""
 
@@ -163,33 +153,35 @@ class Every(Tiny):
             optimizer.zero_grad()
 
 
-def test_steps_by_hand_are_logged_where_lightning_logs(tmp_path):
-    fit(tmp_path, Every(), CertificateCallback(), log_every_n_steps=4)
-    events = events_of(tmp_path)
-    found = [event.step for event in events.Scalars("certificate/value")]
-    assert found == [event.step for event in events.Scalars("loss")]
-    assert len(found) == 4
-
-
-def test_nothing_is_logged_where_lightning_does_not_log(tmp_path):
-    _, trainer = fit(tmp_path, callback=CertificateCallback(), log_every_n_steps=0)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_accumulated_gradients_are_logged_once_per_step(by_hand, tmp_path, monkeypatch):
+    asked, certificate = [], o2nc.ScaledSGDM.certificate
+    monkeypatch.setattr(o2nc.ScaledSGDM, "certificate", lambda *args: asked.append(args) or certificate(*args))
+    module, more = (Every(), {}) if by_hand else (None, {"accumulate_grad_batches": 2})
+    _, trainer = fit(tmp_path, module, CertificateCallback(), log_every_n_steps=4 if by_hand else 2, **more)
+    assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 8
+    assert len(asked) == 4
+    found, losses = ([e.step for e in events_of(tmp_path).Scalars(name)] for name in ("certificate/value", "loss"))
+    assert found == losses
+    _, trainer = fit(tmp_path / "silent", callback=CertificateCallback(), log_every_n_steps=0)
     assert "certificate/value" not in trainer.callback_metrics
 
 
-@pytest.mark.parametrize("at", [6, 8, 11])
-def test_a_resumed_run_ends_where_an_unbroken_one_does(at, tmp_path):
-    """From checkpoints within an epoch and at its end: weights, statistics, averages and certificate, to the bit."""
+@pytest.mark.parametrize(("name", "at"), [("ScaledSGDM", 8), ("AdamW", 6), ("extend(Lion)", 11), ("OriginalO2NC", 6)])
+def test_a_resumed_run_ends_where_an_unbroken_one_does(name, at, tmp_path):
+    """From checkpoints within an epoch and at its end, bitwise."""
 
     def run(ckpt_path=None):
         keep = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=1, save_top_k=-1, filename="{step}")
+        module = Tiny(lambda module: OURS[name](module.named_parameters()))
         callback = CertificateCallback(averaged=True)
-        return fit(tmp_path, None, callback, checkpoints=[keep], epochs=3, ckpt_path=ckpt_path)
+        return fit(tmp_path, module, callback, checkpoints=[keep], epochs=3, ckpt_path=ckpt_path)
 
     whole = run()
     module, trainer = run(tmp_path / "kept" / f"step={at}.ckpt")
     assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 24
-    assert same(everything(module, trainer), everything(*whole))
-    assert trainer.optimizers[0].certificate() == whole[1].optimizers[0].certificate()
+    assert same(module.state_dict().values(), whole[0].state_dict().values())
+    assert_same(claims(trainer.optimizers[0]), claims(whole[1].optimizers[0]))
 
 
 def test_validation_is_at_the_average_and_checkpoints_are_not(tmp_path):
@@ -259,6 +251,10 @@ def test_the_wrapper_that_lightning_hands_out(tmp_path):
     (optimizer,), wrapper = trainer.optimizers, module.optimizers()
     assert wrapper is not optimizer
     assert wrapper.certificate() == optimizer.certificate()
+    live = copy.deepcopy(module.net.state_dict())
+    with o2nc.averaged(wrapper, model=module):
+        assert not same(module.net.state_dict().values(), live.values())
+    assert same(module.net.state_dict().values(), live.values())
     for outer, inner in ((wrapper, optimizer), (optimizer, wrapper)):
         with outer.averaged(), pytest.raises(RuntimeError, match=r"step\(\) inside averaged"):
             inner.step()
@@ -286,25 +282,18 @@ def test_a_validation_without_a_fit_is_left_alone(tmp_path):
     assert same(module.validated[0], Tiny().net.state_dict().values())
 
 
-class Two(Tiny):
-    """Optimized by hand, one optimizer for each half."""
-
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
+class Two(Every):
+    """One optimizer for each half."""
 
     def configure_optimizers(self):
-        return [
-            o2nc.ScaledSGDM(self.net[0].parameters(), lr=0.05, average=0.9),
-            o2nc.OriginalO2NC(self.net[3].parameters(), o2nc.learners.BallOGD(lr=0.05, radius=0.1), period=5),
-        ]
+        halves = (self.net[0].parameters(), self.net[3].parameters())
+        return [OURS["AdamW"](halves[0]), OURS["OriginalO2NC"](halves[1], period=5)]
 
     def training_step(self, batch, _):
-        optimizers = self.optimizers()
-        for optimizer in optimizers:
+        for optimizer in self.optimizers():
             optimizer.zero_grad()
         self.manual_backward(self.loss(batch))
-        for optimizer in optimizers:
+        for optimizer in self.optimizers():
             optimizer.step()
 
 

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import o2nc  # noqa: E402
 from o2nc.integrations.transformers import CertificateCallback, averaged  # noqa: E402
 from o2nc.logger import CertificateLogger  # noqa: E402
+from registry import OURS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,7 +31,7 @@ def data(count):
 
 
 def sgdm(model):
-    return o2nc.ScaledSGDM(model.parameters(), lr=0.1, momentum=0.9, average=0.95)
+    return OURS["ScaledSGDM"](model.parameters())
 
 
 def make(folder, make_optimizer=sgdm, callback=True, **more):

@@ -212,15 +212,6 @@ def test_progress_is_unbiased(law):
         assert abs(np.mean(wrong)) > 8 * np.std(wrong) / len(wrong) ** 0.5
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_before_the_first_step_there_is_none(name):
-    opt = build(name, rig.begin("cpu"), None)
-    assert not hasattr(opt, "progress")  # it is no attribute yet, nor a number
-    with pytest.raises(RuntimeError, match=r"before the first step\(\)"):
-        opt.output()
-    assert not opt.state
-
-
 def test_without_averages_there_are_none():
     for make in (
         lambda ps: o2nc.ScaledSGDM(ps),

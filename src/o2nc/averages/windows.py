@@ -8,7 +8,7 @@ of n alone, so the number of steps is the only counter that a run keeps.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,7 +35,7 @@ class Window(ABC):
     ``every`` it can be told which iterates count.
 
     Example:
-        >>> from dataclasses import dataclass
+        >>> from dataclasses import dataclass, is_dataclass
         >>> @dataclass(frozen=True)
         ... class Last(Window):
         ...     def gamma(self, n):
@@ -186,8 +186,23 @@ Average: TypeAlias = float | Window | None  # what optimizers are given
 
 def as_window(average: Any) -> Window | None:
     """Return the window that an ``average`` argument stands for, or raise if it stands for none."""
-    if average is None or isinstance(average, Window):
-        return average
+    if average is None:
+        return None
+    if isinstance(average, Window):
+        return _checked(average)
     allowed = "a number in (0, 1), a window such as o2nc.Polynomial(12), or None"
     checks.number("average", average, allowed, lambda v: 0 < v < 1)
     return Discount(float(average))
+
+
+def _checked(window: Window) -> Window:
+    """Return a window; raise if one of the user's is no dataclass, or its γ is not what `Window.gamma` says."""
+    if not is_dataclass(window):
+        raise TypeError(f"average must be a frozen dataclass, for checkpoints to hold it, got {window!r}")
+    try:
+        gammas = np.broadcast_to(window.gamma(np.arange(1.0, 4.0)), 3)
+    except ValueError as error:
+        raise ValueError(f"{type(window).__name__}.gamma must take a NumPy array as well: {error}") from error
+    if not np.all((gammas > 0) & (gammas <= 1)):
+        raise ValueError(f"{type(window).__name__}.gamma must be in (0, 1], got {gammas.tolist()} for n = 1, 2, 3")
+    return window

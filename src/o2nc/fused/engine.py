@@ -53,7 +53,7 @@ def why_not(request: Request) -> str | None:
         return f"the average {type(request.window).__name__} has no device form"
     rule = request.rule.resolve(request.groups)
     if rule is None:
-        return "the learner has no device form"
+        return "the rule has no device form"
     if rule.measure is not None and len({p.device for p in params}) > 1:
         return "the learner's norm is joint, and the parameters are on several devices"
     if rule.measure is not None and any(map(is_sharded, params)):

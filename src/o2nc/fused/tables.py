@@ -100,7 +100,7 @@ class Tables:
         self.certifies = self.averaged and settings["certificate"]
         self.outputs = self.averaged and "output" in settings
         self.step = settings["step"].to(self.device)
-        self.pending = settings.get("pending", torch.zeros((), dtype=torch.int64)).to(self.device)
+        self.pending = settings.get("pending", torch.zeros((), dtype=torch.int64, device="cpu")).to(self.device)
         rows = sorted(rows, key=lambda row: repr(self._kind(row)))  # what shares a launch stands together
         self.rows, self.n = rows, len(rows)
         self.numbered = list(range(self.n))
@@ -162,7 +162,7 @@ class Tables:
         """Move one number of every parameter into a line of a table, of which the state then has views."""
         at = [t for t, row in enumerate(self.rows) if key in row.holder(key) or always]
         if at:
-            values = [self.rows[t].holder(key).get(key, torch.zeros(())) for t in at]
+            values = [self.rows[t].holder(key).get(key, torch.zeros((), device="cpu")) for t in at]
             line[at] = torch.stack([v.detach().to(self.device, line.dtype) for v in values])
         for t in at:
             row = self.rows[t]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from itertools import compress
 from operator import is_not
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +70,8 @@ class Averaged(Optimizer):
     """
 
     options = frozenset(("average", "scaling", "seed", "certificate", "offload"))
-    shared_options: frozenset[str] = frozenset()  # arguments that a parameter group cannot have for itself
+    shared_options = options  # arguments that a parameter group cannot have for itself
+    unsupported_keys: frozenset[str] = frozenset()  # options that torch's other optimizers obey and this one does not
     numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers >= 0, or tensors
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     has_progress = False  # whether it knows Δ, for progress and output()
@@ -87,7 +87,7 @@ class Averaged(Optimizer):
     _window: Window | None  # what the settings say, as objects
     _law: Any
     _learner: Any
-    _param_refs: list[Any]  # weak, so that parameters that are exchanged in the groups are freed
+    _known_params: list[Any]  # for a compiler, which would recompile whenever an option in the groups changes
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
     _is_plain: bool  # neither sharded nor complex
@@ -153,9 +153,9 @@ class Averaged(Optimizer):
             with torch.enable_grad():
                 loss = closure()
             closure = None
-        if SWAPPED:
-            self._refuse_swapped("step()")
         with self._lock:
+            if SWAPPED:
+                self._refuse_swapped("step()")
             self._notice_params()
             if closure is not None:
                 loss = self._step_with(closure)
@@ -356,8 +356,7 @@ class Averaged(Optimizer):
 
     def _note_params(self) -> None:
         """Note which parameters there are, for a compiler and for shards."""
-        params = [p for group in self.param_groups for p in group["params"]]
-        self._param_refs = [ref(p) for p in params]
+        params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
@@ -366,19 +365,22 @@ class Averaged(Optimizer):
         self._is_node = not self._is_sharded and not differentiable
         self._is_checked = False
 
-    @property
-    def _known_params(self) -> list[Any]:
-        """The parameters, for a compiler, which would recompile whenever an option in the groups changes."""
-        return [found() for found in self._param_refs]
-
     def _notice_params(self) -> None:
-        """Notice parameters that were exchanged in the groups, or wrapped since, as wrappers of models do."""
+        """Notice parameters that were exchanged in the groups or wrapped since, and options that would be ignored."""
         params, known = [p for group in self.param_groups for p in group["params"]], self._known_params
         if len(params) != len(known) or any(map(is_not, params, known)):
             self._note_params()
+        if self.unsupported_keys:
+            for group in self.param_groups:
+                self._refuse_unsupported(group)
         if not self._is_checked:
             self._refuse_partial()
             self._is_checked = True
+
+    def _refuse_unsupported(self, group: dict[str, Any]) -> None:
+        for key in self.unsupported_keys & group.keys():
+            if group[key]:
+                raise ValueError(f"{type(self).__name__} has no {key}, got {group[key]!r} in a group")
 
     def _refuse_partial(self) -> None:
         """Raise if this process has only a part of the parameters, where averages need all of them."""
@@ -396,6 +398,7 @@ class Averaged(Optimizer):
         """Add a group of parameters, as in torch; averages, law and seed are those of all groups."""
         for key in self.shared_options & param_group.keys():
             raise ValueError(f"{key} is one for all parameter groups, got {param_group[key]!r} in a group")
+        self._refuse_unsupported(param_group)
         if not isinstance(param_group["params"], Tensor | set):
             param_group["params"] = list(param_group["params"])
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]

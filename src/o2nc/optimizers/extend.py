@@ -161,6 +161,7 @@ def _with_averages(cls: Any) -> type[Optimizer]:
         "is_linear_in_lr": cls.__module__.startswith("torch.optim.") and cls.__name__ in _LINEAR_IN_LR,
         "advice": "average=None: pass average=o2nc.Polynomial(12), say, when you extend it",
         "_step_with": _step_with,
+        "shared_options": frozenset(),  # its groups may have options of these names
     }
     return type(cls.__name__, (Averaged, cls), namespace)
 

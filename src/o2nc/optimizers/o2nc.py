@@ -52,7 +52,6 @@ class Learned(Paper):
     numbers = ("lr",)
     owns_state = True
     keeps_delta = False  # whether Δ is kept even where the learner recalls it from its other state
-    # options that torch's other optimizers obey and this one does not
     unsupported_keys = frozenset(("momentum", "dampening", "nesterov", "betas"))
 
     def _begin_learner(self, learner: Any, **settings: Any) -> None:
@@ -63,22 +62,6 @@ class Learned(Paper):
     def _needs_all_params(self) -> bool:
         has_joint_norm = self._learner is not None and not is_elementwise(self._learner)
         return super()._needs_all_params() or has_joint_norm
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as in torch; averages, law, seed and learner are those of all groups."""
-        self._refuse_unsupported(param_group)
-        super().add_param_group(param_group)
-
-    def _notice_params(self) -> None:
-        """Notice options of groups, too, that were set since and would be ignored."""
-        super()._notice_params()
-        for group in self.param_groups:
-            self._refuse_unsupported(group)
-
-    def _refuse_unsupported(self, group: dict[str, Any]) -> None:
-        for key in self.unsupported_keys & group.keys():
-            if group[key]:
-                raise ValueError(f"{type(self).__name__} has no {key}, got {group[key]!r} in a group")
 
     @torch.no_grad()
     def _move(self, iterate: Iterate, closure: Any = None) -> None:

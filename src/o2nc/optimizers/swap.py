@@ -4,12 +4,12 @@ The parameters are copied before anything is changed, and restored in one call t
 that was left by an interrupt before it could restore them does so when its object is freed.
 """
 
+import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from o2nc.optimizers.accessors import published
@@ -19,6 +19,7 @@ from o2nc.persist.shards import local, resharded
 from o2nc.vector import real
 
 SWAPPED: dict[int, "_Backup"] = {}  # what holds x̄ now, by the id of the parameter
+_LOCK = threading.RLock()  # held while blocks are counted; taken after an optimizer's own
 
 
 class _Backup:
@@ -31,15 +32,13 @@ class _Backup:
         self.former = [x.clone() for x in self._data()]
 
     def _data(self) -> list[Tensor]:
-        """Return the parameters' data, which model.to(…) replaces."""
+        """Return the parameters' data, which model.to(…) replaces; outside autograd, whatever its mode."""
         return [real(local(p.detach())) for p in self.params]
 
-    @torch.no_grad()
     def enter(self) -> None:
         SWAPPED.update((id(p), self) for p in self.params)
         _copy_(self._data(), self.averages)
 
-    @torch.no_grad()
     def leave(self) -> bool:
         """Restore the parameters; return whether all of them still had their shape."""
         pairs = [(x, former) for x, former in zip(self._data(), self.former, strict=True) if x.shape == former.shape]
@@ -103,9 +102,9 @@ class Swap:
             raise
 
     def _swap(self, optimizer: Any) -> None:
-        if not optimizer._lock.acquire(blocking=False):
+        if optimizer._lock.locked():
             raise RuntimeError("averaged() while step() is running: the parameters are being moved")
-        try:
+        with optimizer._lock, _LOCK:  # an interrupt cannot keep a with block from releasing them
             entries, _ = published(optimizer, "averaged()")
             if not RECALIBRATED.isdisjoint(map(id, entries)):
                 warnings.warn(
@@ -124,8 +123,6 @@ class Swap:
             backup.blocks.add(id(self))
             if len(backup.blocks) == 1:
                 backup.enter()
-        finally:
-            optimizer._lock.release()
 
     def __exit__(self, *exception: Any) -> None:
         """Restore the parameters."""
@@ -138,10 +135,11 @@ class Swap:
     def _leave(self) -> None:
         restored = True
         while self._backups:
-            backup = self._backups[-1]
-            backup.blocks.discard(id(self))
-            restored &= bool(backup.blocks) or backup.leave()
-            self._backups.pop()
+            with _LOCK:
+                backup = self._backups[-1]
+                backup.blocks.discard(id(self))
+                restored &= bool(backup.blocks) or backup.leave()
+                self._backups.pop()
         clear_cast_caches()
         if not restored:
             raise RuntimeError("parameters got another shape inside averaged(), and cannot be restored")

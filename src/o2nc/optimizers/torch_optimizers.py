@@ -70,7 +70,6 @@ class SGD(Averaged, optim.SGD):
     """
 
     is_linear_in_lr = couples_decay = True
-    shared_options = Averaged.options
     numbers = ("lr", "momentum", "dampening", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.sgd:sgd")
 
@@ -124,7 +123,6 @@ class AdamW(Averaged, optim.AdamW):
     """
 
     is_linear_in_lr = True
-    shared_options = Averaged.options
     numbers = ("lr", "eps", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.adamw:adamw", is_bitwise=True)
 

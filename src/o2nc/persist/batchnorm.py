@@ -77,7 +77,7 @@ class Recalibrated:
         self._modes: list[tuple[Any, ...]] = [(m, "training", m.training) for m in self._model.modules()]
         self._modes += [(norm, "momentum", norm.momentum) for norm in norms]
         self._ids = {id(p) for p in self._model.parameters()} - RECALIBRATED
-        self._is_open = True
+        self._is_open, self._has_autograd = True, torch.is_grad_enabled()
         try:
             RECALIBRATED.update(self._ids)
             if layers:
@@ -88,7 +88,7 @@ class Recalibrated:
                         _copy_(list(layer.buffers(recurse=False)), buffers)
                 run_through(self._restore_modes)
         except BaseException:
-            run_through(self._restore)
+            run_through(self._give_up)
             raise
 
     def __exit__(self, *exception: Any) -> None:
@@ -99,7 +99,11 @@ class Recalibrated:
         for module, name, value in self._modes:  # attributes, not train(): models override it, to freeze layers
             setattr(module, name, value)
 
-    @torch.no_grad()
+    def _give_up(self) -> None:
+        """Restore all; an interrupt of torch's no_grad leaves autograd switched off."""
+        torch.set_grad_enabled(self._has_autograd)
+        self._restore()
+
     def _restore(self) -> None:
         _copy_([b for b, _ in self._former], [former for _, former in self._former])
         self._restore_modes()

@@ -97,7 +97,7 @@ def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
     if missing:
         raise ValueError(f"the checkpoint is not one of {name}: its groups lack {missing}")
     for group in groups:
-        for key in getattr(optimizer, "unsupported_keys", ()) & group.keys():
+        for key in optimizer.unsupported_keys & group.keys():
             if group[key]:
                 raise ValueError(f"the checkpoint is not one of {name}: its groups have {key}={group[key]!r}")
         if isinstance(group.get("lr"), int | float):

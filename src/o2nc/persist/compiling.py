@@ -31,7 +31,7 @@ def step_in_graph(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         with torch.enable_grad():
             loss = closure()
     params = optimizer._known_params
-    at = [i for i, p in enumerate(params) if p is not None and p.grad is not None]
+    at = [i for i, p in enumerate(params) if p.grad is not None]
     with torch.no_grad():
         _node([params[i] for i in at], [params[i].grad for i in at], at, id(optimizer))
     return loss

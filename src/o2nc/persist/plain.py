@@ -13,7 +13,7 @@ from o2nc import laws, learners, scaling
 from o2nc.averages import windows
 
 KEY = "o2nc"  # of our entries in the first parameter group and in a parameter's state
-_NAME = "name"
+_NAME = "class"  # no field can be called so
 
 
 def _key(cls: type) -> str:

@@ -1,6 +1,5 @@
 """Averages of averages against those of a run, and against weights that are written out."""
 
-import dataclasses
 import math
 
 import hypothesis
@@ -9,17 +8,13 @@ import torch
 from hypothesis import strategies as st
 
 import o2nc
+import twin
 from o2nc import Polynomial, Snapshot, snapshots
 
 
 def weights_of(window, n):
-    """Return p_{n,t} by the recursion x̄ ← x̄ + γ(x − x̄), in plain numbers."""
-    found = []
-    for k in range(1, n + 1):
-        late = k - window.start
-        gamma = (window.power + 1) / (late + window.power) if late > 0 else 1.0
-        found = [w * (1 - gamma) for w in found] + [gamma]
-    return torch.tensor(found, dtype=torch.float64)
+    """Return p_{n,t} by their definition."""
+    return torch.from_numpy(twin.weights(window, n))
 
 
 def walk(steps, d=40):
@@ -34,35 +29,11 @@ def taken(iterates, window, steps):
 
 
 @hypothesis.settings(deadline=None)
-@hypothesis.given(st.floats(0, 40), st.integers(0, 5), st.integers(1, 60))
-def test_the_weights_are_those_of_the_recursion(power, start, beyond):
-    window, n = Polynomial(power, start), start + beyond
-    torch.testing.assert_close(
-        snapshots._weights([(window, n)], 0, n)[:, 0], weights_of(window, n), rtol=1e-9, atol=1e-13
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Every(Polynomial):
-    """A window that takes in one iterate in ``every``."""
-
-    every: int = 1
-
-
-@pytest.mark.parametrize("every", [1, 3, 8])
-@pytest.mark.parametrize("n", [7, 8, 9, 40])
-def test_weights_of_a_window_that_skips_iterates(every, n):
-    """The j-th iterate that counts has γ_j = (r + 1)/(j + r); those between have no weight."""
-    expected = torch.zeros(n, dtype=torch.float64)
-    for j, t in enumerate(range(3, n + 1, every), 1):
-        gamma = 5.0 / (j + 4.0)
-        expected *= 1 - gamma
-        expected[t - 1] = gamma
-    window = Every(4.0, 2, every=every)
-    torch.testing.assert_close(snapshots._weights([(window, n)], 0, n)[:, 0], expected, rtol=1e-9, atol=1e-13)
-    found = o2nc.posthoc([(window, n, [torch.ones(2)]), (window, n - 3, [torch.zeros(2)])], power=4.0)
-    assert found.weights == pytest.approx([0.0, 1.0], abs=1e-9)
-    assert found.error < 1e-9
+@hypothesis.given(st.floats(0, 40), st.integers(0, 5), st.integers(1, 9), st.integers(1, 60))
+def test_the_weights_are_those_of_the_definition(power, start, every, beyond):
+    window, n = Polynomial(power, start, every), start + beyond
+    found = snapshots._weights([(window, n)], 0, n)[:, 0]
+    torch.testing.assert_close(found, weights_of(window, n), rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize("wanted", [3.0, 5.0, 6.0, 9.0, 12.0])
@@ -125,7 +96,7 @@ def test_of_a_model_in_training(average):
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
     opt = o2nc.AdamW(model.parameters(), lr=1e-2, average=average)
     still = torch.optim.SGD(model.parameters(), lr=0.0)
-    other = o2nc.extend(still, average=Polynomial(6), certificate=False, progress=False)
+    other = o2nc.extend(still, average=Polynomial(6))
     kept = []
     for n in range(1, 65):
         opt.zero_grad()

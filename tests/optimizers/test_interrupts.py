@@ -1,0 +1,260 @@
+"""Interrupts and threads while weights are swapped: afterwards they are x, bitwise, or the block still owns them."""
+
+import asyncio
+import gc
+import random
+import signal
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import o2nc
+from o2nc.optimizers.swap import SWAPPED
+from o2nc.persist.batchnorm import RECALIBRATED
+
+BATCHES = [torch.randn(4, 6, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+
+
+@pytest.fixture
+def trained(one_thread):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=0.3))
+    opt = o2nc.AdamW(model.parameters(), lr=0.1, average=o2nc.Polynomial(1))
+    for _ in range(3):
+        opt.zero_grad()
+        model(BATCHES[0]).abs().mean().backward()
+        opt.step()
+    model[1].eval()
+    return model, opt
+
+
+def snapshot(model):
+    """All that a block changes, as copies."""
+    modes = [(module.training, getattr(module, "momentum", None)) for module in model.modules()]
+    return modes, [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+
+
+def equal(a, b):
+    return a[0] == b[0] and all(map(torch.equal, a[1], b[1]))
+
+
+BLOCKS = {
+    "averaged": lambda model, opt: opt.averaged(),
+    "averaged, batches": lambda model, opt: opt.averaged(model, batches=BATCHES),
+    "recalibrated": lambda model, opt: o2nc.recalibrated(model, BATCHES),
+}
+
+
+@pytest.mark.parametrize("interrupts", [150, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a __del__
+def test_interrupts_at_random_moments(block, interrupts, trained):
+    """Of entering, inside and leaving: 0 with wrong weights, modes or locks."""
+    model, opt = trained
+    before, chance = snapshot(model), random.Random(0)
+
+    def run():
+        with BLOCKS[block](model, opt):
+            pass
+
+    run()
+    start = time.perf_counter()
+    run()
+    length, came = time.perf_counter() - start, 0
+    former = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for k in range(interrupts):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a block that was not entered yet says so
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 1.3 * length))
+                    for _ in range(3):
+                        run()
+                    time.sleep(0.02)
+                except KeyboardInterrupt:
+                    came += 1
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                if SWAPPED or RECALIBRATED:
+                    gc.collect()  # what is left open is restored when it is freed
+            assert equal(snapshot(model), before), f"interrupt {k}"
+            assert not SWAPPED
+            assert not RECALIBRATED
+            assert torch.is_grad_enabled()
+            assert opt._lock.acquire(blocking=False), f"the lock is held after interrupt {k}"
+            opt._lock.release()
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert came > 0.8 * interrupts  # Python swallows those that come in a __del__
+    run()
+    opt.step()
+    assert not equal(snapshot(model), before)
+
+
+def test_an_interrupt_after_which_nothing_is_freed_is_noticed(trained):
+    """As in a notebook, which keeps the traceback: step() is refused as long as the weights are x̄."""
+    model, opt = trained
+    before, block = snapshot(model), opt.averaged()
+    block.__enter__()
+    assert not equal(snapshot(model), before)
+    with pytest.raises(RuntimeError, match=r"step\(\) inside averaged"):
+        opt.step()
+    del block
+    gc.collect()
+    assert equal(snapshot(model), before)
+    opt.step()
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["first in, first out", "last in, first out"])
+def test_overlapping_blocks(first, trained):
+    model, opt = trained
+    before, blocks = snapshot(model), [opt.averaged(), opt.averaged()]
+    for block in blocks:
+        block.__enter__()
+    inside = snapshot(model)
+    blocks[first].__exit__(None, None, None)
+    assert equal(snapshot(model), inside)  # the other is open
+    with pytest.raises(RuntimeError, match="inside averaged"):
+        opt.step()
+    blocks[1 - first].__exit__(None, None, None)
+    assert equal(snapshot(model), before)
+    opt.step()
+
+
+def test_tasks_that_overlap(trained):
+    model, opt = trained
+    before, inside = snapshot(model), []
+
+    async def evaluate(delay):
+        with opt.averaged():
+            await asyncio.sleep(delay)
+            inside.append(snapshot(model))
+
+    async def evaluate_all():
+        await asyncio.gather(*map(evaluate, (0.002, 0.0, 0.001)))
+
+    for _ in range(20):
+        asyncio.run(evaluate_all())
+    assert all(equal(found, inside[0]) for found in inside)
+    assert not equal(inside[0], before)
+    assert equal(snapshot(model), before)
+
+
+class Watchful(torch.optim.Optimizer):
+    """An optimizer that does not move, and notes parameters that are not what they were."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.former = [p.detach().clone() for p in self.param_groups[0]["params"]]
+        self.torn = 0
+
+    def step(self, closure=None):
+        for _ in range(5):
+            self.torn += not all(map(torch.equal, self.param_groups[0]["params"], self.former))
+
+
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(10, marks=pytest.mark.slow)])
+def test_threads_are_refused_or_right(seconds, trained):
+    """One trains, others evaluate x̄: a step inside a block and a block inside a step are refused, nothing is torn."""
+    model, _ = trained
+    opt = Watchful(model.parameters())
+    o2nc.extend(opt, average=o2nc.Discount(1 - 1e-12))
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    opt.step()  # x̄ will stay near this
+    with torch.no_grad():
+        for p, x in zip(model.parameters(), opt.former, strict=True):
+            p.copy_(x)
+    opt.torn = 0
+    before, end = snapshot(model), time.monotonic() + seconds
+    counts, wrong = {"steps": 0, "blocks": 0}, []
+
+    def work(kind):
+        try:
+            while time.monotonic() < end:
+                try:
+                    if kind == "train":
+                        opt.step()
+                        counts["steps"] += 1
+                    else:
+                        with opt.averaged():
+                            counts["blocks"] += 1
+                            assert not torch.equal(next(model.parameters()), opt.former[0])
+                except RuntimeError as error:
+                    if "inside averaged" not in str(error) and "while step() is running" not in str(error):
+                        raise
+                time.sleep(0)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(kind,)) for kind in ("train", "evaluate", "evaluate")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert min(counts.values()) > 0
+    assert opt.torn == 0
+    assert equal(snapshot(model), before)
+    assert not SWAPPED
+
+
+def test_a_block_inside_a_step_is_refused():
+    """It would wait for itself."""
+    refused = []
+
+    class Curious(torch.optim.SGD):
+        def step(self, closure=None):
+            with pytest.raises(RuntimeError, match=r"while step\(\) is running"):
+                self.averaged().__enter__()
+            refused.append(1)
+            return super().step(closure)
+
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = o2nc.extend(Curious([p], lr=0.1), average=0.9)
+    for _ in range(2):
+        p.grad = torch.ones(3)
+        opt.step()
+    opt.step(lambda: p.sum())
+    assert len(refused) == 3
+
+
+def test_casts_that_are_cached_are_dropped(trained):
+    """autocast and parametrize.cached() keep weights that were computed from x."""
+    model, opt = trained
+    linear, x = model[2], BATCHES[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outside = linear(x)
+        with opt.averaged():
+            inside = linear(x)
+        again = linear(x)
+    with opt.averaged(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(linear(x), inside)
+    assert not torch.equal(inside, outside)
+    assert torch.equal(again, outside)
+
+
+def test_weights_that_are_computed_and_cached_are_dropped():
+    torch.manual_seed(0)
+    linear = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+    opt = o2nc.AdamW(linear.parameters(), lr=0.1, average=0.9)
+    for _ in range(3):
+        opt.zero_grad()
+        linear(BATCHES[0]).abs().mean().backward()
+        opt.step()
+    outside = linear(BATCHES[0])
+    with opt.averaged():
+        inside = linear(BATCHES[0])
+    with nn.utils.parametrize.cached():
+        for _ in range(2):
+            assert torch.equal(linear(BATCHES[0]), outside)
+            with opt.averaged():
+                assert torch.equal(linear(BATCHES[0]), inside)
+    assert not torch.equal(inside, outside)
