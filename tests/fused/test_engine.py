@@ -1,9 +1,6 @@
-"""When kernels take the step, what is said when they cannot, and what they leave behind."""
+"""When kernels take the step, and what is said when they cannot."""
 
-import copy
 import importlib.util
-import io
-import pickle
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +11,6 @@ import o2nc
 from o2nc import learners
 from o2nc.fused import engine
 from problem import parameters, set_gradients
-from registry import OURS
 
 
 @dataclass(frozen=True)
@@ -355,122 +351,3 @@ def test_after_a_capture_the_counter_is_the_devices(device, make, every):
         assert int(opt.param_groups[0]["o2nc"]["step"]) == 14
         runs.append(rig.facts(opt))
     rig.agree(*runs, tolerance=0)
-
-
-# ---- what survives ----
-
-
-def through_a_file(opt, params, make):
-    """Parameters and optimizer anew, from a checkpoint written and read."""
-    file = io.BytesIO()
-    torch.save({"params": params, "opt": opt.state_dict()}, file)
-    file.seek(0)
-    checkpoint = torch.load(file, weights_only=True)
-    params = [torch.nn.Parameter(p) for p in checkpoint["params"]]
-    opt = make(params)
-    opt.load_state_dict(checkpoint["opt"])
-    return opt, params
-
-
-SURVIVALS = {
-    "checkpoint": through_a_file,
-    "deepcopy": lambda opt, params, make: copy.deepcopy((opt, params)),
-    "pickle": lambda opt, params, make: pickle.loads(pickle.dumps((opt, params))),
-}
-
-
-@pytest.mark.some(14)
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("survive", SURVIVALS.values(), ids=SURVIVALS)
-@rig.cases
-def test_a_copy_continues_to_the_bit(device, make, survive, every):
-    """Between two iterates that count, too."""
-    params = rig.begin(device)
-    opt = rig.advance(make(params, average=o2nc.Discount(0.9, every=every)), params, (1, 2, 3))
-    resumed, copies = survive(opt, params, lambda ps: make(ps, average=o2nc.Discount(0.9, every=every)))
-    for run, ps in ((opt, params), (resumed, copies)):
-        rig.advance(run, ps, (4, 5))
-        assert rig.is_fused(run)
-    rig.agree(rig.facts(resumed), rig.facts(opt), tolerance=0)
-    rig.identical(rig.saved(resumed), rig.saved(opt))
-
-
-@rig.cases
-def test_a_checkpoint_has_the_entries_of_the_eager_step(device, make):
-    """Of the same types and dtypes."""
-    kinds = []
-    for fused in (True, False):
-        params = rig.begin(device, torch.float32)
-        found = rig.saved(rig.advance(make(params, fused), params, (1, 2, 3)))
-        kinds.append({key: (type(v), getattr(v, "dtype", None)) for key, v in found.items()})
-    skipped = [key for key in kinds[0] if key[-1] in ("fused", "foreach")]
-    for key in skipped:
-        del kinds[0][key], kinds[1][key]
-    assert kinds[0] == kinds[1]
-
-
-@rig.cases
-@pytest.mark.parametrize("fused", [True, False])
-def test_checkpoints_go_between_the_two(device, make, fused):
-    """Begun with kernels and continued without, or the other way round: how a step is taken is not loaded."""
-
-    def work(straight):
-        params = rig.begin(device)
-        opt = rig.advance(make(params, fused and straight), params, (1, 2, 3))
-        resumed = make(params, not fused and straight)
-        resumed.load_state_dict(opt.state_dict())
-        return rig.advance(resumed, params, (4, 5))
-
-    ours = rig.facts(work(True))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "DEVICES", ())
-        rig.agree(ours, rig.facts(work(False)))
-
-
-@pytest.mark.some(6)
-@rig.some(*[name for name in rig.CASES if name in OURS and "extend" not in name and name != "SGD"])
-def test_falling_back_in_the_middle_is_resuming(device, make):
-    """From the same state on, to the bit; and back again."""
-    params, others = rig.begin(device), rig.begin(device)
-    opt = rig.advance(make(params), params, (1, 2, 3))
-    rig.advance(make(others), others, (1, 2, 3))
-    resumed = make(others, False)
-    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))  # torch would share the momentum buffers
-    for fused in (False, True):
-        for run, ps in ((opt, params), (resumed, others)):
-            for group in run.param_groups:
-                group["fused"] = fused
-            rig.advance(run, ps, (6, 7) if fused else (4, 5))
-            assert rig.is_fused(run) == (fused or isinstance(run, o2nc.AdamW))
-        rig.agree(rig.facts(opt), rig.facts(resumed), tolerance=0)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str
-)
-@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "CoinBetting", "extend(Lion)")
-def test_a_checkpoint_of_another_dtype(device, make, before, after):
-    """State of another width than the parameter's is read as what it is."""
-    params = rig.begin(device, before)
-    checkpoint = rig.advance(make(params), params, (1, 2)).state_dict()
-
-    def work(fused):
-        params = rig.begin(device, after)
-        opt = make(params, fused)
-        opt.load_state_dict(copy.deepcopy(checkpoint))
-        return rig.advance(opt, params, (3, 4))
-
-    rig.compare(work, tolerance=2e-5)
-
-
-@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "extend(Lion)")
-def test_averaged_restores_to_the_bit(device, make):
-    params = rig.begin(device, torch.float32)
-    opt = rig.advance(make(params), params, (1, 2, 3))
-    before = [p.detach().clone() for p in params]
-    with opt.averaged():
-        assert all(torch.equal(p, opt.state[p]["o2nc"]["average"]) for p in params)
-    assert all(torch.equal(p, x) for p, x in zip(params, before, strict=True))
-    others = rig.begin(device, torch.float32)
-    rig.advance(opt, params, [4])
-    rig.agree(rig.facts(opt), rig.facts(rig.advance(make(others), others, (1, 2, 3, 4))), tolerance=0)

@@ -94,13 +94,13 @@ class SGD(Averaged, optim.SGD):
                 p.grad = g
 
     def _fused_fails(self, group: dict[str, Any]) -> bool:
-        """Return whether torch's fused kernel (2.13) fails: where gradients and parameters do not lie alike, for the
+        """Return whether torch's fused kernel (2.13) fails: for shards, gradients that do not lie as parameters do,
         momenta of new parameters beside others', and in half precision on a CPU, where it skips every other vector.
         """
         params = [p for p in group["params"] if p.grad is not None]
         begun = {self.state[p].get("momentum_buffer") is not None for p in params} if group["momentum"] else ()
         half = any(p.dtype in _HALF and p.device.type == "cpu" for p in params)
-        return len(begun) > 1 or half or not lie_alike(group)
+        return len(begun) > 1 or half or self._is_sharded or not lie_alike(group)
 
     def _writes_gradients(self, group: dict[str, Any]) -> bool:
         """Return whether torch adds the momentum to ``.grad``: its foreach step does, unless it has copied it."""
