@@ -260,7 +260,7 @@ def test_hooks_see_and_change_what_is_in_the_file():
     opt, other = (trained(o2nc.ScaledSGDM, n, **SGDM) for n in (2, 0))
     p, seen = params_of(other)[0], []
     wrap = opt.register_state_dict_post_hook(lambda _, found: {"inner": found})
-    assert settings_of(opt.state_dict()["inner"])["scaling"] == {"name": "Exponential", "rate": 1.0}
+    assert settings_of(opt.state_dict()["inner"])["scaling"] == {"class": "Exponential", "rate": 1.0}
     wrap.remove()
 
     def before(_, saved):
@@ -273,7 +273,7 @@ def test_hooks_see_and_change_what_is_in_the_file():
     other.register_load_state_dict_post_hook(lambda opt: ours_of(opt, p)["spread"].fill_(3))
     for n in (1, 2):  # the hooks stay
         other.load_state_dict(opt.state_dict())
-        assert seen == [{"name": "Exponential", "rate": 1.0}] * n
+        assert seen == [{"class": "Exponential", "rate": 1.0}] * n
         assert (ours_of(other, p)["average"] == 7).all()
         assert ours_of(other, p)["spread"] == 3
 
@@ -283,7 +283,7 @@ class Own:
     """A user's law and learner in one, with another in it, a field called name, and one that is not an argument."""
 
     base: learners.OGD = learners.OGD(0.3)  # noqa: RUF009 (it is frozen)
-    name_: str = "mine"
+    name: str = "mine"
     derived: float = field(default=1.0, init=False)
 
     @property
@@ -316,6 +316,6 @@ def test_a_users_own_factors_and_notes_in_groups():
     assert other._learner == other._law == factor
     assert other.param_groups[0]["tag"] == {"name": "encoder"}
     found = opt.state_dict()
-    found["param_groups"][0]["o2nc"]["learner"] = {"name": "nowhere.Own"}
+    found["param_groups"][0]["o2nc"]["learner"] = {"class": "nowhere.Own"}
     with pytest.raises(ValueError, match=r"'nowhere.Own' is not known: construct an optimizer with it first"):
         other.load_state_dict(found)

@@ -172,14 +172,14 @@ def test_parameters_exchanged_by_hand_are_noticed():
 
 
 def test_parameters_that_were_exchanged_are_let_go():
-    """Before the next step: a model that was sharded may not fit a second time."""
+    """With the next step: until then they are known to a compiler."""
     x, y = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
     optimizer, gone = OURS["AdamW"]([x]), weakref.ref(x)
     optimizer.param_groups[0]["params"] = [y]
     del x
-    assert gone() is None
     y.grad = torch.ones(3)
     optimizer.step()
+    assert gone() is None
     assert (y < 1).all()
 
 
