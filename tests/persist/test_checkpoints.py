@@ -283,7 +283,7 @@ class Own:
     """A user's law and learner in one, with another in it, a field called name, and one that is not an argument."""
 
     base: learners.OGD = learners.OGD(0.3)  # noqa: RUF009 (it is frozen)
-    name_: str = "mine"
+    name: str = "mine"
     derived: float = field(default=1.0, init=False)
 
     @property
