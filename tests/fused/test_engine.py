@@ -113,7 +113,10 @@ REFUSALS = {
     "Gamma": ("law Gamma", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=o2nc.Gamma(0.5), fused=fused)),
     "a law of one's own": ("law Constant", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=Constant(), fused=fused)),
     "a window of one's own": ("average Late", lambda ps, fused: o2nc.AdamW(ps, average=Late(2.0), fused=fused)),
-    "a learner of one's own": ("learner", lambda ps, fused: rig.algorithm_2(ps, SignMomentum(), fused)),
+    "a learner of one's own": (
+        "rule has no device form",
+        lambda ps, fused: rig.algorithm_2(ps, SignMomentum(), fused),
+    ),
 }
 
 
