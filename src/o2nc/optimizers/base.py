@@ -21,7 +21,10 @@ from o2nc import checks
 from o2nc.averages.offload import HostCopies
 from o2nc.averages.update import Entry, Iterate, begin, update_
 from o2nc.averages.windows import NO_TURN, Average, Window, as_window
+from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
+from o2nc.certificates.diagnosis import Diagnosis
+from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
 from o2nc.fused.rule import DeviceRule
@@ -98,6 +101,7 @@ class Averaged(Optimizer):
     _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
     _host_copies: HostCopies
+    _trail: Trail  # for diagnose()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Set what does not survive in copies."""
@@ -169,6 +173,8 @@ class Averaged(Optimizer):
                     self._has_averaged = True
                     self._move(iterate)
                     self._finish(new)
+                if self._window is not None:
+                    self._trail.follow(self)
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
@@ -356,7 +362,7 @@ class Averaged(Optimizer):
     def _note_params(self) -> None:
         """Note which parameters there are, for a compiler and for shards."""
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
-        self._is_sharded = any(map(is_sharded, params))
+        self._trail, self._is_sharded = Trail(), any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
             raise TypeError("sharded parameters must be real: complex ones can only be whole")
@@ -493,3 +499,14 @@ class Averaged(Optimizer):
             The certificate of all parameters together; ``.by_parameter`` has every one's own.
         """
         return accessors.certificate(self, c)
+
+    def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
+        """Return what the run is doing, in one word, with its evidence and one action. It changes nothing.
+
+        It is collective where parameters are sharded. After a checkpoint was loaded it is "too early" at first.
+
+        Args:
+            loss: a function without arguments that returns a scalar, F on a batch, say. It is called without
+                gradients at x and at x̄, with the same random numbers, for ``evidence["heat"]``.
+        """
+        return diagnosis.diagnose(self, loss)
