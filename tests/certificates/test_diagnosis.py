@@ -32,7 +32,7 @@ def noise(t, d=200):
 
 
 def sgd(d=200, momentum=0.9, **options):
-    x = torch.nn.Parameter(torch.zeros(d, dtype=torch.float64))
+    x = torch.nn.Parameter(torch.full((d,), 100.0, dtype=torch.float64))
     return o2nc.SGD([x], lr=0.01, momentum=momentum, average=o2nc.Polynomial(12), **options)
 
 
@@ -52,9 +52,12 @@ def test_a_random_walk_has_displacement_1_and_a_line_13(momentum, steps):
 
 
 def test_displacement_equals_its_definition():
-    points, steps = np.cumsum(np.random.default_rng(0).normal(size=(12, 5)), axis=0), [2, 3, 7, 8, 9, 13, 20, 21, 22, 30, 31, 40]
+    points, steps = (
+        np.cumsum(np.random.default_rng(0).normal(size=(12, 5)), axis=0),
+        [2, 3, 7, 8, 9, 13, 20, 21, 22, 30, 31, 40],
+    )
     taken = [(t, torch.tensor(y)) for t, y in zip(steps, points, strict=True)]
-    found = Snapshots(taken).compare(Snapshots(taken).measure([torch.zeros(2, 1), torch.zeros(3)]), [0.5, 0.5])
+    found = Snapshots(taken).compare(Snapshots(taken).measure([torch.zeros(2, 1), torch.zeros(3)])[1:], [0.5, 0.5])
 
     def expected(y):
         spread = ((y - y.mean(0)) ** 2).sum(1).mean()
@@ -62,8 +65,11 @@ def test_displacement_equals_its_definition():
         i = np.arange(1, 12)
         shares = i / 12 * (1 - i / 12)
         c = lambda tau: tau - 2 * 0.5 * (1 - 0.5**tau) / (1 - 0.25)  # noqa: E731
-        kappa = sum(c(abs(s - t)) for s in steps for t in steps) / 2 / 144 / sum(
-            share * c(t - s) for share, s, t in zip(shares, steps, steps[1:], strict=False)
+        kappa = (
+            sum(c(abs(s - t)) for s in steps for t in steps)
+            / 2
+            / 144
+            / sum(share * c(t - s) for share, s, t in zip(shares, steps, steps[1:], strict=False))
         )
         return spread / (kappa * shares @ squares)
 
@@ -86,7 +92,9 @@ def test_a_walk_with_momentum_has_the_spread_that_the_weights_say():
 
 def test_a_period_does_not_look_like_rest():
     """Snapshots at regular moments would see a run that goes round in 8 steps stand still, and J would be of noise."""
-    d = run(sgd(d=4, momentum=0.0), lambda t, x: torch.full_like(x, math.cos(math.pi * t / 4)) + 1e-3 * noise(t, 4), 900)
+    d = run(
+        sgd(d=4, momentum=0.0), lambda t, x: torch.full_like(x, math.cos(math.pi * t / 4)) + 1e-3 * noise(t, 4), 900
+    )
     assert d.diagnose().evidence["displacement"] < 0.1
 
 
@@ -128,8 +136,11 @@ def test_every_verdict_has_an_advice():
         ({"displacement": 0.9 * STATIONARY, "spike_step": 7.0}, "spike"),
         ({"displacement": 0.9 * STATIONARY, "heat": 5.0, "loss_averaged": 1.0}, "stationary"),
         ({"displacement": 1.0, "heat": 0.9, "loss_averaged": -1.0}, "too hot"),
-        ({"displacement": 1.0, "heat": 0.01, "loss_averaged": 1.0}, "travelling"),
-        ({"displacement": 1.1 * STRAIGHT, "heat": -0.1, "loss_averaged": 1.0}, "straight"),
+        ({"displacement": 1.0, "turnover": 0.2, "growth": 1.0}, "too hot"),
+        ({"displacement": 5.0, "turnover": 0.9, "growth": 99.0}, "too hot"),
+        ({"displacement": 1.0, "heat": 0.01, "loss_averaged": 1.0, "turnover": 0.01, "growth": 2.0}, "travelling"),
+        ({"displacement": 1.1 * STRAIGHT, "heat": 0.1, "loss_averaged": 1.0, "turnover": 0.9}, "straight"),
+        ({"displacement": 1.0, "heat": -0.1, "loss_averaged": 1.0, "turnover": 0.01}, "straight"),
     ],
 )
 def test_the_first_line_that_applies_is_the_verdict(evidence, verdict):
@@ -137,12 +148,20 @@ def test_the_first_line_that_applies_is_the_verdict(evidence, verdict):
 
 
 def test_a_kink_at_a_constant_learning_rate_is_stationary():
-    opt = run(sgd(d=20), lambda t, x: (x - 1).sign(), 800)
-    found = opt.diagnose(lambda: (opt.param_groups[0]["params"][0] - 1).abs().sum())
+    opt = run(sgd(d=20), lambda t, x: (x - 101).sign(), 800)
+    found = opt.diagnose(lambda: (opt.param_groups[0]["params"][0] - 101).abs().sum())
     assert found.verdict == "stationary"
     assert found.evidence["heat"] == pytest.approx(found.evidence["loss"] - found.evidence["loss_averaged"])
     assert found.evidence["heat"] > 0
     assert "learning rate" in found.advice
+
+
+def test_a_run_that_exchanges_its_weights_or_diverges_is_too_hot():
+    """A walk that began at 0, and |x| growing by 1 % a step; neither needs the loss to be seen."""
+    opt = sgd()
+    opt.param_groups[0]["params"][0].data.zero_()
+    assert run(opt, lambda t, x: noise(t), 600).diagnose().verdict == "too hot"
+    assert run(sgd(momentum=0.0), lambda t, x: -x, 600).diagnose().verdict == "too hot"
 
 
 def test_a_spike_is_found_and_dated():
@@ -205,7 +224,9 @@ def test_every_optimizer_has_it_and_it_changes_nothing(name):
     runs = []
     for asks in (True, False):
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(), torch.nn.ReLU())
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(), torch.nn.ReLU()
+        )
         opt = OURS[name](list(model.parameters()))
         for t in range(140):
             opt.zero_grad()
@@ -238,7 +259,7 @@ def test_heat_is_of_the_same_random_numbers():
 
 
 def test_it_is_printed_readably_in_any_encoding(monkeypatch):
-    opt = run(sgd(d=20), lambda t, x: (x - 1).sign(), 800)
+    opt = run(sgd(d=20), lambda t, x: (x - 101).sign(), 800)
     text = str(opt.diagnose())
     assert text.startswith("stationary: displacement 0.0")
     assert "x̄" in text
@@ -252,7 +273,7 @@ def test_a_loaded_run_begins_its_trail_again():
     again.load_state_dict(opt.state_dict())
     assert again.diagnose().verdict == "too early"
     assert run(again, lambda t, x: noise(t), 200).diagnose().verdict == "travelling"
-    again.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+    again.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
     assert again.diagnose().verdict == "too early"
 
 

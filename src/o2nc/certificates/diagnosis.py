@@ -4,13 +4,14 @@
     too early    fewer steps than the statistics need
     spike        an increment was more than twice as long as all before it
     stationary   J is small: the run hops in one place at this learning rate
-    too hot      the loss at x is far above that at x̄
-    straight     J is large: the run goes one way, and could go faster
+    too hot      F(x) is far above F(x̄), or the weights are exchanged too fast, or the increments grow
+    straight     J is large, or F(x̄) is above F(x): the run goes one way, and could go faster
     travelling   none of these
 
-J is the displacement of `o2nc.certificates.displacement`, the heat F(x) − F(x̄) what a decay would gain now. Neither
-has a scale to be chosen. The first line that applies, from above, is the verdict. docs/run.md has the measurements
-behind the thresholds.
+J is the displacement of `o2nc.certificates.displacement`, the heat F(x) − F(x̄) what a decay would gain now, the
+turnover V/(V + ‖ȳ‖²) which share of the weights' squared length changed over the snapshots that J is of. None has a
+scale to be chosen. The first line that applies, from above, is the verdict. docs/run.md has the measurements behind
+the thresholds.
 """
 
 import math
@@ -29,8 +30,9 @@ from o2nc.persist.plain import KEY
 from o2nc.persist.shards import local, total
 from o2nc.text import printable
 
-STATIONARY, STRAIGHT = 0.4, 4.0  # J below and above these
-HOT = 0.25  # heat above this share of |F(x̄)|
+STATIONARY, STRAIGHT = 0.25, 1.5  # J below and above these
+HOT, TURNOVER = 0.25, 0.045  # heat above this share of |F(x̄)|; turnover above this
+GROWTH = 16.0  # squared increments of so many times those at first
 SPIKE = 4.0  # a squared increment of so many times all before it
 
 ADVICE = {
@@ -79,6 +81,8 @@ class _Measured(NamedTuple):
     displacement: float  # J of all parameters together
     displacements: dict[Any, float]  # J of every one
     steps: int  # that they are of
+    turnover: float  # V/(V + ‖ȳ‖²)
+    growth: float  # the last quarter's squared increments in times of the first quarter's
     spike: int | None  # the step at which a spike began
     faults: dict[Any, str]  # what is not finite of which parameter
 
@@ -92,7 +96,12 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
         accessors.published(optimizer, "diagnose()")  # raises, and says why
     optimizer._refuse_swapped("diagnose()")
     found, has_averages = _measure(optimizer), accessors.has_averages(optimizer)
-    evidence = {"displacement": found.displacement, "steps": float(found.steps)}
+    evidence = {
+        "displacement": found.displacement,
+        "steps": float(found.steps),
+        "turnover": found.turnover,
+        "growth": found.growth,
+    }
     if loss is not None and has_averages and not found.faults:
         evidence |= _heat(optimizer, loss)
     if accessors.has_certificate(optimizer):
@@ -124,9 +133,14 @@ def verdict_of(evidence: Mapping[str, float]) -> str:
         return "spike"
     if j < STATIONARY:
         return "stationary"
-    if evidence.get("heat", 0.0) > HOT * abs(evidence.get("loss_averaged", 0.0)):
+    heat, is_straight = evidence.get("heat", 0.0), j > STRAIGHT
+    if (
+        heat > HOT * abs(evidence.get("loss_averaged", 0.0))
+        or evidence.get("growth", 0.0) > GROWTH
+        or (evidence.get("turnover", 0.0) > TURNOVER and not is_straight)
+    ):
         return "too hot"
-    return "straight" if j > STRAIGHT else "travelling"
+    return "straight" if is_straight or heat < 0 else "travelling"
 
 
 def _advise(verdict: str, evidence: Mapping[str, float], wait: int) -> str:
@@ -140,7 +154,8 @@ def _measure(optimizer: Any) -> _Measured:
     kept = [{"x": x} | entries.get(p, {}) for x, p in zip(data, params, strict=True)]
     home = data[0].device
     rows = [
-        torch.stack([_count_faults(entry.get(key)).to(home) for entry in kept]) for key in ("x", "average", "gradient")
+        torch.stack([_count_faults(entry.get(key)).to(home) for entry in kept])
+        for key in ("x", "average", "gradient")
     ]
     latest = None if optimizer._engine.has_captured else optimizer._trail.latest()
     if latest is not None:
@@ -150,12 +165,20 @@ def _measure(optimizer: Any) -> _Measured:
     at = values[:3].gt(0).int().argmax(0).tolist()
     faults = {p: ("x", "x̄", "ḡ")[at[i]] for i, p in enumerate(params) if values[:3, i].any()}
     if latest is None:
-        return _Measured(math.nan, dict.fromkeys(params, math.nan), 0, None, faults)
+        return _Measured(math.nan, dict.fromkeys(params, math.nan), 0, math.nan, math.nan, None, faults)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    joint, *parts = latest.compare(values[3:], [momentum_of(groups[p], settings) for p in params])
-    times, spike = [step for step, _ in latest.taken], _spike(values[4:].sum(1).tolist())
-    step = None if spike is None else times[spike]
-    return _Measured(joint, dict(zip(params, parts, strict=True)), times[-1] - times[0], step, faults)
+    joint, *parts = latest.compare(values[4:], [momentum_of(groups[p], settings) for p in params])
+    length, spread, *increments = values[3:].sum(1).tolist()
+    times, spike, quarter = [step for step, _ in latest.taken], _spike(increments), len(increments) // 4
+    return _Measured(
+        displacement=joint,
+        displacements=dict(zip(params, parts, strict=True)),
+        steps=times[-1] - times[0],
+        turnover=spread / (spread + length) if spread > 0 else 0.0,
+        growth=math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
+        spike=None if spike is None else times[spike],
+        faults=faults,
+    )
 
 
 def _count_faults(x: Any) -> Tensor:

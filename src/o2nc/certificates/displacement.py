@@ -45,7 +45,9 @@ def by_tensor(values: Tensor, xs: Sequence[Tensor]) -> Tensor:
     """Return what sums over all coordinates are, of values (rows, sampled coordinates): (rows, tensors), float64."""
     sizes = [-(-x.numel() // stride) for x, stride in zip(xs, strides(xs), strict=True)]
     parts = values.double().split(sizes, dim=1)
-    return torch.stack([part.sum(1) * (x.numel() / max(1, n)) for part, x, n in zip(parts, xs, sizes, strict=True)], 1)
+    return torch.stack(
+        [part.sum(1) * (x.numel() / max(1, n)) for part, x, n in zip(parts, xs, sizes, strict=True)], 1
+    )
 
 
 class Snapshots:
@@ -64,13 +66,14 @@ class Snapshots:
             self.taken.append((step, sample(tensors())))
 
     def measure(self, xs: Sequence[Tensor]) -> Tensor:
-        """Return V and then q_1, q_2, …, (snapshots, tensors), of all coordinates of the tensors."""
+        """Return ‖ȳ‖², V and then q_1, q_2, …, one column per tensor, summed over all its coordinates."""
         points = torch.stack([x.to(xs[0].device) for _, x in self.taken]).double()
-        spread = (points - points.mean(0)).square().mean(0, keepdim=True)
-        return by_tensor(torch.cat([spread, points.diff(dim=0).square()]), xs)
+        mean = points.mean(0, keepdim=True)
+        spread = (points - mean).square().mean(0, keepdim=True)
+        return by_tensor(torch.cat([mean.square(), spread, points.diff(dim=0).square()]), xs)
 
     def compare(self, measured: Tensor, momenta: Sequence[float]) -> list[float]:
-        """Return J of all tensors together, then of every one, from what `measure` has found and every one's b."""
+        """Return J of all tensors together, then of every one, from V and q as `measure` has them and every one's b."""
         spread, increments = measured[0].tolist(), measured[1:].cpu().numpy()
         weights = {b: walk([step for step, _ in self.taken], b) for b in {*momenta}}
         expected = [float(weights[b] @ increments[:, i]) for i, b in enumerate(momenta)]

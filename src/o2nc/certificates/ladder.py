@@ -22,7 +22,7 @@ from o2nc.persist.plain import KEY
 from o2nc.persist.shards import is_sharded, local, total
 from o2nc.vector import real
 
-LOW, HIGH = 0.5, 1.0
+LOW, HIGH = 0.35, 1.0
 SHORTEST, SHARE = 40, 0.1  # steps of a window: so many at least, and so large a share of all before it
 POINTS = 32  # snapshots in a window, about
 
@@ -95,7 +95,7 @@ class Ladder(LRScheduler):
         params, groups = self._params(), self.optimizer.param_groups
         measured, settings = snapshots.measure(self._tensors()), groups[0].get(KEY, {})
         momenta = [momentum_of(group, settings) for group in groups for _ in group["params"]]
-        return snapshots.compare(total(measured, params), momenta)[0]
+        return snapshots.compare(total(measured[1:], params), momenta)[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does; without the samples of a window that is not over if they are of shards."""
