@@ -32,7 +32,7 @@ KINKS = {  # by problem, log2 of a learning rate that reaches its kinks soon
     "double well, d = 10": 2,
     "kinks, d = 10, noise": 0,
     "max-affine, d = 20": -2,
-    "max-affine, d = 40, noise": -2,
+    "ReLU net, d = 16": 2,
     "phase retrieval, d = 10": -2,
     "blind deconvolution, d = 20": -2,
 }
@@ -122,7 +122,7 @@ def network(task: str, seed: int) -> tuple[nn.Module, Callable[[int], tuple[Tens
             return model, tokens, cross_entropy
         sizes, activation = ((16, 32, 1), nn.Tanh) if task == "regression" else ((20, 40, 10), nn.ReLU)
         teacher = nn.Sequential(nn.Linear(sizes[0], sizes[1]), activation(), nn.Linear(sizes[1], sizes[2]))
-        teacher.requires_grad_(False)
+        teacher.requires_grad_(False)[0].weight.mul_(3.0)
         model = nn.Sequential(nn.Linear(sizes[0], 64), activation(), nn.Linear(64, sizes[2]))
 
     def pairs(n: int) -> tuple[Tensor, Tensor]:
@@ -156,7 +156,7 @@ def cases() -> Iterator[Case]:
             "stationary", f"kinks: {name}", partial(on_problem, name, exponent + i // 12 - 1, i, 1000 + 100 * (i % 5))
         )
     for i in range(30):
-        kind, lr = ("quadratic", 0.05) if i % 2 else ("logistic", 0.3)
+        kind, lr = ("quadratic", 0.05) if i % 2 else ("logistic", 0.03)
         yield Case(
             "stationary", f"noise floor: {kind}", partial(on_floor, kind, i, lr * 2 ** (i % 3), 1500 + 50 * (i % 7))
         )
@@ -171,7 +171,7 @@ def cases() -> Iterator[Case]:
             "straight", f"lr/10: {task}, {kind}", partial(on_network, task, kind, lr / 10, i, 300 + 60 * (i // 5))
         )
     for i in range(14):
-        name, exponent = list(KINKS.items())[i % 6]
+        name, exponent = list(KINKS.items())[1 + i % 5]  # the double well's start is next to one of its kinks
         run = (
             partial(on_problem, name, exponent - 7, i, 300)
             if i < 12

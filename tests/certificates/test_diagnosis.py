@@ -113,7 +113,7 @@ def test_sums_over_a_sample_estimate_those_over_all():
 
 def test_the_trail_is_thinned_and_small():
     opt = run(sgd(d=10_000), lambda t, x: noise(t, 10_000), 700)
-    taken = opt._trail.snapshots.taken
+    taken = opt._trail._taken.taken
     assert USED <= MOST // 2 <= len(taken) < MOST
     assert sum(y.nbytes for _, y in taken) < MOST * COORDINATES * 8
     assert opt._trail.stride == 8

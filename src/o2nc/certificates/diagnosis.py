@@ -9,8 +9,8 @@
     travelling   none of these
 
 J is the displacement of `o2nc.certificates.displacement`, the heat F(x) − F(x̄) what a decay would gain now, the
-turnover V/(V + ‖ȳ‖²) which share of the weights' squared length changed over the snapshots that J is of. None has a
-scale to be chosen. The first line that applies, from above, is the verdict. docs/run.md has the measurements behind
+turnover which share of the weights changed over the snapshots that J is of: V/(V + ‖ȳ‖²) of every tensor, its mean over
+all coordinates. None has a scale to be chosen. The first line that applies, from above, is the verdict. docs/run.md has the measurements behind
 the thresholds.
 """
 
@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from o2nc.certificates.displacement import USED, momentum_of, walk
+from o2nc.certificates.displacement import USED, momentum_of
 from o2nc.optimizers import accessors
 from o2nc.persist.plain import KEY
 from o2nc.persist.shards import local, total
 from o2nc.text import printable
 
 STATIONARY, STRAIGHT = 0.25, 1.5  # J below and above these
-HOT, TURNOVER = 0.25, 0.045  # heat above this share of |F(x̄)|; turnover above this
+HOT, TURNOVER = 0.25, 0.05  # heat above this share of |F(x̄)|; turnover above this
 GROWTH = 16.0  # squared increments of so many times those at first
 SPIKE = 4.0  # a squared increment of so many times all before it
 
@@ -81,7 +81,7 @@ class _Measured(NamedTuple):
     displacement: float  # J of all parameters together
     displacements: dict[Any, float]  # J of every one
     steps: int  # that they are of
-    turnover: float  # V/(V + ‖ȳ‖²)
+    turnover: float  # the mean over all coordinates of their tensor's V/(V + ‖ȳ‖²)
     growth: float  # the last quarter's squared increments in times of the first quarter's
     spike: int | None  # the step at which a spike began
     faults: dict[Any, str]  # what is not finite of which parameter
@@ -157,7 +157,7 @@ def _measure(optimizer: Any) -> _Measured:
         torch.stack([_count_faults(entry.get(key)).to(home) for entry in kept])
         for key in ("x", "average", "gradient")
     ]
-    latest = None if optimizer._engine.has_captured else optimizer._trail.latest()
+    latest = None if optimizer._engine.has_captured else optimizer._trail.latest(optimizer)
     if latest is not None:
         rows += latest.measure(data)
     values = torch.stack(rows)
@@ -168,13 +168,14 @@ def _measure(optimizer: Any) -> _Measured:
         return _Measured(math.nan, dict.fromkeys(params, math.nan), 0, math.nan, math.nan, None, faults)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     joint, *parts = latest.compare(values[4:], [momentum_of(groups[p], settings) for p in params])
-    length, spread, *increments = values[3:].sum(1).tolist()
+    changed = (values[4] / (values[3] + values[4])).nan_to_num(0.0)
+    sizes, increments = torch.tensor([float(p.numel()) for p in params]), values[5:].sum(1).tolist()
     times, spike, quarter = [step for step, _ in latest.taken], _spike(increments), len(increments) // 4
     return _Measured(
         displacement=joint,
         displacements=dict(zip(params, parts, strict=True)),
         steps=times[-1] - times[0],
-        turnover=spread / (spread + length) if spread > 0 else 0.0,
+        turnover=float((sizes * changed).sum() / sizes.sum()),
         growth=math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
         spike=None if spike is None else times[spike],
         faults=faults,

@@ -5,8 +5,8 @@ q_i = ‖y_{i+1} − y_i‖². If the increments were independent, V would have 
 
     J = V / (κ Σ_i q_i (i/N)(1 − i/N))
 
-is 1 for a random walk, whatever its learning rates were, up to N/2 on a straight line (the snapshots are not evenly
-spaced: 13 for N = 32) and about 3/N where the run hops in one place. κ >= 1 accounts for momentum b, which correlates increments that are less than about 1/(1 − b) steps long.
+is 1 for a random walk, whatever its learning rates were, about 13 on a straight line (N = 32, at uneven distances) and
+3/N or less where the run hops in one place. κ >= 1 accounts for momentum b, which correlates increments that are less than about 1/(1 − b) steps long.
 Nothing in J has a unit, and no scale is chosen: the increments are as long as a share of the run.
 
 All sums over coordinates are estimated from a fixed sample of them, which is all of them for small tensors.
@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-
-from o2nc.persist.compiling import is_capturing
 
 COORDINATES, LEAST = 4096, 8  # sampled of all tensors together, and at least of each
 MOST, USED = 128, 32  # snapshots that are kept at most, and the last ones that J is of
@@ -73,7 +71,7 @@ class Snapshots:
         return by_tensor(torch.cat([mean.square(), spread, points.diff(dim=0).square()]), xs)
 
     def compare(self, measured: Tensor, momenta: Sequence[float]) -> list[float]:
-        """Return J of all tensors together, then of every one, from V and q as `measure` has them and every one's b."""
+        """Return J of all tensors together, then of each, from V and q as `measure` has them and each one's b."""
         spread, increments = measured[0].tolist(), measured[1:].cpu().numpy()
         weights = {b: walk([step for step, _ in self.taken], b) for b in {*momenta}}
         expected = [float(weights[b] @ increments[:, i]) for i, b in enumerate(momenta)]
@@ -87,25 +85,31 @@ def _ratio(spread: float, expected: float) -> float:
 class Trail:
     """Snapshots all over a run, at most MOST: then every other is dropped, and there is one in twice as many steps.
 
-    It is kept on the host's side of a step, and is not saved: it begins again after a checkpoint was loaded.
+    It is kept on the host's side of a step, and is not saved: it begins again after a checkpoint was loaded, and when
+    parameters are added or exchanged.
     """
 
     def __init__(self) -> None:
-        self.snapshots, self.stride, self.steps = Snapshots(), FIRST_STRIDE, 0
+        self._begin(None)
+
+    def _begin(self, params: Any) -> None:
+        self._params, self._taken, self.stride, self.steps = params, Snapshots(), FIRST_STRIDE, 0
 
     def follow(self, optimizer: Any) -> None:
         """Count a step that was taken, and take a snapshot if it is time."""
-        if is_capturing():
-            return
+        if optimizer._known_params is not self._params:
+            self._begin(optimizer._known_params)
         self.steps += 1
-        self.snapshots.follow(self.steps, self.stride, lambda: optimizer._data(optimizer._known_params))
-        if len(self.snapshots.taken) == MOST:
-            del self.snapshots.taken[::2]
+        self._taken.follow(self.steps, self.stride, lambda: optimizer._data(optimizer._known_params))
+        if len(self._taken.taken) == MOST:
+            del self._taken.taken[::2]
             self.stride *= 2
 
-    def latest(self) -> Snapshots | None:
+    def latest(self, optimizer: Any) -> Snapshots | None:
         """Return the last USED snapshots, or None if there are not so many."""
-        return Snapshots(self.snapshots.taken[-USED:]) if len(self.snapshots.taken) >= USED else None
+        if optimizer._known_params is not self._params or len(self._taken.taken) < USED:
+            return None
+        return Snapshots(self._taken.taken[-USED:])
 
 
 def walk(times: Sequence[int], momentum: float) -> np.ndarray:

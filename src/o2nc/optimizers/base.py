@@ -127,6 +127,7 @@ class Averaged(Optimizer):
     def _reset(self) -> None:
         register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
+        self._trail = Trail()
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
@@ -362,7 +363,7 @@ class Averaged(Optimizer):
     def _note_params(self) -> None:
         """Note which parameters there are, for a compiler and for shards."""
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
-        self._trail, self._is_sharded = Trail(), any(map(is_sharded, params))
+        self._is_sharded = any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
             raise TypeError("sharded parameters must be real: complex ones can only be whole")
