@@ -32,7 +32,7 @@ from o2nc.persist.compiling import is_capturing, register, step_in_graph
 from o2nc.persist.plain import KEY, from_dict, to_dict
 from o2nc.persist.shards import assemble, is_sharded, local, local_gradient, why_partial
 from o2nc.scaling import Law, check_law, draw
-from o2nc.vector import real
+from o2nc.vector import real, wide
 
 
 def new_settings(average: Any, scaling: Any, seed: int, certificate: bool, offload: bool) -> dict[str, Any]:
@@ -214,6 +214,8 @@ class Averaged(Optimizer):
         settings, turn, known, new = self.param_groups[0][KEY], iterate.turn, [], {}
         for p, x, g, entry in zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True):
             if "average" in entry:  # a parameter without a gradient is part of x_t, too
+                if entry["average"].dtype is not x.dtype and entry["average"].dtype is not wide(x.dtype):
+                    self._follow_dtype(p, entry, wide(x.dtype))
                 known.append((x, g, entry))
             elif g is not None:
                 g = g if settings["certificate"] else None
@@ -225,6 +227,12 @@ class Averaged(Optimizer):
                 xs, gs = found[: len(xs)], found[len(xs) :]
             update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
         return new
+
+    def _follow_dtype(self, p: Any, entry: Entry, dtype: torch.dtype) -> None:
+        """Convert the averages of a parameter whose dtype was changed, as model.double() does."""
+        own = self.state[p][KEY]
+        own.update({key: own[key].to(dtype) for key in self.shaped_entries & own.keys() - {"delta"}})
+        entry.update(self._local([own])[0])
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Have the torch optimizer step, its update multiplied by s; without a law bitwise as it is."""
