@@ -91,6 +91,8 @@ class Averaged(Optimizer):
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
     _is_plain: bool  # neither sharded nor complex
+    _finite_at: int  # the step at which the certificate was finite for the last time, when it was asked for
+    _broken: str  # what is said of a certificate that is not
     _is_checked: bool  # whether the parameters were found to be whole
     _has_averaged: bool  # a step failed after it had averaged x_t: the next attempt must not do so again
     _clock: tuple[Any, int, int]  # the counter, its version and its value, where reading it would wait for a device
@@ -358,7 +360,7 @@ class Averaged(Optimizer):
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
-        self._has_averaged, self._clock = False, (None, 0, 0)
+        self._has_averaged, self._clock, self._finite_at, self._broken = False, (None, 0, 0), 0, ""
         self._note_params()
 
     def _note_params(self) -> None:
@@ -501,3 +503,15 @@ class Averaged(Optimizer):
             The certificate of all parameters together; ``.by_parameter`` has every one's own.
         """
         return accessors.certificate(self, c)
+
+    def restart_averages(self) -> None:
+        """Begin the averages anew at the next iterate that counts, as after a gradient that was not finite.
+
+        x̄ and the certificate then know nothing of what came before, and nor do ``output()`` and ``progress``. The
+        parameters, their update and the law of s are left alone.
+
+        Raises:
+            NoAverages: there is no window, or one without ``start``.
+            RuntimeError: a CUDA graph has captured the step, which would go on as before.
+        """
+        accessors.restart(self)
