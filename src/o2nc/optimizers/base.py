@@ -77,6 +77,7 @@ class Averaged(Optimizer):
     has_progress = False  # whether it knows Δ, for progress and output()
     owns_state = False  # whether all of the state is ours
     couples_decay = False  # whether weight decay is part of the gradient
+    torch_has_fused = False  # whether fused=True is an option of the torch optimizer's own step
     device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
     shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # entries of the parameter's shape
     advice = "average=None: pass average=o2nc.Polynomial(12), say, when you construct it"
@@ -307,6 +308,11 @@ class Averaged(Optimizer):
         takes = rule is not None and (rule.is_bitwise or has_law or (demanded and has_window and self.has_progress))
         if takes and wanted and not self.defaults.get("differentiable"):
             return rule
+        if demanded and rule is not None and not takes and not self.torch_has_fused:
+            raise RuntimeError(
+                f"fused=True, but the fused step cannot be taken: the device form of {type(self).__name__} is not "
+                "bitwise its own step, and moves only where there is a law, scaling=… (fused=None falls back)"
+            )
         return OBSERVE if has_window and not self.has_progress else None
 
     def _step_fused(self, rule: DeviceRule) -> bool:
