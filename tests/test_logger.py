@@ -1,4 +1,4 @@
-"""The log of certificates: what is in it, what is refused, its picture, and several processes."""
+"""The log of certificates: what is in it, what is refused, and several processes."""
 
 import csv
 import gc
@@ -11,9 +11,7 @@ import torch
 
 import o2nc
 from logged import make, read, steps, train
-from o2nc.integrations.matplotlib import plot
-from o2nc.logfile import FIELDS, LAYER_FIELDS
-from o2nc.logger import CertificateLogger
+from o2nc.logger import FIELDS, LAYER_FIELDS, CertificateLogger
 from processes import needs_fsdp2, runs_alone, torchrun
 from registry import OURS, identical, ours_of
 
@@ -278,14 +276,13 @@ def test_paths_that_cannot_be_written_and_files_of_others(tmp_path):
 
 
 def test_a_cell_that_makes_the_optimizer_is_run_again(tmp_path):
-    """Each run of the cell starts from scratch, and moves the log of the one before aside."""
+    """Each run of the cell starts from scratch, and appends to the log of the one before."""
     kept = []
     for _ in range(3):
         model, optimizer = make()
         kept.append(CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1))
         train(model, optimizer, 3)
-    assert steps(kept[-1].path) == [1, 2, 3]
-    assert [steps(tmp_path / f"certificate.old-{k}.csv") for k in (1, 2)] == [[1, 2, 3]] * 2
+    assert steps(kept[-1].path) == [1, 2, 3] * 3
 
 
 def test_a_cell_that_makes_the_logger_is_run_again(tmp_path):
@@ -323,46 +320,6 @@ def test_folders_are_made(tmp_path):
     log = CertificateLogger(optimizer, str(tmp_path / "runs" / "1" / "certificate.csv"), every=1)
     train(model, optimizer, 1)
     assert steps(log.path) == [1]
-
-
-# --- the picture
-
-
-@pytest.mark.parametrize("layers", [True, False])
-def test_the_picture(layers, tmp_path):
-    model, optimizer = make()
-    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1, layers=layers)
-    train(model, optimizer, 12)
-    figure = log.plot(tmp_path / "certificate.png")
-    assert (tmp_path / "certificate.png").read_bytes().startswith(b"\x89PNG")
-    assert len(figure.axes) == (4 if layers else 2)
-    terms = figure.axes[0]
-    assert (terms.get_xscale(), terms.get_yscale()) == ("log", "log")
-    value, gradient, spread = (line.get_ydata() for line in terms.lines)
-    assert value == pytest.approx([a + b for a, b in zip(gradient, spread, strict=True)])
-    if layers:
-        names = [text.get_text() for text in figure.axes[2].get_legend().get_texts()]
-        assert set(names) == set(dict(model.named_parameters()))
-    log.close()
-    assert len(plot(log.path).axes) == len(figure.axes)  # a log is read without the run
-
-
-@pytest.mark.parametrize("numbers", [(), (0.0,), (float("nan"), 1.0), (float("inf"), 0.0, 2.0), (1.0,) * 60])
-def test_pictures_of_odd_logs(numbers, tmp_path):
-    """No rows, zeros, nans and infinities are drawn without a warning."""
-    (tmp_path / "certificate.csv").write_text(
-        "\n".join([",".join(FIELDS), *(f"{k},{v},{v},{v},{v},1.0,1.0" for k, v in enumerate(numbers, 1)), ""])
-    )
-    rows = [f"{k},p{i},{v},{v}" for k, v in enumerate(numbers, 1) for i in range(8)]
-    (tmp_path / "certificate.layers.csv").write_text("\n".join([",".join(LAYER_FIELDS), *rows, ""]))
-    plot(tmp_path / "certificate.csv", tmp_path / "certificate.svg")
-
-
-@pytest.mark.parametrize("rest", ["", "step,loss\n", "\0\0\n", ",".join(FIELDS)[:-1] + "\n1,2,3\n"])
-def test_no_pictures_of_what_is_no_log(rest, tmp_path):
-    (tmp_path / "certificate.csv").write_text(rest)
-    with pytest.raises(ValueError, match=r"certificate.csv is not a log of certificates"):
-        plot(tmp_path / "certificate.csv")
 
 
 # --- several processes
@@ -412,8 +369,13 @@ def make():
     return model, o2nc.ScaledSGDM(model.named_parameters(), lr=0.1, momentum=0.9, average=0.99)
 
 
-def fail(*_):
-    raise OSError("no space left")
+whole = o2nc.logger.LogFile.append
+
+
+def fail(self, rows=()):
+    if rows:
+        raise OSError("no space left")
+    whole(self)
 
 
 early, optimizer = make()
@@ -426,7 +388,7 @@ for step in range(5):
 for kind in ("fsdp", "ddp", "full disk"):
     model, _ = make()
     if kind == "full disk":
-        o2nc.logfile.LogFile.append = fail
+        o2nc.logger.LogFile.append = fail
     if kind != "ddp":
         fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
         trained = model
