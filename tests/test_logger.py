@@ -64,15 +64,6 @@ def test_the_run_is_the_same_with_a_log(tmp_path):
     identical(*(optimizer.state_dict() for _, optimizer in runs))
 
 
-def test_without_layers_there_is_one_file(tmp_path):
-    model, optimizer = make()
-    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, layers=False)
-    train(model, optimizer, 4)
-    assert [path.name for path in tmp_path.iterdir()] == ["certificate.csv"]
-    assert steps(tmp_path / "certificate.csv") == [2, 4]
-    log.close()
-
-
 def test_a_writer_gets_the_same(tmp_path):
     model, optimizer = make()
     writer = Writer()
@@ -275,17 +266,6 @@ def test_paths_that_cannot_be_written_and_files_of_others(tmp_path):
 
 
 # --- notebooks, where cells are run again and results are kept
-
-
-def test_a_cell_that_makes_the_optimizer_is_run_again(tmp_path):
-    """Each run of the cell starts from scratch, and moves the log of the one before aside."""
-    kept = []
-    for _ in range(3):
-        model, optimizer = make()
-        kept.append(CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1))
-        train(model, optimizer, 3)
-    assert steps(kept[-1].path) == [1, 2, 3]
-    assert [steps(tmp_path / f"certificate.old-{k}.csv") for k in (1, 2)] == [[1, 2, 3]] * 2
 
 
 def test_a_cell_that_makes_the_logger_is_run_again(tmp_path):

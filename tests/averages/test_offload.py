@@ -1,7 +1,6 @@
 """offload=True: the averages are kept in the host's memory, and are the same."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -66,22 +65,6 @@ def test_on_a_gpu_they_are_those_beside_the_parameters(name):
     torch.testing.assert_close(found[0]["average"], found[1]["average"])
 
 
-@EVERY
-@pytest.mark.parametrize("stop", [7, 8])  # with and after a turn
-def test_a_checkpoint_goes_on_to_the_bit(name, stop):
-    whole, _ = run(name, torch.float32, offload=True)
-    opt, params = run(name, torch.float32, offload=True, steps=range(1, stop + 1))
-    buffer = io.BytesIO()
-    torch.save(opt.state_dict(), buffer)
-    buffer.seek(0)
-    other = OURS[name](params, average=o2nc.Polynomial(2, start=2, every=4), offload=True)
-    other.load_state_dict(torch.load(buffer, weights_only=True))
-    for t in range(stop + 1, 14):
-        rig.set_noise(params, t, [1] if t % 3 == 0 else [])
-        other.step()
-    same(claims(whole), claims(other))
-
-
 def test_a_checkpoint_says_where_averages_are():
     opt, _ = run("AdamW")
     other, params = run("AdamW", offload=True)
@@ -128,11 +111,3 @@ def test_memory_of_copies_is_used_again():
     assert not kept.any()
     assert x.all()
     assert copies._copy(0, torch.zeros(4)) is not kept
-
-
-def test_what_makes_no_sense_is_refused():
-    for bad in (4, 1.5, "yes", None):
-        with pytest.raises(TypeError, match="offload"):
-            o2nc.AdamW(parameters(), average=0.9, offload=bad)
-    with pytest.raises(ValueError, match="offload=True says where averages are kept"):
-        o2nc.AdamW(parameters(), offload=True)

@@ -116,19 +116,6 @@ def test_a_checkpoint_of_another_dtype(device, make, before, after):
     rig.compare(work, tolerance=2e-5)
 
 
-@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "extend(Lion)")
-def test_averaged_restores_to_the_bit(device, make):
-    params = rig.begin(device, torch.float32)
-    opt = rig.advance(make(params), params, (1, 2, 3))
-    before = [p.detach().clone() for p in params]
-    with opt.averaged():
-        assert all(torch.equal(p, opt.state[p]["o2nc"]["average"]) for p in params)
-    assert all(torch.equal(p, x) for p, x in zip(params, before, strict=True))
-    others = rig.begin(device, torch.float32)
-    rig.advance(opt, params, [4])
-    rig.agree(rig.facts(opt), rig.facts(rig.advance(make(others), others, (1, 2, 3, 4))), tolerance=0)
-
-
 # ---- sharded parameters ----
 
 

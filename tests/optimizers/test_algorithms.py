@@ -157,24 +157,6 @@ def test_schedulers_act_on_the_learner():
     assert lengths[-1] < 0.03 * lengths[0]
 
 
-def test_a_closures_gradients_are_the_ones_that_count():
-    plain, with_closure = parameters(), parameters()
-    a, b = (o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1)) for ps in (plain, with_closure))
-
-    def closure():
-        b.zero_grad()
-        loss = sum(p.abs().sum() for p in with_closure)
-        loss.backward()
-        return loss
-
-    for _ in range(5):
-        a.zero_grad()
-        sum(p.abs().sum() for p in plain).backward()
-        a.step()
-        assert b.step(closure).requires_grad
-    assert all(map(torch.equal, plain, with_closure))
-
-
 def test_names_are_those_of_the_groups():
     params = parameters()
     for given, names in (
@@ -271,24 +253,3 @@ def test_blocks_with_gaps_lie_in_the_goldstein_ball():
             check_block(opt, params, ws, gs, t // period, period)
             block = np.array(ws[-period:])
             assert np.linalg.norm(block - block.mean(0), axis=1).max() <= delta
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"period": 0}, ValueError, "period must be an integer >= 1, got 0"),
-        ({"period": 2.5}, TypeError, "period"),
-        ({"period": 5, "seed": -1}, ValueError, "seed"),
-        ({"period": 5, "restart": 1}, TypeError, "restart"),
-        ({"weight_decay": -1}, ValueError, "weight_decay"),
-        ({"weight_decay": float("nan")}, ValueError, "weight_decay"),
-        ({"maximize": 1}, TypeError, "maximize"),
-        ({"beta": 1.0}, ValueError, "beta"),
-        ({"fused": 1}, TypeError, "fused"),
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments, error, words):
-    make = o2nc.OriginalO2NC if "period" in arguments else o2nc.ExponentiatedO2NC
-    with pytest.raises(error, match=words):
-        make(parameters(), BallOGD(lr=0.1, radius=1.0), **arguments)

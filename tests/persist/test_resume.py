@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import optim
 
 import o2nc
 from problem import parameters, set_gradients
@@ -84,39 +83,6 @@ def test_copies_continue_bitwise(name, copied):
     same(claims(advance(opt, 9, STEPS)), claims(advance(other, 9, STEPS)))
     advance(other, STEPS + 1, STEPS + 2)  # the copy does not write into the original
     same(claims(opt), claims(advance(OPTIMIZERS[name](parameters(torch.float32)), 1, STEPS)))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        (optim.SGD, o2nc.SGD),
-        (optim.SGD, lambda ps, **kw: o2nc.ScaledSGDM(ps, scaling=None, **kw)),
-        (optim.SGD, lambda ps, average, **kw: o2nc.extend(optim.SGD(ps, **kw), average)),
-        (optim.AdamW, o2nc.AdamW),
-        (optim.AdamW, lambda ps, average, **kw: o2nc.extend(optim.AdamW(ps, **kw), average)),
-    ],
-    ids=["SGD", "ScaledSGDM", "extend(SGD)", "AdamW", "extend(AdamW)"],
-)
-def test_checkpoints_of_torchs_optimizers_continue_bitwise(theirs, ours, dtype):
-    """The way to averages, which begin with the next step; without a warning."""
-    options = {"lr": 0.02, "weight_decay": 0.1} | ({"momentum": 0.9} if theirs is optim.SGD else {})
-    plain = advance(theirs(parameters(dtype), **options), 1, 6)
-    opt = ours(copy.deepcopy(params_of(plain)), average=0.9, **options)
-    opt.load_state_dict(copy.deepcopy(plain.state_dict()))
-    xs = []
-    for t in range(7, STEPS + 1):
-        xs.append([p.detach().double() for p in params_of(opt)])
-        advance(opt, t, t)
-        advance(plain, t, t)
-    assert all(map(torch.equal, params_of(opt), params_of(plain)))
-    weights = [0.9 ** (len(xs) - 1 - k) for k in range(len(xs))]
-    with opt.averaged():
-        for i, p in enumerate(params_of(opt)):
-            mean = sum(w * x[i] for w, x in zip(weights, xs, strict=True)) / sum(weights)
-            torch.testing.assert_close(
-                p.detach().double(), mean, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6
-            )
 
 
 @every_optimizer
