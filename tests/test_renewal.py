@@ -96,9 +96,3 @@ def test_moments_are_those_of_the_samples(law):
     s = np.array([law.sample(3, t) for t in range(1, 40_001)])
     assert np.mean(s) == pytest.approx(law.mean, abs=5 * np.std(s) / 200)
     assert np.mean(s**2) == pytest.approx(law.second_moment, abs=5 * np.std(s**2) / 200)
-
-
-def zigzag(v):
-    """A function of period 0.7 with slopes 1 and −¾."""
-    phase = np.mod(v, 0.7)
-    return np.where(phase < 0.3, phase, 0.3 - 0.75 * (phase - 0.3))

@@ -9,7 +9,7 @@ import fused_device as rig
 import o2nc
 from o2nc.averages.offload import HostCopies
 from problem import parameters
-from registry import OURS, PAPER, claims, ours_of, params_of, same
+from registry import OURS, PAPER, claims, identical, ours_of, params_of
 
 PLACES = ["cpu", pytest.param("cuda", marks=rig.needs_cuda)]
 EVERY = pytest.mark.parametrize("name", [name for name in OURS if name not in PAPER])
@@ -39,7 +39,7 @@ def run(name, dtype=torch.float64, place="cpu", steps=range(1, 14), **options):
 
 @EVERY
 def test_they_are_the_averages_that_are_kept_beside_the_parameters(name, taken):
-    same(claims(run(name, offload=True)[0]), claims(run(name)[0]))
+    identical(claims(run(name, offload=True)[0]), claims(run(name)[0]))
 
 
 @EVERY

@@ -189,18 +189,6 @@ def test_a_triton_that_is_too_old(device, monkeypatch):
 # ---- steps that are not taken ----
 
 
-@rig.cases
-@pytest.mark.parametrize("first", [1, 3])
-def test_a_step_without_any_gradient_changes_nothing(device, make, first):
-    params = rig.begin(device)
-    opt = rig.advance(make(params), params, range(1, first))
-    before, said = rig.saved(opt), rig.facts(opt)
-    opt.zero_grad()
-    opt.step()
-    rig.identical(rig.saved(opt), before)
-    rig.agree(rig.facts(opt), said, tolerance=0)
-
-
 # ---- captures: a step that draws s on the host is refused, on a GPU `test_gpu.py` has them ----
 
 

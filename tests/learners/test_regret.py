@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, Learner, ScaleFree
+from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, ScaleFree
 
 SHAPES = [(2,), (1, 1)]
 DIM = 3
@@ -139,10 +139,6 @@ def assert_bound(learner, beta, excess, schedules=True):
 def square_norms(g, beta):
     """Return ‖g̃_t‖² for t = 1..n."""
     return (power(beta, -np.arange(1, len(g) + 1))[:, None] ** 2 * g**2).sum(1)
-
-
-def name(value):
-    return repr(value) if isinstance(value, Learner) else str(value)
 
 
 @pytest.mark.parametrize("beta", BETAS)

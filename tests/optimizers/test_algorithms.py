@@ -7,7 +7,7 @@ import torch
 import fused_device as rig
 import o2nc
 import twin
-from o2nc.learners import OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
+from o2nc.learners import OGD, BallOGD, ScaleFree
 from problem import delta_of, flat, parameters, set_gradients
 from registry import LAWS, LEARNERS, ours_of
 
@@ -140,33 +140,6 @@ def test_one_scalar_for_all_parameters_and_groups():
         for p, x, pull in zip((a, b), before, (0.1 * 0.5, 0.0), strict=True):
             torch.testing.assert_close(p.detach(), x + s * (delta_of(opt, p) - pull * x), rtol=1e-14, atol=1e-15)
     assert [g["lr"] for g in opt.param_groups] == [0.1, 0.2]
-
-
-def test_schedulers_act_on_the_learner():
-    params = parameters()
-    assert o2nc.ExponentiatedO2NC(params, CoinBetting(), beta=0.9).param_groups[0]["lr"] == 1.0
-    opt = o2nc.ExponentiatedO2NC(params, AdaGrad(lr=0.5), beta=0.9, scaling=None)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
-    lengths = []
-    for _ in range(8):
-        for p in params:
-            p.grad = torch.ones_like(p)
-        opt.step()
-        scheduler.step()
-        lengths.append(float(torch.stack([delta_of(opt, p).norm() for p in params]).norm()))
-    assert lengths[-1] < 0.03 * lengths[0]
-
-
-def test_names_are_those_of_the_groups():
-    params = parameters()
-    for given, names in (
-        (params, [0, 1, 2, 3]),
-        ([(f"layer{i}", p) for i, p in enumerate(params)], [f"layer{i}" for i in range(4)]),
-    ):
-        opt = o2nc.ExponentiatedO2NC(given, OGD(lr=0.05), beta=0.9)
-        set_gradients(params, 1)
-        opt.step()
-        assert list(opt.certificate().by_parameter) == names
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+import fused_device as rig
 import o2nc
 from o2nc import learners
 from problem import delta_of, parameters, set_gradients
-from registry import INF, LEARNERS, OURS, PAPER, claims, identical, ours_of, params_of, same
+from registry import INF, LEARNERS, OURS, PAPER, build, claims, identical, ours_of, params_of
 
 every_optimizer = pytest.mark.parametrize("name", OURS)
 
@@ -43,22 +44,30 @@ def zeros(*shape, dtype=torch.float32):
 # --- which have gradients
 
 
+@pytest.mark.some(20)
+@pytest.mark.parametrize("fused", [False, True])
 @every_optimizer
-def test_gradients_are_never_written_to(name):
-    opt = OURS[name](parameters(torch.float32, shapes=[(3, 2), (200, 300)]))
+def test_gradients_are_never_written_to(name, fused, device):
+    params = rig.begin(device, torch.float32, shapes=[(3, 2), (200, 300)] if not fused else [(3, 2), (4,)])
+    opt = build(name, params, fused)
     for t in range(1, 5):
-        set_gradients(params_of(opt), t)
-        before = [p.grad.clone() for p in params_of(opt)]
+        rig.set_noise(params, t)
+        before = [(p.grad, p.grad.clone(), p.grad._version) for p in params]
         opt.step()
-        assert all(torch.equal(p.grad, g) for p, g in zip(params_of(opt), before, strict=True))
+        for p, (g, value, version) in zip(params, before, strict=True):
+            assert p.grad is g
+            assert torch.equal(g, value)
+            assert g._version == version
 
 
+@pytest.mark.some(20)
+@pytest.mark.parametrize("fused", [False, True])
 @every_optimizer
-def test_a_step_without_any_gradient_consumes_nothing(name):
-    opt = OURS[name](parameters())
+def test_a_step_without_any_gradient_consumes_nothing(name, fused, device):
+    opt = build(name, rig.begin(device), fused)
     opt.step()
     assert not any(opt.state.values())
-    before = snapshot(steps(opt, 5))
+    before = snapshot(rig.advance(opt, params_of(opt), range(1, 6)))
     opt.zero_grad()
     opt.step()
     identical(snapshot(opt), before)
@@ -166,7 +175,7 @@ def test_mixed_dtypes(name):
     assert [ours_of(opt, p)["average"].dtype for p in params] == [torch.float32] * 8 + [torch.float64] * 4
     assert [p.dtype for p in params[::4]] == [torch.float32, torch.bfloat16, torch.float64]
     if name != "extend(NAdam)":  # whose state has numbers of the default dtype
-        same(found[0], found[1])
+        identical(found[0], found[1])
     assert len(found) == 3
 
 

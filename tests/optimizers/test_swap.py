@@ -239,7 +239,9 @@ def test_averages_are_not_kept():
         ),
     ):
         opt = make(parameters())
-        for ask in (opt.certificate, lambda opt=opt: opt.averaged().__enter__()):
+        asks = [opt.certificate, lambda opt=opt: opt.averaged().__enter__()]
+        asks += [opt.output, lambda opt=opt: opt.progress] if hasattr(type(opt), "output") else []
+        for ask in asks:
             with pytest.raises(RuntimeError, match=advice):
                 ask()
     opt = trained("AdamW", certificate=False)

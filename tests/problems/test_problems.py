@@ -44,11 +44,6 @@ TRAPS = st.builds(
 CLIMBERS = [Climber(1), Climber(10)]
 
 
-def points(climber, n):
-    uniform = torch.rand(n, climber.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return 20 * uniform - 10
-
-
 def phases(trap, n=1001):
     """Points of one period, in units that miss its kinks."""
     return trap.period * (torch.arange(n, dtype=torch.float64) + 0.5) / n

@@ -72,21 +72,6 @@ def test_sharp_plan_is_a_guarantee():
 # ---- the identity and the inequality
 
 
-def kinked(d):
-    """Σ|x_i − a zigzag's phase|/√d: its value and slope for rows of points; G = 1 and inf F >= −0.15√d."""
-    slope = lambda x: (np.sign(x) * 0.4 + np.where(np.mod(x, 0.2) < 0.1, 0.6, -0.6)) / math.sqrt(d)  # noqa: E731
-    wave = lambda x: 0.6 * (0.1 - np.abs(np.mod(x, 0.2) - 0.1))  # noqa: E731
-    value = lambda x: (0.4 * np.abs(x) + wave(x)).sum(-1) / math.sqrt(d)  # noqa: E731
-    return value, slope
-
-
-LAWS = {
-    "exponential": (o2nc.Exponential(), lambda rng, n: rng.exponential(size=n)),
-    "gamma": (o2nc.Gamma(2.0), lambda rng, n: rng.gamma(2.0, 0.5, size=n)),
-    "uniform": (o2nc.Uniform(0, 2), lambda rng, n: rng.uniform(0, 2, size=n)),
-}
-
-
 # ---- the output law, and averages of another discount than the momentum
 
 
