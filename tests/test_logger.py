@@ -319,6 +319,19 @@ def test_the_picture(layers, tmp_path):
     assert len(plot(log.path).axes) == len(figure.axes)  # a log is read without the run
 
 
+def test_names_in_the_picture_are_what_they_are(tmp_path):
+    """Issue: $…$ was read as a formula, which ended in an error, and names that begin with _ were left out."""
+    names = ["a$b$", "$x_{$", "_orig_mod.weight", "_hidden"]
+    params = [(name, torch.nn.Parameter(torch.ones(2))) for name in names]
+    opt = o2nc.ScaledSGDM(params, lr=0.1, average=0.9)
+    with CertificateLogger(opt, tmp_path / "certificate.csv", every=1) as log:
+        for i, (_, p) in enumerate(params):
+            p.grad = torch.full((2,), 1.0 + i)
+        opt.step()
+    figure = log.plot(tmp_path / "certificate.svg")
+    assert [text.get_text() for text in figure.axes[2].get_legend().get_texts()] == names
+
+
 @pytest.mark.parametrize("numbers", [(), (0.0,), (float("nan"), 1.0), (float("inf"), 0.0, 2.0), (1.0,) * 60])
 def test_pictures_of_odd_logs(numbers, tmp_path):
     """No rows, zeros, nans and infinities are drawn without a warning."""
