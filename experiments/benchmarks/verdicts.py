@@ -2,9 +2,9 @@
 
     python experiments/benchmarks/verdicts.py --out verdicts
 
-Labels were fixed before any threshold: a run at a kink or at its noise floor, long after it arrived, is "stationary"; a
-network in the midst of its training, at a good learning rate, "travelling"; one at a tenth of it, and a function at a
-hundredth, "straight"; a network at ten times it "too hot"; one that met a batch with gradients 30 times as long in
+Labels were fixed before any threshold: a run at a kink or at its noise floor, long after it arrived, is "stationary";
+a network in the midst of its training, at a good learning rate, "travelling"; one at a tenth of it, and a function at
+a hundredth, "straight"; a network at ten times it "too hot"; one that met a batch with gradients 30 times as long in
 the last tenth of its run "spike". Every other run of each kind is held out.
 
 Result: docs/run.md (two cores, torch 2.13 on a CPU).
@@ -22,10 +22,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import o2nc
 from o2nc.certificates.diagnosis import ADVICE
-from o2nc_experiments import kit
+from o2nc_experiments import kit, nonsmooth
 from o2nc_experiments.nonsmooth import PROBLEMS
 from o2nc_experiments.nonsmooth_runs import Arm
-from o2nc_experiments import nonsmooth
 
 AVERAGE = o2nc.Polynomial(12, every=4)
 KINKS = {  # by problem, log2 of a learning rate that reaches its kinks soon
@@ -199,7 +198,7 @@ def main(out: Path) -> None:
         found.append({"label": case.label, "name": case.name, "verdict": result.verdict, "evidence": numbers})
         print(len(found), case.label, case.name, str(result)[:150], flush=True)
     kit.write_json(out / "verdicts.json", {"circumstances": kit.circumstances("verdicts.py"), "runs": found})
-    labels = list(dict.fromkeys(run["label"] for run in found))
+    labels = [label for label in ADVICE if any(run["label"] == label for run in found)]
     for half, title in ((0, "used to choose the thresholds"), (1, "held out")):
         runs = [run for label in labels for run in [r for r in found if r["label"] == label][half::2]]
         head = ["verdict", "runs", "recall", "false alarms", "said instead"]

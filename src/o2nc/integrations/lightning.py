@@ -36,7 +36,7 @@ def averaged(trainer: Trainer) -> Iterator[None]:
 
 
 class CertificateCallback(Callback):
-    """Logs the certificate, its gradient and spread, and the progress whenever Lightning logs.
+    """Logs what ``diagnose()`` says, the certificate and the progress whenever Lightning logs.
 
     They are logged in the module's name, so that all loggers have them, and callbacks can monitor
     ``certificate/value``. Checkpoints need nothing from this callback: all is in the optimizer's state.
@@ -79,7 +79,7 @@ class CertificateCallback(Callback):
         optimizers = _optimizers(trainer)
         for k, optimizer in enumerate(optimizers):
             if has_certificate(optimizer):
-                found = scalars(optimizer.certificate(self.c), progress_of(optimizer))
+                found = scalars(optimizer.diagnose(), optimizer.certificate(self.c), progress_of(optimizer))
                 of_this = "" if len(optimizers) == 1 else f"/{k}"
                 pl_module.log_dict({name + of_this: value for name, value in found.items()}, on_step=True)
 

@@ -42,7 +42,7 @@ def averaged(trainer: Any) -> Iterator[None]:
 
 
 class CertificateCallback(TrainerCallback):
-    """Logs the certificate, its gradient and spread, and the progress whenever the Trainer logs the loss.
+    """Logs what ``diagnose()`` says, the certificate and the progress whenever the Trainer logs the loss.
 
     The optimizer is one of o2nc's that keeps averages, given to the Trainer as ``optimizers=(opt, schedule)`` or
     ``optimizer_cls_and_kwargs=(o2nc.ScaledSGDM, {"lr": …, "average": 0.999})``. Checkpoints need nothing from this
@@ -78,7 +78,7 @@ class CertificateCallback(TrainerCallback):
         """Log the certificate after the loss."""
         optimizer = averaged_optimizer(self.trainer.optimizer)
         if "loss" in kwargs["logs"] and has_certificate(optimizer):
-            self.trainer.log(scalars(optimizer.certificate(self.c), progress_of(optimizer)))
+            self.trainer.log(scalars(optimizer.diagnose(), optimizer.certificate(self.c), progress_of(optimizer)))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
