@@ -154,7 +154,9 @@ def test_a_device_form_that_is_demanded_and_cannot_move(device):
     params = rig.begin(device)
     opt = Mine(params, lr=0.1, average=0.9, fused=True)
     set_gradients(params, 1)
-    with pytest.raises(RuntimeError, match="the device form of Mine is not bitwise its own step, and moves only where"):
+    with pytest.raises(
+        RuntimeError, match="the device form of Mine is not bitwise its own step, and moves only where"
+    ):
         opt.step()
 
 

@@ -187,7 +187,9 @@ def test_averages_follow_the_dtype_of_their_parameters(name, fused, device, monk
         assert {ours_of(opt, p)[key].dtype for p in params for key in ("average", "gradient")} == {dtype}
         assert math.isfinite(opt.certificate().value)
         with opt.averaged():
-            assert all(torch.equal(p, ours_of(opt, p)["average"]) or "last_average" in ours_of(opt, p) for p in params)
+            assert all(
+                torch.equal(p, ours_of(opt, p)["average"]) or "last_average" in ours_of(opt, p) for p in params
+            )
 
 
 @every_optimizer
