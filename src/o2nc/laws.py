@@ -112,12 +112,13 @@ class _ShapeScale(_Priced, ABC):
 
     def __post_init__(self) -> None:
         checks.positive("shape", self.shape)
+        if self.scale is not None:
+            checks.positive("scale", self.scale)
+        make_plain_(self)
         if self.scale is None:
             scale = self._scale_of_mean_one()
             checks.number("shape", self.shape, "at least 0.006 when the scale is left open", lambda v: scale > 0)
             object.__setattr__(self, "scale", scale)
-        checks.positive("scale", self.scale)
-        make_plain_(self)
 
     @abstractmethod
     def _scale_of_mean_one(self) -> float: ...
