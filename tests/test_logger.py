@@ -1,4 +1,4 @@
-"""The log of certificates: what is in it, what is refused, and several processes."""
+"""The log of certificates: what is in it, what is refused, its picture, and several processes."""
 
 import csv
 import gc
@@ -11,6 +11,7 @@ import torch
 
 import o2nc
 from logged import make, read, steps, train
+from o2nc.integrations.matplotlib import plot
 from o2nc.logger import FIELDS, LAYER_FIELDS, CertificateLogger
 from processes import needs_fsdp2, runs_alone, torchrun
 from registry import OURS, identical, ours_of
@@ -320,6 +321,59 @@ def test_folders_are_made(tmp_path):
     log = CertificateLogger(optimizer, str(tmp_path / "runs" / "1" / "certificate.csv"), every=1)
     train(model, optimizer, 1)
     assert steps(log.path) == [1]
+
+
+# --- the picture
+
+
+@pytest.mark.parametrize("layers", [True, False])
+def test_the_picture(layers, tmp_path):
+    model, optimizer = make()
+    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=1, layers=layers)
+    train(model, optimizer, 12)
+    figure = log.plot(tmp_path / "certificate.png")
+    assert (tmp_path / "certificate.png").read_bytes().startswith(b"\x89PNG")
+    assert len(figure.axes) == (4 if layers else 2)
+    terms = figure.axes[0]
+    assert (terms.get_xscale(), terms.get_yscale()) == ("log", "log")
+    value, gradient, spread = (line.get_ydata() for line in terms.lines)
+    assert value == pytest.approx([a + b for a, b in zip(gradient, spread, strict=True)])
+    if layers:
+        names = [text.get_text() for text in figure.axes[2].get_legend().get_texts()]
+        assert set(names) == set(dict(model.named_parameters()))
+    log.close()
+    assert len(plot(log.path).axes) == len(figure.axes)  # a log is read without the run
+
+
+def test_names_in_the_picture_are_what_they_are(tmp_path):
+    """Issue: $…$ was read as a formula, which ended in an error, and names that begin with _ were left out."""
+    names = ["a$b$", "$x_{$", "_orig_mod.weight", "_hidden"]
+    params = [(name, torch.nn.Parameter(torch.ones(2))) for name in names]
+    opt = o2nc.ScaledSGDM(params, lr=0.1, average=0.9)
+    with CertificateLogger(opt, tmp_path / "certificate.csv", every=1) as log:
+        for i, (_, p) in enumerate(params):
+            p.grad = torch.full((2,), 1.0 + i)
+        opt.step()
+    figure = log.plot(tmp_path / "certificate.svg")
+    assert [text.get_text() for text in figure.axes[2].get_legend().get_texts()] == names
+
+
+@pytest.mark.parametrize("numbers", [(), (0.0,), (float("nan"), 1.0), (float("inf"), 0.0, 2.0), (1.0,) * 60])
+def test_pictures_of_odd_logs(numbers, tmp_path):
+    """No rows, zeros, nans and infinities are drawn without a warning."""
+    (tmp_path / "certificate.csv").write_text(
+        "\n".join([",".join(FIELDS), *(f"{k},{v},{v},{v},{v},1.0,1.0" for k, v in enumerate(numbers, 1)), ""])
+    )
+    rows = [f"{k},p{i},{v},{v}" for k, v in enumerate(numbers, 1) for i in range(8)]
+    (tmp_path / "certificate.layers.csv").write_text("\n".join([",".join(LAYER_FIELDS), *rows, ""]))
+    plot(tmp_path / "certificate.csv", tmp_path / "certificate.svg")
+
+
+@pytest.mark.parametrize("rest", ["", "step,loss\n", "\0\0\n", ",".join(FIELDS)[:-1] + "\n1,2,3\n"])
+def test_no_pictures_of_what_is_no_log(rest, tmp_path):
+    (tmp_path / "certificate.csv").write_text(rest)
+    with pytest.raises(ValueError, match=r"certificate.csv is not a log of certificates"):
+        plot(tmp_path / "certificate.csv")
 
 
 # --- several processes

@@ -30,7 +30,7 @@ pytestmark = [
 OPENING, *SECTIONS = re.split(r"^## ", PAGES["docs/recipes.md"], flags=re.MULTILINE)
 RECIPES = dict(section.split("\n", 1) for section in SECTIONS)
 NEEDED = {
-    "A log of certificates": ("tensorboard",),
+    "A log of certificates": ("tensorboard", "matplotlib"),
     "Hugging Face transformers": ("transformers", "accelerate", "tensorboard"),
     "accelerate": ("accelerate", "tensorboard"),
     "Lightning": ("lightning", "tensorboard"),
@@ -167,6 +167,7 @@ def joins_late(names):
 def leaves_a_log(names):
     assert len(Path("certificate.csv").read_text().splitlines()) == 1 + 8
     assert len(Path("certificate.layers.csv").read_text().splitlines()) == 1 + 8 * 4
+    assert Path("certificate.png").read_bytes().startswith(b"\x89PNG")
     assert list(Path("runs").iterdir())
 
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -25,8 +25,16 @@ from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.wrapped import averaged_optimizer
 from o2nc.persist.shards import is_first_process
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 FIELDS = ("step", "gradient", "spread", "certificate", "progress", "ess", "c")
 LAYER_FIELDS = ("step", "parameter", "gradient", "spread")
+
+
+def layers_path(path: Path) -> Path:
+    """Return the path of the per-parameter file that belongs to a log."""
+    return path.with_name(f"{path.stem}.layers{path.suffix}")
 
 
 def scalars(certificate: Certificate, progress: float) -> dict[str, float]:
@@ -96,7 +104,7 @@ class CertificateLogger:
         optimizer = averaged_optimizer(optimizer, certificate=True)
         self._optimizer = ref(optimizer)
         self.path = Path(path).absolute()
-        self.layers_path = self.path.with_name(f"{self.path.stem}.layers{self.path.suffix}")
+        self.layers_path = layers_path(self.path)
         self.every, self.c, self.layers, self.writer = every, c, layers, writer
         self._file, self._layers_file = LogFile(self.path, FIELDS), LogFile(self.layers_path, LAYER_FIELDS)
         self._is_first, self._warned = is_first_process(), set[str]()
@@ -184,6 +192,12 @@ class CertificateLogger:
             if what not in self._warned:
                 self._warned.add(what)
                 warnings.warn(f"{what} lacks rows, and training goes on: {error}", stacklevel=2)
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """Plot the log and save the picture to ``path``, if given; see `o2nc.integrations.matplotlib.plot`."""
+        from o2nc.integrations.matplotlib import plot
+
+        return plot(self.path, path)
 
     def close(self) -> None:
         """Stop logging; a writer stays open."""

@@ -1,7 +1,9 @@
 """When kernels take the step, and what is said when they cannot."""
 
 import importlib.util
+import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ import fused_device as rig
 import o2nc
 from o2nc import learners
 from o2nc.fused import engine
+from o2nc.fused.rule import DeviceRule, Layout, Rule
+from o2nc.optimizers.base import Averaged
 from problem import parameters, set_gradients
 
 
@@ -136,6 +140,42 @@ def test_what_has_no_device_form(device, reason, make):
         rig.advance(opt, ps, (1, 2, 3))
         assert not rig.is_fused(opt)
     rig.agree(*({str(i): torch.view_as_real(p + 0j) for i, p in enumerate(ps)} for ps in (params, others)))
+
+
+class Mine(Averaged, torch.optim.SGD):
+    """An optimizer of one's own, with a device form that is not bitwise its step."""
+
+    is_linear_in_lr = True
+    device_rule = DeviceRule("mine:rule")
+
+
+def test_a_device_form_that_is_demanded_and_cannot_move(device):
+    """Issue: fused=True was ignored without a word."""
+    params = rig.begin(device)
+    opt = Mine(params, lr=0.1, average=0.9, fused=True)
+    set_gradients(params, 1)
+    with pytest.raises(RuntimeError, match="the device form of Mine is not bitwise its own step, and moves only where"):
+        opt.step()
+
+
+def test_a_slot_that_no_step_creates(device, monkeypatch):
+    """Issue: with a slot that is misspelt every step was the optimizer's own, without a word."""
+    from o2nc.fused.rules import sgd
+
+    def rule(groups):
+        layout = Layout(sgd.momentum_update, ("mometum_buffer",))
+        return Rule(sgd.sgd_coefficients, 2, lambda group: layout, sgd._scalars)
+
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(rule=rule))
+    params = rig.begin(device)
+    opt = Mine(params, lr=0.1, momentum=0.9, scaling=o2nc.Exponential())
+    rig.advance(opt, params, [1])
+    before = [p.detach().clone() for p in params]
+    words = r"mine:rule works on state \['mometum_buffer'\], which no step creates: .* has \['momentum_buffer'\]"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=words):
+            rig.advance(opt, params, [2])
+    assert all(map(torch.equal, params, before))
 
 
 def test_some_parameters_elsewhere(monkeypatch):

@@ -15,6 +15,7 @@ import fused_device as rig
 import o2nc
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.extend import _INSTANCE_NAMES
+from o2nc.optimizers.wrapped import averaged_optimizer
 from problem import parameters, set_gradients
 from registry import TORCH, claims, ours_of, params_of, same
 
@@ -243,6 +244,27 @@ class Wrapper(optim.Optimizer):
     @property
     def defaults(self):
         return self.optimizer.defaults
+
+
+class Lookahead(optim.Optimizer):
+    """Has an optimizer of its own, whose state it shows as its own."""
+
+    def __init__(self, params):
+        self.optimizer = optim.SGD(params, lr=0.1)
+        super().__init__(self.optimizer.param_groups, {"lr": 0.1})
+
+    def step(self, closure=None):
+        """Step."""
+        return self.optimizer.step()
+
+
+@pytest.mark.parametrize("wrap", [lambda opt: opt, Wrapper], ids=["itself", "wrapped"])
+def test_an_extended_optimizer_that_has_one_of_its_own(wrap):
+    """Issue: whoever unwraps what frameworks have wrapped went on to the optimizer inside."""
+    opt = advance(o2nc.extend(Lookahead(parameters()), average=0.9, certificate=True), range(1, 5))
+    assert averaged_optimizer(wrap(opt), certificate=True) is opt
+    with o2nc.averaged(wrap(opt)):
+        assert all(torch.equal(p, ours_of(opt, p)["average"]) for p in params_of(opt))
 
 
 class Base(abc.ABC, optim.Optimizer):

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+import fused_device as rig
 import o2nc
 from o2nc import learners
 from problem import delta_of, parameters, set_gradients
-from registry import INF, LEARNERS, OURS, PAPER, claims, identical, ours_of, params_of, same
+from registry import INF, LEARNERS, OURS, PAPER, build, claims, identical, ours_of, params_of, same
 
 every_optimizer = pytest.mark.parametrize("name", OURS)
 
@@ -168,6 +169,25 @@ def test_mixed_dtypes(name):
     if name != "extend(NAdam)":  # whose state has numbers of the default dtype
         same(found[0], found[1])
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+@every_optimizer
+def test_averages_follow_the_dtype_of_their_parameters(name, fused, device, monkeypatch):
+    """Issue: after model.double() x̄ stayed float32."""
+    if not fused:
+        monkeypatch.setattr(rig.engine, "DEVICES", ())
+    params = rig.begin(device, torch.float32)
+    opt = rig.advance(build(name, params, fused), params, range(1, 4))
+    for dtype in (torch.float64, torch.float32):
+        for p in params:
+            p.grad, p.data = None, p.data.to(dtype)
+        opt.load_state_dict(opt.state_dict())  # torch's own state does not follow by itself
+        rig.advance(opt, params, range(4, 7))  # the end of a block of Algorithm 1
+        assert {ours_of(opt, p)[key].dtype for p in params for key in ("average", "gradient")} == {dtype}
+        assert math.isfinite(opt.certificate().value)
+        with opt.averaged():
+            assert all(torch.equal(p, ours_of(opt, p)["average"]) or "last_average" in ours_of(opt, p) for p in params)
 
 
 @every_optimizer

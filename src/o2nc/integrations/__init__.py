@@ -3,4 +3,5 @@
 * `transformers`: certificates in the Trainer's logs, x̄ to evaluate and to save.
 * `lightning`: the same for Lightning's Trainer, and validation at x̄.
 * `accelerate`: certificates to its trackers.
+* `matplotlib`: a picture of a log of certificates.
 """
