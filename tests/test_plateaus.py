@@ -183,6 +183,10 @@ def test_learned_scale(wealth):
             regret = (along * z + kappa * z**3).sum() - (along * d + kappa * d**3).sum()
             bets = 2 * g * d * (steps + 1)
             assert regret <= wealth + bets / math.sqrt(steps + 1) * math.sqrt(math.log1p((bets / wealth) ** 2))
+    price = plan.price_of_the_gap(largest=g, wealth=wealth)
     bets = 2 * g * plan.radius * (steps + 1)
     regret = wealth + 2 * g * plan.radius * math.sqrt((steps + 1) * math.log(1 + (bets / wealth) ** 2))
-    assert np.mean(found) <= plan.bound(lipschitz=g) + regret / (plan.radius * steps)
+    assert price == pytest.approx(regret / (plan.radius * steps), rel=1e-12)
+    assert np.mean(found) <= plan.bound(lipschitz=g) + price
+    with pytest.raises(ValueError, match="is too small here"):
+        plan.price_of_the_gap(largest=1e-9, wealth=1.0)
