@@ -54,6 +54,10 @@ def new_settings(average: Any, scaling: Any, seed: int, certificate: bool, offlo
     }
 
 
+def _no_model() -> None:
+    """Return None, as a weak reference to a model that is gone does."""
+
+
 class Averaged(Optimizer):
     """Puts averages, a certificate and scaling before a torch optimizer: ``class AdamW(Averaged, optim.AdamW)``.
 
@@ -98,6 +102,7 @@ class Averaged(Optimizer):
     _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
     _host_copies: HostCopies
+    _model: Callable[[], nn.Module | None]  # a weak reference to the model that a trainer has, for its names
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Set what does not survive in copies."""
@@ -123,6 +128,7 @@ class Averaged(Optimizer):
     def _reset(self) -> None:
         register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
+        self._model = _no_model
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
