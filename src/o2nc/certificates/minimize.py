@@ -1,16 +1,16 @@
 """`minimize`: descend until the certificate of one's own iterates is at most eps.
 
 The certificate ‖Σw∇F(y)‖ + cΣw‖y − x̄‖² holds whatever the steps were, so they may be the best that are known for
-exact gradients of non-smooth functions: BFGS with a weak Wolfe line search (Lewis and Overton). It works at kinks, but
-can stall at one. The next direction is then that of the weights with the least certificate: −Σw∇F(y) over evaluated
-points near x (Goldstein's direction). Either F falls along it, or a gradient found there cuts the certificate.
+exact gradients of non-smooth functions: BFGS with a weak Wolfe line search (Lewis and Overton). It works at kinks,
+but can stall at one. The next direction is then that of the weights with the least certificate, −Σw∇F(y) over
+evaluated points near x (Goldstein's direction). Either F falls along it, or a gradient found there cuts the certificate.
 """
 
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from o2nc.certificates import simplex
 
 DENSE = 1000  # dimension up to which BFGS keeps a matrix; above it, PAIRS pairs of steps and gradient differences
 PAIRS = 20
-MOST = 200  # recent points kept for certificates; those with weight in the last one stay besides
+MOST, NUMBERS = 200, 10**8  # recent points kept for certificates, and the numbers that they may hold
 EVERY = 20  # evaluations between checks on the way; a twentieth of all, once that is more
 ARMIJO, WOLFE = 1e-4, 0.5
 TRIALS, DOUBLINGS = 30, 100  # of a line search: after these it fails, and F is unbounded below
@@ -106,36 +106,31 @@ def minimize(
         >>> found.success, found.x.round(decimals=1)
         (True, tensor([1., -0.]))
     """
-    for name, value in (("eps", eps), ("c", c)):
-        checks.positive(name, value)
+    checks.positive("eps", eps)
+    checks.positive("c", c)
     checks.integer("max_evaluations", max_evaluations, 1)
     checks.integer("seed", seed, 0)
-    for name, value in (("fun", fun), ("callback", callback)):
-        if not callable(value) and (name == "fun" or value is not None):
-            raise TypeError(f"{name} must be a function, got {value!r}")
+    if not callable(fun) or not (callback is None or callable(callback)):
+        raise TypeError(f"fun and callback must be functions, got {fun!r} and {callback!r}")
     search = Search(Oracle(fun, x0, int(max_evaluations)), float(eps), float(c), int(seed), callback)
     try:
         search.run()
     except Stop as stop:
         return search.result(str(stop), final=True)
-    raise AssertionError("the search ends by Stop")
 
 
 class Oracle:
     """fun on flat float64 vectors: converts, counts, checks what it returns, and keeps one evaluation for the end."""
 
     def __init__(self, fun: Callable[[Any], Any], x0: Any, limit: int) -> None:
-        self.fun, self.limit, self.count, self.is_tensor = fun, limit, 0, isinstance(x0, Tensor)
-        self.needs_grad = self.is_tensor
-        given = x0.detach() if isinstance(x0, Tensor) else np.asarray(x0)
+        self.fun, self.limit, self.count = fun, limit, 0
+        self.is_tensor = self.needs_grad = isinstance(x0, Tensor)
         try:
-            start = torch.as_tensor(given)
+            start = torch.as_tensor(x0.detach() if self.is_tensor else np.asarray(x0))
         except TypeError:
             raise TypeError(f"x0 must be an array or a tensor of real numbers, got {x0!r}") from None
-        if start.is_complex() or start.numel() == 0:
-            raise ValueError(f"x0 must have real numbers, at least one, got {x0!r}")
-        if not start.isfinite().all():
-            raise ValueError(f"x0 must be finite, got {x0!r}")
+        if start.is_complex() or start.numel() == 0 or not start.isfinite().all():
+            raise ValueError(f"x0 must have finite real numbers, at least one, got {x0!r}")
         self.dtype = start.dtype if start.is_floating_point() else torch.float64
         self.shape, self.start = start.shape, start.double().reshape(-1)
 
@@ -149,6 +144,7 @@ class Oracle:
         return flat.to(self.dtype).double()
 
     def __call__(self, flat: Tensor, last: bool = False) -> Sample:
+        """Return F and gradient; raise Stop if that would leave no evaluation for the result."""
         if self.count >= max(1, self.limit - 1) and not last:
             raise Stop(f"max_evaluations = {self.limit} are used up")
         self.count += 1
@@ -157,27 +153,21 @@ class Oracle:
             # x requires grad until fun has returned a pair; it may turn F into a float
             warnings.filterwarnings("ignore", "Converting a tensor with requires_grad", UserWarning)
             found = self.fun(x.requires_grad_() if self.needs_grad else x)
-            if isinstance(found, Tensor) and self.is_tensor:
-                found = (found, self._differentiated(found, x))
+            if self.needs_grad and isinstance(found, Tensor):
+                if found.numel() != 1 or not found.requires_grad:
+                    raise ValueError(f"fun must return a scalar that depends on x within autograd, got {found!r}")
+                found = found, torch.autograd.grad(found.sum(), x, materialize_grads=True)[0]
             else:
                 self.needs_grad = False
         if not isinstance(found, tuple | list) or len(found) != 2:
-            raise TypeError(
-                f"fun must return (value, gradient){' or a scalar tensor' * self.is_tensor}, got {found!r}"
-            )
+            raise TypeError(f"fun must return (value, gradient), for a tensor also a scalar tensor, got {found!r}")
         value, gradient = (torch.as_tensor(part, dtype=torch.float64).detach() for part in found)
-        if value.numel() != 1:
-            raise ValueError(f"fun must return a scalar value, got the shape {tuple(value.shape)}")
-        if gradient.shape != self.shape:
-            raise ValueError(f"fun's gradient must have x0's shape {tuple(self.shape)}, got {tuple(gradient.shape)}")
+        if value.numel() != 1 or gradient.shape != self.shape:
+            shapes = f"{tuple(value.shape)} and {tuple(gradient.shape)}"
+            raise ValueError(
+                f"fun's value must be a scalar, its gradient of x0's shape {tuple(self.shape)}, got {shapes}"
+            )
         return Sample(self.rounded(flat), float(value), gradient.to(flat).reshape(-1).clone())
-
-    @staticmethod
-    def _differentiated(value: Tensor, x: Tensor) -> Tensor:
-        if value.numel() != 1 or not value.requires_grad:
-            raise ValueError(f"fun must return a scalar that depends on x within autograd, got {value!r}")
-        (gradient,) = torch.autograd.grad(value.sum(), x, allow_unused=True)
-        return torch.zeros_like(x) if gradient is None else gradient
 
 
 class Search:
@@ -187,108 +177,107 @@ class Search:
         self.oracle, self.eps, self.c, self.callback = oracle, eps, c, callback
         self.random = np.random.default_rng(seed)
         self.radius = math.sqrt(eps / c / 2)  # at which spread costs eps/2
-        self.most = min(2 * oracle.start.numel() + 25, MOST)
+        self.most = min(2 * len(oracle.start) + 25, MOST, max(25, NUMBERS // len(oracle.start)))
         self.kept: list[Sample] = []
-        self.support: list[Sample] = []
+        self.support: list[Sample] = []  # with weight in the last check
         self.history: list[Check] = []
-        self.checked = 0
-        self.certificate, self.x, self.points = math.inf, oracle.start, oracle.start[None]
-        self.weights = oracle.start.new_ones(1)
-        self.lowest = Sample(oracle.start, math.nan, oracle.start)
+        self.lowest = self.certificate = math.inf
+        self.x, self.points, self.weights = oracle.start, oracle.start[None], oracle.start.new_ones(1)
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Take steps until something raises Stop."""
         self.now = self.evaluate(self.oracle.start)
         if not self.kept:
-            raise Stop(f"fun or its gradient is not finite at x0")
-        metric, is_stalled = Metric(self.now.y.numel()), False
+            raise Stop("fun or its gradient is not finite at x0")
+        metric, stalled, checked = Metric(len(self.now.y)), 0, 0
         length = max(self.radius, math.sqrt(float(self.now.g.norm()) / self.c) / 8)  # of the first step
         while True:
-            if is_stalled:
-                mean = self.check()
-                size = float(mean.norm())
-                found = self.line_search(-self.radius / size * mean, -self.radius * size, is_stalled)
+            if stalled > 10 * self.most:
+                raise Stop(f"F and certificate fall no more: eps = {self.eps:g} is too small, or gradients are wrong")
+            if stalled or self.oracle.count - checked >= max(EVERY, self.oracle.count // EVERY):
+                (u, bound), checked = self.check(), self.oracle.count
+            if stalled and bound > 0:
+                direction, slope = -self.radius * u, -self.radius * bound
             else:
-                if self.oracle.count - self.checked >= max(EVERY, self.oracle.count // EVERY):
-                    self.check()
                 direction = metric.direction(self.now.g, length)
-                found = self.line_search(direction, float(direction @ self.now.g), is_stalled)
-            if found is not self.now:
-                metric.update(found.y - self.now.y, found.g - self.now.g)
-            is_stalled, self.now = found is self.now, found
+                slope = float(direction @ self.now.g)
+                if not -math.inf < slope < 0:  # the metric has lost its digits
+                    metric, stalled = Metric(len(self.now.y)), 1
+                    continue
+            before, self.now = self.now, self.line_search(direction, slope, stalled > 0)
+            if self.now is before:
+                stalled += 1
+            else:
+                stalled = 0
+                metric.update(self.now.y - before.y, self.now.g - before.g)
 
     def evaluate(self, y: Tensor) -> Sample:
         """Call fun; keep the point if all is finite, and stop if its gradient alone is small enough."""
         sample = self.oracle(y)
         if sample.f == -math.inf:
-            raise Stop("F is unbounded below: it is -inf at a point")
-        if math.isfinite(sample.f) and sample.g.isfinite().all():
-            self.kept = [*self.kept[1 - self.most :], sample]
-            if not sample.f >= self.lowest.f:
-                self.lowest = sample
-            if float(sample.g.norm()) < self.certificate:
-                self.propose([sample], y.new_ones(1))
-            return sample
-        return sample._replace(f=math.inf)
+            raise Stop(f"F is unbounded below: it is -inf at a distance of {float((y - self.x).norm()):.1e} from x")
+        if not (math.isfinite(sample.f) and sample.g.isfinite().all()):
+            return sample._replace(f=math.inf)
+        self.kept = [*self.kept[1 - self.most :], sample]
+        self.lowest = min(self.lowest, sample.f)
+        if float(sample.g.norm()) < self.certificate:
+            self.propose([sample], y.new_ones(1))
+        return sample
 
     def line_search(self, direction: Tensor, slope: float, is_stalled: bool) -> Sample:
         """Return a point along the direction where F has fallen enough, or the current one if none was found.
 
-        An interval is divided until the slope has become WOLFE times what it was expected to be. For a stalled search
-        that is enough: the gradient there is news, wherever F is.
+        An interval is divided until the slope has become WOLFE times the given one. For a stalled search that is
+        enough: the gradient there is news, wherever F is.
         """
-        low, high, t, best = 0.0, math.inf, 1.0, self.now
-        length = float(direction.norm())
-        if not (slope < 0 and math.isfinite(length)):  # the metric has lost its digits
-            return self.now
+        low, high, t, best, length = 0.0, math.inf, 1.0, self.now, float(direction.norm())
         for trial in range(DOUBLINGS):
             y = self.oracle.rounded(self.now.y + t * direction)
             if torch.equal(y, best.y):
                 if is_stalled:
                     raise Stop(f"steps of {t * length:.1e} are lost in rounding: eps = {self.eps:g} is too small")
-                break
+                return best
             sample = self.evaluate(y)
             if sample.f <= self.now.f + (WOLFE / 2 if is_stalled else ARMIJO) * t * slope:
                 low, best = t, sample
             else:
                 high = t
-            if (
-                sample.f < math.inf
-                and float(sample.g @ direction) >= WOLFE * slope
-                and (best is sample or is_stalled)
-            ):
-                break
-            if high < math.inf and ((high - low) * length < 1e-3 * self.radius or trial >= TRIALS):
-                break
+            is_flat = sample.f < math.inf and float(sample.g @ direction) >= WOLFE * slope
+            is_short = high < math.inf and ((high - low) * length < 1e-3 * self.radius or trial >= TRIALS)
+            if (is_flat and (best is sample or is_stalled)) or is_short:
+                return best
             t = 2 * t if high == math.inf else low + (high - low) * self.random.uniform(0.4, 0.6)
-        else:
-            raise Stop(f"F seems unbounded below: {sample.f:.3g} at a distance of {t * length:.1e} from x")
-        return best
+        raise Stop(f"F seems unbounded below: {sample.f:.3g} at a distance of {t * length:.1e} from x")
 
-    def check(self) -> Tensor:
-        """Search weights for the points near the current one, and return the mean gradient under them."""
-        centre, first, value = self.now.y, None, math.inf
+    def check(self) -> tuple[Tensor, float]:
+        """Search weights for the points near x, and return a direction u, ‖u‖ <= 1, with a bound of the certificate.
+
+        It is the dual point of the weights' problem at the centre x (`simplex`): ⟨u, g_k⟩ + c‖y_k − x‖² >= bound for
+        all k, and u = m/‖m‖ for the mean gradient m unless that is 0. A point near x with ⟨u, g⟩ < bound/2 is news.
+        """
+        centre, found, value = self.now.y, list[tuple[Tensor, float]](), math.inf
         near = [s for s in (*self.support, *self.kept) if float((s.y - centre).norm()) <= 8 * self.radius]
         near = list({id(s): s for s in (self.now, *near)}.values())
         y, g = torch.stack([s.y for s in near]), torch.stack([s.g for s in near])
-        r = g.T if len(g) >= g.shape[1] else torch.linalg.qr(g.T).R
+        basis, r = (None, g.T) if len(g) >= g.shape[1] else torch.linalg.qr(g.T)
+        tolerance = min(1e-4, max(1e-10, 1e5 * self.eps / float(g.norm(dim=1).min())))  # of values below 1e-6 ‖g‖
         while True:
-            weights = simplex.minimise(r.cpu(), self.c * (y - centre).square().sum(1).cpu(), 1e-4)[0].to(y.device)
+            prices = self.c * (y - centre).square().sum(1)
+            weights, u = (part.to(y) for part in simplex.minimise(r.cpu(), prices.cpu(), tolerance))
+            found.append((u if basis is None else basis @ u, float((u @ r + prices).min())))
             before, value = value, self.propose(near, weights)
-            if first is None:
-                first = weights @ g
             if value > min(0.99 * before, 4 * self.eps):
                 break
             centre = weights @ y
-        self.support = [s for s, w in zip(near, weights.tolist(), strict=True) if w > 1e-3 / len(near)]
-        self.checked = self.oracle.count
-        self.history.append(Check(self.oracle.count, self.lowest.f, value))
+        heaviest = weights.argsort(descending=True)[: self.most].tolist()
+        self.support = [near[k] for k in heaviest if weights[k] > 1e-3 / len(near)]
+        self.history.append(Check(self.oracle.count, self.lowest, value))
         if self.callback is not None:
             try:
                 self.callback(self.result("running"))
             except StopIteration:
                 raise Stop("the callback raised StopIteration") from None
-        return first
+        return found[0]
 
     def propose(self, samples: list[Sample], weights: Tensor) -> float:
         """Return the certificate of the points under these weights; keep the best, and stop if it is at most eps.
@@ -303,22 +292,31 @@ class Search:
         value = float((weights @ g).norm() + self.c * (weights @ (y - x).square().sum(1)))
         unit = 4 * len(samples) * 2.0**-53
         error = unit * (float(weights @ g.norm(dim=1)) + value) + self.c * (unit * float(y.abs().max())) ** 2 * len(x)
-        if value < self.certificate:
+        is_sure = value + error <= self.eps
+        if value < self.certificate and (is_sure or value > self.eps):
             self.certificate, self.x, self.points, self.weights = value, x, y, weights
-            if value + error <= self.eps:
-                raise Stop(f"the certificate is at most eps = {self.eps:g}")
+        if is_sure:
+            raise Stop(f"the certificate is at most eps = {self.eps:g}")
         return value
 
     def result(self, message: str, final: bool = False) -> Minimum:
         """Return the best certificate found as a result; only the final one evaluates F at a mean."""
-        value = next((s.f for s in self.kept if torch.equal(s.y, self.x)), math.nan)
-        if math.isnan(value) and final and self.kept and self.oracle.count < self.oracle.limit:
-            value = self.oracle(self.x, last=True).f
-        success = message.startswith("the certificate")
-        weights = self.weights.clone() if self.oracle.is_tensor else self.weights.numpy().copy()
-        witness = (self.oracle.shaped(self.points), weights)
-        x, n, history = self.oracle.shaped(self.x), self.oracle.count, list(self.history)
-        return Minimum(x, value, self.certificate, success, n, message, witness, history)
+        fun = next((s.f for s in self.kept if torch.equal(s.y, self.x)), math.nan)
+        if final:
+            if math.isnan(fun) and self.kept and self.oracle.count < self.oracle.limit:
+                fun = self.oracle(self.x, last=True).f
+            self.history.append(Check(self.oracle.count, self.lowest, self.certificate))
+        shaped, weights = self.oracle.shaped, self.weights.clone()
+        return Minimum(
+            x=shaped(self.x),
+            fun=fun,
+            certificate=self.certificate,
+            success=self.certificate <= self.eps,
+            nfev=self.oracle.count,
+            message=message,
+            witness=(shaped(self.points), weights if self.oracle.is_tensor else weights.numpy()),
+            history=list(self.history),
+        )
 
 
 class Metric:
