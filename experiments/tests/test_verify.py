@@ -13,8 +13,8 @@ from o2nc.certificates import certificate
 from o2nc.learners import OGD, ball_adagrad
 from o2nc.problems import hard, separable
 from o2nc.theory import adaptive as adaptive_theory
-from o2nc.theory import complexity, plans
 from o2nc.theory import lemmas as theory_lemmas
+from o2nc.theory import planning, plans
 from o2nc_experiments import kit, verify
 from o2nc_experiments.verify import lemmas, regret, theorems
 from o2nc_experiments.verify.row import Sides, check
@@ -121,8 +121,8 @@ BREAKS = {  # by row: ways to break it, each an attribute to replace
     "stability": [times(theory, "stable_lr", 1.01), wrong_exponential],
     "theorem-adaptive": [times(adaptive_theory.AdaptivePlan, "bound", 0.999), times(theorems, "spread_factor", 0.9)],
     "rate-nonsmooth": [plan_property("lr", lambda self: self.radius * self.alpha)],
-    "rate-smooth": [(complexity, "plan", plan_with_fixed_c)],
-    "rate-second-order": [(complexity, "plan", plan_with_growing_c)],
+    "rate-smooth": [(planning, "plan", plan_with_fixed_c)],
+    "rate-second-order": [(planning, "plan", plan_with_growing_c)],
     "steps-for": [times(theory_lemmas, "spread_constant", 1.1)],
     "lower-bound": [(hard.ZeroChainOracle, "sample", lambda self, x, generator=None: self.problem.gradient(x))],
     "stopping-time": [times(theory_lemmas, "spread_constant", 1.1), nearly_one],

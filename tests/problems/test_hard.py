@@ -10,21 +10,10 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from o2nc.problems import (
-    Additive,
-    Chain,
-    Cosine,
-    Oracle,
-    SoftChain,
-    ZeroChain,
-    ZeroChainOracle,
-    hard_instance,
-    lipschitz_instance,
-    prog,
-)
+from o2nc.problems import Additive, Chain, Cosine, Oracle, ZeroChainOracle, hard_instance, prog
 from o2nc.problems.chain import chain_value
 
-CHAINS = [Chain(2), Chain(7), Chain(5, height=0.3, width=0.02), SoftChain(4, 9), SoftChain(3, 3, 0.3, 0.02, seed=5)]
+CHAINS = [Chain(2), Chain(7), Chain(5, height=0.3, width=0.02)]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,22 +52,15 @@ def test_prog():
 # The oracle ---------------------------------------------------------------------------------------------------------
 
 
-def seen_links(problem, x):
-    """The chain's own coordinates of points, or of gradients: x itself, or those along the hidden directions."""
-    return x @ problem.directions if isinstance(problem, SoftChain) else x
-
-
 def partial_points(problem, n=50):
     """Points whose coordinates along the chain stop at every length, and whose sizes vary."""
     y = problem.width * 2 * normal(n, problem.length) * (torch.rand(n, 1, generator=torch.Generator().manual_seed(2)))
-    y = y * (torch.arange(problem.length) < torch.arange(n).unsqueeze(-1) % (problem.length + 1))
-    return y @ problem.directions.T if isinstance(problem, SoftChain) else y
+    return y * (torch.arange(problem.length) < torch.arange(n).unsqueeze(-1) % (problem.length + 1))
 
 
 @pytest.mark.parametrize("problem", CHAINS, ids=str)
 def test_the_oracle_is_unbiased_with_variance_below_its_noise(problem):
     """Exactly, not by sampling: z has two values."""
-    assert isinstance(problem, ZeroChain)
     x = torch.cat(
         [partial_points(problem), problem.width * normal(300, problem.dimension), problem.start().unsqueeze(0)]
     )
@@ -112,16 +94,13 @@ def test_samples_are_one_of_the_two_and_every_row_has_its_own(problem):
 def test_a_query_reveals_at_most_one_new_link(problem):
     """prog_0(g) <= prog_{1/4}(x) + 1, and not more than prog_0(x) when z = 0."""
     x = partial_points(problem)
-    y = seen_links(problem, x / problem.width)
-    if isinstance(problem, SoftChain):
-        y = seen_links(problem, problem.project(x))
+    y = x / problem.width
     tiny = 1e-9 * problem.lipschitz
     quarter = prog(y, 0.25)
     for factor, new in ((0.0, 0), (1.0, 1), (10.0, 1)):
-        g = seen_links(problem, problem.reveal(x, torch.full((len(x),), factor, dtype=torch.float64)))
+        g = problem.reveal(x, torch.full((len(x),), factor, dtype=torch.float64))
         assert (prog(g, tiny) <= torch.maximum(quarter + new, prog(y, 1e-9))).all()
-    if isinstance(problem, Chain):  # to the last bit
-        assert (prog(problem.gradient(x), 0.0) <= quarter + 1).all()
+    assert (prog(problem.gradient(x), 0.0) <= quarter + 1).all()  # to the last bit
 
 
 @pytest.mark.parametrize("delta", [0.5, 0.1, 1e-3])
@@ -138,36 +117,32 @@ def test_steps_is_a_true_tail_bound(delta):
 # Instances ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [hard_instance, lipschitz_instance])
 @pytest.mark.parametrize("eps", [0.004, 0.01])
 @pytest.mark.parametrize(("gap", "smoothness", "noise"), [(10.0, 5.0, 1.0), (3.0, 40.0, 0.1), (100.0, 1.0, 0.0)])
-def test_an_instance_has_the_constants_asked_for(make, eps, gap, smoothness, noise):
-    oracle = make(eps, gap=gap, smoothness=smoothness, noise=noise)
+def test_an_instance_has_the_constants_asked_for(eps, gap, smoothness, noise):
+    oracle = hard_instance(eps, gap=gap, smoothness=smoothness, noise=noise)
     problem, length = oracle.problem, oracle.problem.length
     assert problem.smoothness == pytest.approx(smoothness, rel=1e-12)
     assert gap * length / (length + 1) <= problem.gap * (1 + 1e-12) <= gap * (1 + 2e-12)
     assert oracle.noise == pytest.approx(noise, rel=1e-9, abs=1e-12)
-    if make is hard_instance:
-        assert length == math.floor(gap * smoothness / (12 * 152 * (2 * eps) ** 2))
-        assert problem.steepness == pytest.approx(2 * eps)
-    else:
-        assert problem.lipschitz <= 1.52 * math.sqrt(gap * smoothness)
-        assert problem.steepness / 2 == pytest.approx(2 * eps)
+    assert length == math.floor(gap * smoothness / (12 * 152 * (2 * eps) ** 2))
+    assert problem.steepness == pytest.approx(2 * eps)
+    assert problem.lipschitz <= 0.54 * math.sqrt(gap * smoothness)
     # ‖∇F‖ > 2ε at points that lack the last link
     x = partial_points(problem, 20)
-    x = x[prog(seen_links(problem, x) / problem.width, 0.9) < length]
+    x = x[prog(x / problem.width, 0.9) < length]
     assert problem.gradient(x).norm(dim=-1).min().item() > 2 * eps
     assert pickle.loads(pickle.dumps(oracle)) == oracle
 
 
-@pytest.mark.parametrize("make", [hard_instance, lipschitz_instance])
-def test_too_large_an_eps_is_refused_with_the_largest_that_is_not(make):
+def test_too_large_an_eps_is_refused_with_the_largest_that_is_not():
+    known = {"gap": 1.0, "smoothness": 1.0, "noise": 1.0}
     with pytest.raises(ValueError, match=r"^eps must be at most .* decrease eps, or increase gap .* or smoothness"):
-        make(1.0, gap=1.0, smoothness=1.0, noise=1.0)
-    largest = math.sqrt(1 / (24 * (152 * 4 if make is hard_instance else 153 * 16)))
-    assert make(0.999 * largest, gap=1.0, smoothness=1.0, noise=1.0).problem.length == 2
+        hard_instance(1.0, **known)
+    largest = math.sqrt(1 / (24 * 152 * 4))
+    assert hard_instance(0.999 * largest, **known).problem.length == 2
     with pytest.raises(ValueError, match="eps must be at most"):
-        make(1.001 * largest, gap=1.0, smoothness=1.0, noise=1.0)
+        hard_instance(1.001 * largest, **known)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +151,6 @@ def test_too_large_an_eps_is_refused_with_the_largest_that_is_not(make):
         (lambda: Chain(0), "length"),
         (lambda: Chain(3, height=0.0), "height"),
         (lambda: Chain(3, width=-1.0), "width"),
-        (lambda: SoftChain(3, dimension=2), "dimension"),
         (lambda: ZeroChainOracle(Chain(3), probability=0.0), "probability"),
         (lambda: ZeroChainOracle(Chain(3), probability=0.5).steps(0.0), "delta"),
         (lambda: hard_instance(0.0, gap=1.0, smoothness=1.0, noise=1.0), "eps"),
@@ -191,14 +165,6 @@ def test_bad_values_are_named(make, name):
 
 
 def test_only_chains_have_this_oracle():
-    with pytest.raises(TypeError, match=r"^problem must be a ZeroChain, got Cosine"):
+    with pytest.raises(TypeError, match=r"^problem must be a Chain, got Cosine"):
         ZeroChainOracle(Cosine(3), 0.5)
     assert Additive(Chain(3), 0.5).sample(torch.zeros(3)).shape == (3,)  # a chain is a problem like any other
-
-
-# The soft chain -----------------------------------------------------------------------------------------------------
-
-
-def test_hidden_directions_are_orthonormal():
-    u = SoftChain(5, 12, seed=3).directions
-    torch.testing.assert_close(u.T @ u, torch.eye(5, dtype=torch.float64))

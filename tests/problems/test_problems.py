@@ -27,7 +27,6 @@ from o2nc.problems import (
     ReluRegression,
     Resonance,
     Ripple,
-    SoftChain,
     Subsampled,
     Trap,
     Washboard,
@@ -134,7 +133,6 @@ SUITE = {
     ReluRegression(inputs=3, hidden=2, samples=40): (0.4, ReluRegression(3, 2, 40).solution),
     Chain(3): (0.5, None),
     Chain(4, height=0.1, width=2.0): (0.5, None),
-    SoftChain(3, dimension=5, height=0.1, width=0.01): (0.5, None),
 }
 FINITE_SUMS = [p for p in SUITE if isinstance(p, FiniteSum)]
 each = pytest.mark.parametrize("problem", SUITE, ids=str)
