@@ -1,16 +1,13 @@
 """Certificates to CSV and TensorBoard while an optimizer trains.
 
 There are two files. ``certificate.csv`` has one row per logged step; ``certificate.layers.csv`` has one row per step
-and parameter, because parameters can be many and can be added later. Rows are appended and flushed, and nothing that
-is there is ever changed: a run that went back to an earlier checkpoint has some steps twice, of which the later rows
-count.
+and parameter, because parameters can be many and can be added later. `o2nc.logfile` says how rows get there and how a
+resumed run goes on.
 """
 
-import csv
-import io
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +17,7 @@ import torch
 
 from o2nc import checks
 from o2nc.certificates.certificate import Certificate
+from o2nc.logfile import FIELDS, LAYER_FIELDS, LogFile, layers_path, move_aside, plain_name
 from o2nc.optimizers.accessors import has_certificate, progress_of
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.wrapped import averaged_optimizer
@@ -27,14 +25,6 @@ from o2nc.persist.shards import is_first_process
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-FIELDS = ("step", "gradient", "spread", "certificate", "progress", "ess", "c")
-LAYER_FIELDS = ("step", "parameter", "gradient", "spread")
-
-
-def layers_path(path: Path) -> Path:
-    """Return the path of the per-parameter file that belongs to a log."""
-    return path.with_name(f"{path.stem}.layers{path.suffix}")
 
 
 def scalars(certificate: Certificate, progress: float) -> dict[str, float]:
@@ -51,10 +41,12 @@ def scalars(certificate: Certificate, progress: float) -> dict[str, float]:
 class CertificateLogger:
     """Logs certificates while an optimizer steps; the training loop does not change.
 
-    A row is written at every multiple of ``every`` steps. Give every run a path of its own: a log that is there is
-    continued. With several processes each makes the logger, and the first one writes. Steps that are replayed as a
-    CUDA graph call no hooks: call `record` after them. A second logger of the same optimizer and path replaces the
-    first. The logger does not keep its optimizer alive.
+    A row is written at every multiple of ``every`` steps. Give every run a path of its own. If there is a log at the
+    path already, a run that was resumed from a checkpoint appends to it, and a run that starts from scratch first
+    renames it (``certificate.old-1.csv``): no row is ever overwritten or removed. With several processes each makes
+    the logger, and the first one writes. With torch.distributed.checkpoint make it after loading. Steps that are
+    replayed as a CUDA graph call no hooks: call `record` after them. A second logger of the same optimizer and path
+    replaces the first. The logger does not keep its optimizer alive.
 
     Args:
         optimizer: one with averages and a certificate, also wrapped by accelerate or Lightning. Parameters have
@@ -110,7 +102,7 @@ class CertificateLogger:
         self._is_first, self._warned = is_first_process(), set[str]()
         if self._is_first:
             for file in (self._file, self._layers_file) if layers else (self._file,):
-                file.append()
+                file.check()
         self._process = os.getpid()
         self._begin()
         self._key = f"log of certificates: {self.path}"
@@ -127,6 +119,7 @@ class CertificateLogger:
     def _begin(self) -> None:
         """Look at the step counter after the next step: a checkpoint may have changed it."""
         self._wait, self._logged = 0, 0
+        self._starts: bool | None = None  # whether this run starts from scratch; None before its first step
 
     def _after_step(self) -> None:
         if os.getpid() != self._process:  # a fork: the file is its parent's
@@ -152,8 +145,12 @@ class CertificateLogger:
         return optimizer
 
     def _count(self) -> int:
+        """Return the step; the first one says whether this run starts from scratch."""
+        step = int(self._living().param_groups[0]["o2nc"]["step"])
+        if self._starts is None and step:
+            self._starts = step == 1
         self._is_first = self._is_first and is_first_process()
-        return int(self._living().param_groups[0]["o2nc"]["step"])
+        return step
 
     def _log(self, step: int) -> None:
         optimizer = self._living()
@@ -168,9 +165,12 @@ class CertificateLogger:
     def _write(self, step: int, certificate: Certificate, progress: float) -> None:
         parts = certificate.by_parameter.items() if self.layers else ()
         row = (certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess, self.c)
-        with self._continuing(f"the log {self.path}", OSError, ValueError):
+        with self._continuing(f"the log {self.path}", OSError):
+            if self._starts:
+                move_aside(self.path)
+            self._starts = False
             if self.layers:
-                self._layers_file.append((step, name, part.gradient, part.spread) for name, part in parts)
+                self._layers_file.append((step, plain_name(name), part.gradient, part.spread) for name, part in parts)
             self._file.append([(step, *row)])
         if self.writer is None:
             return
@@ -194,7 +194,14 @@ class CertificateLogger:
                 warnings.warn(f"{what} lacks rows, and training goes on: {error}", stacklevel=2)
 
     def plot(self, path: str | Path | None = None) -> "Figure":
-        """Plot the log and save the picture to ``path``, if given; see `o2nc.integrations.matplotlib.plot`."""
+        """Plot the log; see `o2nc.integrations.matplotlib.plot`, which needs no optimizer.
+
+        Args:
+            path: where to save the picture, if anywhere.
+
+        Returns:
+            A matplotlib figure.
+        """
         from o2nc.integrations.matplotlib import plot
 
         return plot(self.path, path)
@@ -213,47 +220,3 @@ class CertificateLogger:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-
-class LogFile:
-    """One CSV file of a log.
-
-    Args:
-        path: of the file.
-        fields: the names of its columns.
-    """
-
-    def __init__(self, path: Path, fields: tuple[str, ...]) -> None:
-        self.path, self._header = path, _encode([fields])
-
-    def append(self, rows: Iterable[Iterable[Any]] = ()) -> None:
-        """Append rows, after the header if the file is new; they are in the file when this returns.
-
-        Raises:
-            OSError: the file cannot be written, or the disk is full; then the last row may be cut off.
-            ValueError: the file exists and is not such a log.
-        """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab+", buffering=0) as file:
-                file.seek(0)
-                first = file.read(len(self._header))
-                if not self._header.startswith(first):
-                    raise ValueError(
-                        f"{self.path} is not a log of certificates, and is left alone: choose another path "
-                        f"(its first line would be {self._header.decode().strip()})"
-                    )
-                data = self._header[len(first) :] + _encode(rows)
-                file.seek(-1 if first else 0, os.SEEK_END)
-                if len(first) == len(self._header) and file.read(1) != b"\n":  # the last row was cut off
-                    data = b"\n" + data
-                while data:
-                    data = data[file.write(data) :]
-        except OSError as error:
-            raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
-
-
-def _encode(rows: Iterable[Iterable[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()

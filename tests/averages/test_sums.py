@@ -1,6 +1,5 @@
 """x̄, ḡ and V of every optimizer are the sums of their definition, whatever the window, on both backends."""
 
-import io
 from itertools import product
 
 import mpmath
@@ -12,7 +11,7 @@ import fused_device as rig
 import o2nc
 import twin
 from problem import flat
-from registry import WINDOWED, WINDOWS, build, claims, ours_of, params_of, same
+from registry import WINDOWED, WINDOWS, build, ours_of, params_of
 
 GRID = [
     window
@@ -84,27 +83,6 @@ def test_every_optimizer(name, window, fused, device, monkeypatch):
     opt = build(name, params, fused, average=window)
     check(opt, window, run(opt, params, 17, {1: AWAY[1], 2: AWAY[2]}))
     assert rig.is_fused(opt) == fused
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
-@pytest.mark.parametrize("stop", [3, 5, 7])  # at a turn, and between two
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "extend(NAdam)", "ScaledSGDM"])
-def test_a_run_goes_on_between_two_turns(name, stop, fused, device, monkeypatch):
-    if not fused:
-        monkeypatch.setattr(rig.engine, "DEVICES", ())
-    runs, options = [], {"average": o2nc.Polynomial(3, start=2, every=4)}
-    for breaks in (False, True):
-        params = rig.begin(device, torch.float32, shapes=SHAPES)
-        opt = rig.advance(build(name, params, fused, **options), params, range(1, stop + 1))
-        if breaks:
-            buffer = io.BytesIO()
-            torch.save(opt.state_dict(), buffer)
-            buffer.seek(0)
-            opt = build(name, params, fused, **options)
-            opt.load_state_dict(torch.load(buffer, weights_only=True))
-        runs.append(claims(rig.advance(opt, params, range(stop + 1, 12))))
-        assert rig.is_fused(opt) == fused
-    same(*runs)
 
 
 def exact(xs, gs, window, copies):

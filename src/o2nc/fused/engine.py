@@ -68,7 +68,9 @@ class Engine:
         self.tables: list[Tables] = []  # one for each device
         self.captured: list[Tables] = []  # out of use, but a graph may still be replayed that reads them
         self.known: tuple[Any, ...] = ()
-        self.missing: dict[Any, tuple[int, list[str]]] = {}  # the step before which a parameter lacked state, and which
+        self.missing: dict[
+            Any, tuple[int, list[str]]
+        ] = {}  # the step before which a parameter lacked state, and which
         self.begins = False  # the last step was torch's only for the state that it created
 
     @property
@@ -197,7 +199,6 @@ class Engine:
         params = [p for group in request.groups for p in group["params"]]
         self.known = (request.state, _cache_key(request, rule), params, outside)
         return None
-
 
     def _refuse_misspelt(self, request: Request, row: "Row", missing: list[str]) -> None:
         """Raise if a parameter lacks the same state as before the step that should have created it."""

@@ -1,6 +1,5 @@
 """A log of certificates as a picture."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from o2nc.logger import FIELDS, LAYER_FIELDS, layers_path
+from o2nc.logfile import FIELDS, LAYER_FIELDS, layers_path, read
 
 NAMED = 5  # parameters with a colour and a name
 MARKED = 40  # fewer points than these are marked
@@ -39,8 +38,8 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
         ['how far from stationary x̄ is, at most', 'progress: estimate of F(x) − F(x₀)']
     """
     log = Path(log)
-    run = _read(log, FIELDS)
-    layers = _read(layers_path(log), LAYER_FIELDS) if layers_path(log).exists() else {"step": []}
+    run = read(log, FIELDS)
+    layers = read(layers_path(log), LAYER_FIELDS) if layers_path(log).exists() else {"step": []}
     rows = 2 if layers["step"] else 1
     figure = Figure(figsize=(10, 3.75 * rows), layout="constrained")
     axes: list[Axes] = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel().tolist()
@@ -66,25 +65,6 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure
-
-
-def _read(path: Path, fields: tuple[str, ...]) -> Columns:
-    """Return the columns of a file, without rows that were cut off and those that a resumed run has replaced."""
-    header, rows = ",".join(fields), dict[tuple[float, str], list[Any]]()
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        if file.readline(len(header) + 2).strip() != header:
-            raise ValueError(f"{path} is not a log of certificates: its first line must be {header}")
-        last = -1.0
-        for row in csv.reader(line for line in file if line.endswith("\n")):
-            try:
-                values = [v if k == "parameter" else float(v) for k, v in zip(fields, row, strict=True)]
-            except ValueError:
-                continue
-            if float(row[0]) < last:
-                rows = {key: kept for key, kept in rows.items() if key[0] < float(row[0])}
-            last = float(row[0])
-            rows[last, row[1] if "parameter" in fields else ""] = values
-    return {field: [row[i] for row in rows.values()] for i, field in enumerate(fields)}
 
 
 def _draw_terms(ax: Axes, run: Columns, style: dict[str, Any]) -> None:

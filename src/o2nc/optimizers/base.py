@@ -21,7 +21,10 @@ from o2nc import checks
 from o2nc.averages.offload import HostCopies
 from o2nc.averages.update import Entry, Iterate, begin, update_
 from o2nc.averages.windows import NO_TURN, Average, Window, as_window
+from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
+from o2nc.certificates.diagnosis import Diagnosis
+from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
 from o2nc.fused.rule import DeviceRule
@@ -52,6 +55,10 @@ def new_settings(average: Any, scaling: Any, seed: int, certificate: bool, offlo
         "certificate": certificate,
         "offload": offload,
     }
+
+
+def _no_model() -> None:
+    """Return None, as a weak reference to a model that is gone does."""
 
 
 class Averaged(Optimizer):
@@ -101,6 +108,8 @@ class Averaged(Optimizer):
     _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
     _host_copies: HostCopies
+    _trail: Trail  # for diagnose()
+    _model: Callable[[], nn.Module | None]  # a weak reference to the model that a trainer has, for its names
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Set what does not survive in copies."""
@@ -126,6 +135,8 @@ class Averaged(Optimizer):
     def _reset(self) -> None:
         register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
+        self._trail = Trail()
+        self._model = _no_model
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
@@ -172,6 +183,8 @@ class Averaged(Optimizer):
                     self._has_averaged = True
                     self._move(iterate)
                     self._finish(new)
+                if self._window is not None:
+                    self._trail.follow(self)
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
@@ -521,3 +534,14 @@ class Averaged(Optimizer):
             RuntimeError: a CUDA graph has captured the step, which would go on as before.
         """
         accessors.restart(self)
+
+    def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
+        """Return what the run is doing, in one word, with its evidence and one action. It changes nothing.
+
+        It is collective where parameters are sharded. After a checkpoint was loaded it is "too early" at first.
+
+        Args:
+            loss: a function without arguments that returns a scalar, F on a batch, say. It is called without
+                gradients at x and at x̄, with the same random numbers, for ``evidence["heat"]``.
+        """
+        return diagnosis.diagnose(self, loss)

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom
 
 from o2nc.problems import Additive, Chain, Cosine, Oracle, ZeroChainOracle, hard_instance, prog
-from o2nc.problems.chain import chain_gradient, chain_value
+from o2nc.problems.chain import chain_value
 
 CHAINS = [Chain(2), Chain(7), Chain(5, height=0.3, width=0.02)]
 
@@ -21,26 +21,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def ascend(score, x, steps=150, lr=0.03):
-    """The highest score on the way of Adam, from every row of x, and where it was."""
-    x = x.clone().requires_grad_()
-    best, where = torch.full(x.shape[:-1], -math.inf, dtype=x.dtype), x.detach().clone()
-    optimizer = torch.optim.Adam([x], lr=lr, maximize=True)
-    for _ in range(steps):
-        value = score(x)
-        better = value.detach() > best
-        best = torch.where(better, value.detach(), best)
-        where = torch.where(better.unsqueeze(-1), x.detach(), where)
-        (x.grad,) = torch.autograd.grad(value.sum(), x)
-        optimizer.step()
-    return best.max().item(), where
-
-
-def slopes(value):
-    """∇ of a function by autograd, differentiable once more."""
-    return lambda x: torch.autograd.grad(value(x).sum(), x, create_graph=True)[0]
 
 
 # F_T ----------------------------------------------------------------------------------------------------------------
@@ -67,57 +47,6 @@ def test_prog():
     assert prog(x, 0.25).tolist() == [0, 1, 2, 3]
     assert prog(x, 1).tolist() == [0, 0, 2, 3]
     assert prog(x, 0).tolist() == [0, 1, 3, 3]
-
-
-@pytest.mark.some(3)
-@pytest.mark.parametrize("length", [2, 6, 20])
-@pytest.mark.parametrize("scale", [0.7, 3.0])
-def test_constants_of_the_chain_against_an_adversary(length, scale):
-    """F_T(0) − inf F_T <= 12T, ‖∇F_T‖_∞ <= 23, ∇F_T is 152-Lipschitz, ∇²F_T 2100-Lipschitz."""
-    x, g = scale * normal(60, length), slopes(chain_value)
-    u = torch.nn.functional.normalize(normal(60, length, seed=1), dim=-1)
-    u[::2] = torch.eye(length, dtype=torch.float64)[torch.arange(30) % length]
-
-    def bend(x):
-        return torch.autograd.grad((g(x) * u).sum(), x, create_graph=True)[0]
-
-    def twist(x):
-        return torch.autograd.grad((bend(x) * u).sum(), x, create_graph=True)[0]
-
-    lowest, _ = ascend(lambda x: -chain_value(x), x)
-    steepest, _ = ascend(lambda x: g(x).abs().amax(-1), x)
-    curvature, _ = ascend(lambda x: bend(x).norm(dim=-1), x, steps=60)
-    jerk, _ = ascend(lambda x: twist(x).norm(dim=-1), x, steps=60)
-    gap = chain_value(torch.zeros(length)).item() + lowest
-    assert gap <= 12 * length
-    assert steepest <= 23
-    assert curvature <= 152
-    assert jerk <= 2100
-    if scale < 1:  # where the links are, the adversary comes close
-        assert gap > 5 * length
-        assert steepest > 19
-        assert curvature > 120
-        assert jerk > 1600
-
-
-@pytest.mark.parametrize("length", [1, 2, 6])
-def test_the_gradient_is_large_until_the_last_link(length):
-    """‖∇F_T(x)‖ > 1 whenever prog_1(x) < T: the last coordinates are kept in [−1, 1] and the norm is driven down."""
-    g = slopes(chain_value)
-    hidden = torch.arange(1, length + 1) > torch.arange(length).repeat(40).unsqueeze(-1)  # every prog < T
-
-    def keep(x):
-        return torch.where(hidden, torch.tanh(x), x)
-
-    def score(x):
-        y = keep(x)
-        return -g(y).norm(dim=-1)
-
-    worst, where = ascend(score, 2 * normal(40 * length, length))
-    assert (prog(keep(where), 1) < length).all()
-    assert 1 < -worst < 1.4
-    # once all are large the gradient can be as small as one likes
-    assert chain_gradient(torch.full((length,), 12.0, dtype=torch.float64)).norm().item() < 0.02
 
 
 # The oracle ---------------------------------------------------------------------------------------------------------
@@ -183,26 +112,6 @@ def test_steps_is_a_true_tail_bound(delta):
             assert binom.sf(length - 1, k, p) <= delta
             assert k >= 0
     assert ZeroChainOracle(Chain(1000), 0.1).steps(0.5) == math.floor((1000 - math.log(2)) / 0.2)
-
-
-def test_a_zero_respecting_algorithm_is_as_slow_as_promised():
-    """400 runs of SGD with momentum, in steps() queries: none too fast, and ‖∇F‖ > 2ε all along for 1 − δ of them."""
-    eps = 0.05
-    oracle = hard_instance(eps, gap=100.0, smoothness=1.0, noise=6.0)
-    problem, steps = oracle.problem, oracle.steps(0.1)
-    assert 2 <= problem.length < steps < 1000
-    x = problem.start().repeat(400, 1)
-    m = torch.zeros_like(x)
-    generator = torch.Generator().manual_seed(0)
-    least = torch.full((400,), math.inf, dtype=torch.float64)
-    for t in range(steps + 1):
-        least = torch.minimum(least, problem.gradient(x).norm(dim=-1))
-        reached = prog(x / problem.width, 1e-9)
-        assert (reached <= t).all()
-        m = 0.5 * m + oracle.sample(x, generator)
-        x = x - 0.5 / problem.smoothness * m
-    assert (reached < problem.length).double().mean().item() >= 0.9
-    assert (least > 2 * eps).double().mean().item() >= 0.9
 
 
 # Instances ----------------------------------------------------------------------------------------------------------
