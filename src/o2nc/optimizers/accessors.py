@@ -154,10 +154,13 @@ def _square(x: Tensor) -> Tensor:
 
 
 def parameter_names(optimizer: Any) -> dict[Any, str | int]:
-    """Return the name of every parameter, or its index if it has none or not its own."""
+    """Return the name of every parameter, given or from a trainer's model, or its index if it has none of its own."""
     names: dict[Any, str | int] = {}
+    model = optimizer._model()
+    known = {p: name for name, p in model.named_parameters()} if model is not None else {}
     for group in optimizer.param_groups:
-        for p, name in zip(group["params"], group.get("param_names", [None] * len(group["params"])), strict=True):
+        given = group.get("param_names", [known.get(p) for p in group["params"]])
+        for p, name in zip(group["params"], given, strict=True):
             names[p] = len(names) if name is None or name in names.values() else name
     return names
 
