@@ -20,7 +20,7 @@ from o2nc import learners, problems, theory
 from o2nc.averages.windows import Discount, Polynomial, Window
 from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
-from o2nc.certificates.minimize import Minimum, minimize
+from o2nc.certificates.minimize import minimize
 from o2nc.laws import Gamma, Jitter, Uniform, Weibull
 from o2nc.logger import CertificateLogger
 from o2nc.optimizers.extend import extend, random_scaling
@@ -46,7 +46,6 @@ __all__ = [
     "Goldstein",
     "Jitter",
     "Law",
-    "Minimum",
     "OriginalO2NC",
     "Polynomial",
     "Posthoc",
