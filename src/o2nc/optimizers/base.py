@@ -57,6 +57,10 @@ def new_settings(average: Any, scaling: Any, seed: int, certificate: bool, offlo
     }
 
 
+def _no_model() -> None:
+    """Return None, as a weak reference to a model that is gone does."""
+
+
 class Averaged(Optimizer):
     """Puts averages, a certificate and scaling before a torch optimizer: ``class AdamW(Averaged, optim.AdamW)``.
 
@@ -105,6 +109,7 @@ class Averaged(Optimizer):
     _engine: Engine
     _host_copies: HostCopies
     _trail: Trail  # for diagnose()
+    _model: Callable[[], nn.Module | None]  # a weak reference to the model that a trainer has, for its names
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Set what does not survive in copies."""
@@ -131,6 +136,7 @@ class Averaged(Optimizer):
         register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
         self._trail = Trail()
+        self._model = _no_model
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
@@ -517,17 +523,6 @@ class Averaged(Optimizer):
         """
         return accessors.certificate(self, c)
 
-    def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
-        """Return what the run is doing, in one word, with its evidence and one action. It changes nothing.
-
-        It is collective where parameters are sharded. After a checkpoint was loaded it is "too early" at first.
-
-        Args:
-            loss: a function without arguments that returns a scalar, F on a batch, say. It is called without
-                gradients at x and at x̄, with the same random numbers, for ``evidence["heat"]``.
-        """
-        return diagnosis.diagnose(self, loss)
-
     def restart_averages(self) -> None:
         """Begin the averages anew at the next iterate that counts, as after a gradient that was not finite.
 
@@ -539,3 +534,14 @@ class Averaged(Optimizer):
             RuntimeError: a CUDA graph has captured the step, which would go on as before.
         """
         accessors.restart(self)
+
+    def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
+        """Return what the run is doing, in one word, with its evidence and one action. It changes nothing.
+
+        It is collective where parameters are sharded. After a checkpoint was loaded it is "too early" at first.
+
+        Args:
+            loss: a function without arguments that returns a scalar, F on a batch, say. It is called without
+                gradients at x and at x̄, with the same random numbers, for ``evidence["heat"]``.
+        """
+        return diagnosis.diagnose(self, loss)
