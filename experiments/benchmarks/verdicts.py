@@ -1,6 +1,7 @@
 """Is ``opt.diagnose()`` right? 200 runs whose state is known by construction, half of them held out.
 
-    python experiments/benchmarks/verdicts.py --out verdicts
+    python experiments/benchmarks/verdicts.py --out verdicts               # docs/results/verdicts.json
+    python experiments/benchmarks/verdicts.py --out verdicts --pictures    # docs/images/verdicts.png
 
 Labels were fixed before any threshold: a run at a kink or at its noise floor, long after it arrived, is "stationary";
 a network in the midst of its training, at a good learning rate, "travelling"; one at a tenth of it, and a function at
@@ -188,9 +189,37 @@ def cases() -> Iterator[Case]:
         yield Case("spike", f"bad batch: {task}", run)
 
 
-def main(out: Path) -> None:
-    """Run all cases, write them down and print who was right."""
+def picture() -> Any:
+    """Return paths of two coordinates, one for every verdict that needs no broken run."""
+    gradients: dict[str, tuple[float, Callable[[int, Tensor], Tensor]]] = {  # the start, and g at step t and x
+        "straight": (30.0, lambda t, x: torch.tensor([1.0, 0.5], dtype=x.dtype)),
+        "travelling": (30.0, lambda t, x: torch.randn(2, dtype=x.dtype)),
+        "stationary": (30.0, lambda t, x: (x - 30.5).sign()),
+        "too hot": (0.0, lambda t, x: torch.randn(2, dtype=x.dtype)),
+        "spike": (30.0, lambda t, x: torch.randn(2, dtype=x.dtype) * (40.0 if t == 370 else 1.0)),
+    }
+    figure = kit.new_figure(10.0, 2.4)
+    for axes, (name, (start, gradient)) in zip(figure.subplots(1, 5), gradients.items(), strict=True):
+        torch.manual_seed(2)
+        x = nn.Parameter(torch.full((2,), start, dtype=torch.float64))
+        opt, path = optimizer("SGD", [x], 0.01), []
+        for t in range(400):
+            x.grad = gradient(t, x.detach())
+            opt.step()
+            path.append(x.detach().clone())
+        axes.plot(*torch.stack(path[200:]).T, linewidth=0.8)
+        found = opt.diagnose()
+        kit.style_panel(axes, f"{found.verdict}: J = {found.evidence['displacement']:.2g}")
+        print(name, found)
+    return figure
+
+
+def main(out: Path, pictures: bool = False) -> None:
+    """Run all cases, write them down and print who was right; or draw one run for every verdict."""
     kit.make_folder(out)
+    if pictures:
+        kit.write_bytes(out / "verdicts.png", kit.draw(picture(), "png"))
+        return
     found = []
     for case in cases():
         result = case.run()
