@@ -6,8 +6,6 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 import o2nc
@@ -54,26 +52,6 @@ def test_smooth_reduction_is_tight_for_small_c():
     assert certificate.value == pytest.approx(eps)
     assert certificate.gradient_norm(smoothness=h) == pytest.approx(h * step)
     assert certificate.gradient_norm(smoothness=h, constants="measured") == pytest.approx(h * step)
-
-
-numbers = st.floats(1e-6, 1e6)
-
-
-@pytest.mark.filterwarnings("ignore:c =:UserWarning")
-@given(c=numbers, value=st.floats(0, 1e3), smoothness=st.floats(0, 1e3))
-def test_sharp_is_never_above_the_paper(c, value, smoothness):
-    certificate = o2nc.Certificate(c, value, 0.0, 1.0)
-    sharp, paper = (certificate.gradient_norm(smoothness=smoothness, constants=k) for k in ("sharp", "paper"))
-    assert sharp <= paper * (1 + 1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:c =:UserWarning")
-@given(c=numbers, gradient=st.floats(0, 1e3), spread=st.floats(0, 1e3), constant=st.floats(0, 1e3))
-def test_measured_is_never_above_sharp(c, gradient, spread, constant):
-    certificate = o2nc.Certificate(c, gradient, spread, 1.0)
-    for name in ("smoothness", "second_order"):
-        measured = certificate.gradient_norm(**{name: constant}, constants="measured")
-        assert measured <= certificate.gradient_norm(**{name: constant}) * (1 + 1e-12)
 
 
 def cosines(seed: int, d: int) -> tuple[Tensor, Tensor, float, float, float]:
@@ -205,13 +183,13 @@ def test_printing_on_any_terminal(encoding, monkeypatch):
     written = io.BytesIO()
     stream = io.TextIOWrapper(written, encoding=encoding)
     monkeypatch.setattr(sys, "stdout", stream)
-    certificate = o2nc.Certificate(c=2.0, gradient=0.5, spread=0.1, ess=10.0, noise=1.0)
+    certificate = o2nc.Certificate(c=2.0, gradient=0.5, spread=0.1, ess=10.0)
     known = {"steps": 1000, "c": 1.0, "gap": 1.0, "lipschitz": 1.0}
     for thing in (certificate, o2nc.theory.guarantee(lr=0.01, momentum=0.9, **known), o2nc.theory.plan(**known)):
         print(thing)
         print(repr(thing))
     stream.flush()
     text = written.getvalue().decode("utf-8" if encoding == "utf-8" else "ascii")
-    plain = "|gbar| + c*V = 0.5 + 2*0.1 = 0.7 over 10 iterates, noise floor sigma/sqrt ess = 0.3162"
+    plain = "|gbar| + c*V = 0.5 + 2*0.1 = 0.7 over 10 iterates"
     assert text.startswith("‖ḡ‖ + c·V = 0.5" if encoding == "utf-8" else plain)
     assert ("E‖∇F(x̄)‖_c <= " if encoding == "utf-8" else "E|grad F(xbar)|_c <= ") in text
