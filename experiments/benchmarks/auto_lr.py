@@ -3,7 +3,7 @@
     python experiments/benchmarks/auto_lr.py --out results/auto-lr --seeds 10,11
     python experiments/benchmarks/auto_lr.py --out results/auto-lr-tuned --models tuned --seeds 0
 
-Constant learning rates are a factor 2 apart, √2 around the best of each length, with the warm-up of ``lr="auto"``.
+Constant learning rates are a factor 2 apart, √2 around the best of each length, after a warm-up of 50 steps.
 "no rewind" goes on from the end of the probe at 0.3·d; "estimate" has no probe: lr = d_t = max(d_{t−1}, r_t/‖m_t‖₁)
 throughout. All steps count, those of the probe too. GPTs read Python's standard library, a byte a token; digits need
 scikit-learn. A finished run is not repeated. Result, seeds and hardware: docs/no-learning-rate.md.
@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 import o2nc
-from o2nc.optimizers.auto_lr import GROWTH, SETTLED, SHARE, WARMUP
+from o2nc.optimizers.auto_lr import GROWTH, SETTLED, SHARE
 from o2nc_experiments import kit
 from small_models import MODELS, Task
 
 HORIZONS = (300, 1000)
+WARMUP = 50  # steps, of constant learning rates
 FIRST_GRID = (2**-9, 2**-8, 2**-7)
 ARMS = ("auto", "no rewind", "estimate")
 

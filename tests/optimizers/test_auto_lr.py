@@ -132,7 +132,7 @@ def test_a_closure_is_called_once_a_step_and_its_loss_returned():
             p.grad = gradient(p.detach(), len(calls))
         return len(calls)
 
-    assert [opt.step(closure) for _ in range(150)] == list(range(1, 151))
+    assert [opt.step(closure) for _ in range(200)] == list(range(1, 201))
     with opt.averaged():
         assert max(float((p.detach() + 2).abs().mean()) for p in params_of(opt)) < 0.5
 

@@ -4,7 +4,7 @@
                   r_t = β₁r_{t−1} + (1 − β₁)⟨g_t, x_0 − x_t⟩,   d_{t+1} = max(d_t, 4r_t/‖m_t‖₁),
               m_t being Adam's own mean of the gradients. It ends when d has settled, after 20 to 40 steps.
     rewind    the parameters are x_0 again, and the optimizer's state is dropped
-    warm-up   lr rises to 0.3·d over 50 steps, and is a plain number from then on
+    warm-up   lr rises to 0.3·d over 100 steps, and is a plain number from then on
 
 The estimate is Prodigy's (Mishchenko and Defazio): where F is convex, ⟨g, x_0 − x⟩ <= ⟨g, x_0 − x*⟩, so the mean r of
 the left sides is at most ⟨m, x_0 − x*⟩ <= ‖m‖₁·max|x_0 − x*|: r/‖m‖₁ never exceeds the distance that a coordinate
@@ -32,7 +32,7 @@ FIRST = 1e-6  # d_1 where all parameters are zero
 RELATIVE = 1e-3  # d_1 in units of rms(x_0)
 GROWTH = 4.0  # how many times the estimate d may be
 SHARE = 0.3  # lr in units of the last d
-WARMUP = 50  # steps
+WARMUP = 100  # steps
 SETTLED = 6  # steps in which d has grown by less than a tenth
 LONGEST = 200  # steps of the probe at most
 LEAST = 4.0  # a probe in which d has not grown so many times goes on to its longest
