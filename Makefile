@@ -63,7 +63,6 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/o2nc bench
-	$(BIN)/python experiments/benchmarks/certify.py --quick
 
 # the wheel and the sdist, each installed where nothing else is and used; some minutes
 package: $(STAMP)

@@ -1,10 +1,6 @@
-"""Small non-smooth test problems over several tensors, and the optimizers that several files have in common."""
-
-from unittest.mock import patch
+"""A small non-smooth problem over several tensors, which many files share."""
 
 import torch
-
-import o2nc
 
 SHAPES = [(3, 2), (4,), (), (1, 5)]
 
@@ -35,24 +31,3 @@ def delta_of(opt, p):
     """Return the update Δ that was last played for a parameter: kept, or told by the learner's other state."""
     entry = opt.state[p]["o2nc"]
     return entry["delta"] if "delta" in entry else opt._learner.last_updates([entry])[0]
-
-
-EXTENDED = {"AdamW": lambda ps: o2nc.AdamW(ps, lr=0.01, average=o2nc.Polynomial(12))}
-
-if hasattr(torch.optim, "Muon"):
-
-    class Muon(torch.optim.Muon):
-        """torch's, of the matrices among its parameters, iterating in their precision.
-
-        It does so in bfloat16, where another order of a sum is seen in the third digit.
-        """
-
-        def __init__(self, params, **options):
-            super().__init__([p for p in params if p.dim() == 2], **options)
-
-        def step(self):
-            with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
-                step = torch.optim.Muon.step
-                getattr(step, "__wrapped__", step)(self)  # with super() hooks would run twice
-
-    EXTENDED["Muon"] = lambda ps: o2nc.extend(Muon(ps, lr=0.01), average=o2nc.Polynomial(12))

@@ -7,6 +7,7 @@ writes that to ``TASK-PROCESSES-RANK.pt``.
 import copy
 import os
 import sys
+import warnings
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,13 +22,16 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import o2nc
 from o2nc import learners
-from registry import OURS, claims, ours_of, params_of
+from o2nc.logfile import LogFile
+from o2nc.logger import CertificateLogger
+from registry import LEARNERS, OURS, claims, ours_of, params_of
 
 STEPS, LATER = 6, 4
 EVERY_4 = o2nc.Polynomial(3, every=4)  # iterates 1, 5 and 9 count: a checkpoint after 6 is between two of them
@@ -138,8 +142,15 @@ def equal(mesh, rank, size):
     model, optimizer = make("ScaledSGDM")
     fully_shard(model, mesh=mesh)
     optimizer.param_groups[0]["params"] = list(model.parameters())  # as accelerate does
-    train(model, optimizer, 0, STEPS, rank, size)
+    with CertificateLogger(optimizer, FOLDER / f"log of {rank}.csv", every=2):
+        train(model, optimizer, 0, STEPS, rank, size)
     found["exchanged"] = summary(model, optimizer)
+    train(*EARLY, 0, 4)
+    full, optimizer = make("ScaledSGDM", mesh)
+    with patch.object(LogFile, "append", side_effect=OSError("no space left")), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with CertificateLogger(optimizer, FOLDER / "full disk.csv", every=2):
+            train(full, optimizer, 0, STEPS, rank, size)  # no process waits for the one that cannot write
     model, optimizer = make("BallOGD", mesh)
     optimizer.step = torch.compile(optimizer.step, backend="eager")
     train(model, optimizer, 0, STEPS, rank, size)
@@ -178,6 +189,56 @@ def planes(mesh, rank, size):
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
     rank = mesh["data"].get_local_rank()
     return {name: trained_and_loaded(name, mesh, rank, 2) for name in NAMES}
+
+
+PARTIAL = {
+    "averages": OURS["AdamW"],
+    "extended": OURS["extend(Lion)"],
+    "joint norm": lambda ps: o2nc.ExponentiatedO2NC(ps, LEARNERS[2], average=False),
+    "OriginalO2NC": OURS["OriginalO2NC"],
+    "by coordinate": lambda ps: OURS["OGD"](ps, average=False),
+    "no averages": lambda ps: OURS["ScaledSGDM"](ps, average=None),
+}
+
+
+def fsdp1(make, model, after=False):
+    """Train with FSDP1, the optimizer made after its parameters were flattened, or before."""
+    early = make(model.parameters()) if after else None
+    wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    train(wrapped, early or make(wrapped.parameters()), 0, 3)
+    with FullyShardedDataParallel.summon_full_params(wrapped):
+        return whole(wrapped.parameters())
+
+
+def zero1(make, model):
+    class Made(optim.Optimizer):
+        """ZeroRedundancyOptimizer wants a class to make its local optimizer of."""
+
+        def __new__(cls, params, **_):
+            return make(params)
+
+    lr = make([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]  # it gives its own to all groups
+    train(model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=Made, lr=lr), 0, 3)
+    return whole(model.parameters())
+
+
+def partial(mesh, rank, size):
+    """Say of FSDP1 and ZeRO with every optimizer: "same" as in one process, "different", or the error."""
+    warnings.simplefilter("ignore")  # FSDP1 is on its way out, and says so
+    found = {}
+    ways = {"FSDP1": fsdp1, "FSDP1 after": lambda *of: fsdp1(*of, after=True), "ZeRO": zero1}
+    for way, run in ways.items():
+        for name, optimizer_of in PARTIAL.items():
+            model = make("SGD")[0]
+            train(model, optimizer_of(model.parameters()), 0, 3)
+            try:
+                pairs = zip(run(optimizer_of, make("SGD")[0]), model.parameters(), strict=True)
+                is_same = all(torch.allclose(a.view_as(b), b, rtol=1e-12) for a, b in pairs)
+                found[f"{way}, {name}"] = "same" if is_same else "different"
+            except ValueError as error:
+                found[f"{way}, {name}"] = str(error)
+            distributed.barrier()
+    return found
 
 
 FULL = StateDictOptions(full_state_dict=True)
@@ -239,6 +300,8 @@ def load(mesh, rank, size):
 if __name__ == "__main__":
     FOLDER, NAMES = Path(sys.argv[1]), sys.argv[2].split("|")
     torch.set_num_threads(1)
+    EARLY = make("ScaledSGDM")
+    CertificateLogger(EARLY[1], FOLDER / "early.csv", every=2)  # by all, which do not know of each other yet
     distributed.init_process_group("gloo")
     rank, size = distributed.get_rank(), distributed.get_world_size()
     for task in sys.argv[3:]:

@@ -6,7 +6,7 @@ import torch
 import fused_device as rig
 import o2nc
 from o2nc import problems
-from registry import OURS, build, claims, params_of, same
+from registry import OURS, build, claims, identical, params_of
 
 NOWHERE = torch.device("meta")  # a tensor made there by mistake holds no numbers, and breaks what it touches
 
@@ -36,7 +36,7 @@ def test_steps_certificates_and_checkpoints(device, name, fused):
         with default:
             other.step()
         runs.append(claims(other))
-    same(*runs)
+    identical(*runs)
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Rprop], ids=["by lr", "by displacement"])

@@ -9,12 +9,6 @@ import o2nc
 from o2nc import renewal, scaling
 
 
-def gamma_density(n):
-    """k of Gamma(n), mean 1, for an integer n: Σ_{0<j<n} ω^j e^{n(ω^j − 1)u} with ω = e^{2πi/n}."""
-    roots = np.exp(2j * np.pi * np.arange(1, n) / n)
-    return lambda u: sum((w * np.exp(n * (w - 1) * u) for w in roots), 0 * u).real
-
-
 @pytest.mark.parametrize(("n", "known"), [(2, 0.25), (3, 0.347), (4, 0.448), (16, 4.797)])
 def test_price_of_gamma(n, known):
     """dk = Σ n(ω^j − 1)ω^j e^{n(ω^j − 1)u} du, integrated as it stands."""
@@ -102,28 +96,3 @@ def test_moments_are_those_of_the_samples(law):
     s = np.array([law.sample(3, t) for t in range(1, 40_001)])
     assert np.mean(s) == pytest.approx(law.mean, abs=5 * np.std(s) / 200)
     assert np.mean(s**2) == pytest.approx(law.second_moment, abs=5 * np.std(s**2) / 200)
-
-
-def zigzag(v):
-    """A function of period 0.7 with slopes 1 and −¾."""
-    phase = np.mod(v, 0.7)
-    return np.where(phase < 0.3, phase, 0.3 - 0.75 * (phase - 0.3))
-
-
-def zigzag_slope(v):
-    return np.where(np.mod(v, 0.7) < 0.3, 1.0, -0.75)
-
-
-@pytest.mark.parametrize("n", [2, 4])
-def test_corrected_identity(n):
-    """E f(τ + s) − f(τ) = E f′(τ + s) + E ψ(τ + s) − ψ(τ), ψ(τ) = ∫ f′(τ + u)k(u) du, for a zigzag f."""
-    tau, h = 0.2, 3e-4
-    u = (np.arange(30_000) + 0.5) * h
-    k = gamma_density(n)(u)
-    density = n**n * u ** (n - 1) * np.exp(-n * u) / math.factorial(n - 1)
-    left = ((zigzag(tau + u) - zigzag(tau)) * density).sum() * h
-    plain = (zigzag_slope(tau + u) * density).sum() * h
-    psi = [(zigzag_slope(v + u) * k).sum() * h for v in (tau, *(tau + u[5::10]))]
-    later = psi[1:] @ density[5::10] * 10 * h
-    assert left == pytest.approx(plain + later - psi[0], abs=5e-4)
-    assert abs(left - plain) > 0.002  # without the corrector it does not hold

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import random
 import subprocess
 import sys
 from fractions import Fraction
@@ -13,7 +12,6 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.integrate import quad
 
 import o2nc
 from o2nc.scaling import Law, progress_weight, uniform
@@ -22,6 +20,7 @@ LAWS = {
     "exponential": (o2nc.Exponential(), scipy.stats.expon()),
     "exponential, rate 2.5": (o2nc.Exponential(rate=2.5), scipy.stats.expon(scale=0.4)),
     "uniform": (o2nc.Uniform(0, 2), scipy.stats.uniform(0, 2)),
+    "uniform above 0": (o2nc.Uniform(0.75, 1.25), scipy.stats.uniform(0.75, 0.5)),
     "jitter 1": (o2nc.Jitter(1), scipy.stats.uniform(0, 2)),
     "weibull .8": (o2nc.Weibull(0.8), scipy.stats.weibull_min(0.8, scale=1 / math.gamma(1 + 1 / 0.8))),
     "weibull 1.5": (o2nc.Weibull(1.5, scale=0.7), scipy.stats.weibull_min(1.5, scale=0.7)),
@@ -56,44 +55,6 @@ def test_weight_is_survival_over_density(law_and_reference):
         assert law.weight(s) == pytest.approx(reference.sf(s) / reference.pdf(s), rel=1e-10)
 
 
-def test_default_scale_has_mean_one():
-    for law in (o2nc.Weibull(0.7), o2nc.Gamma(0.4), o2nc.Uniform(0, 2), o2nc.Exponential()):
-        mean = np.mean([law.sample(0, n) for n in range(1, 40_001)])
-        assert mean == pytest.approx(1.0, abs=0.04)
-
-
-def kinked(x):
-    """A kinked, non-convex F and its slope along the ray."""
-    value = abs(x - 0.5) - 0.7 * abs(x - 1.3) + 0.2 * math.sin(3 * x)
-    slope = math.copysign(1, x - 0.5) - 0.7 * math.copysign(1, x - 1.3) + 0.6 * math.cos(3 * x)
-    return value, slope
-
-
-def test_identity_of_random_scaling(law_and_reference):
-    """E[F(x + sΔ) − F(x)] = E[w(s)⟨∇F(x + sΔ), Δ⟩], w = survival/density, for a non-smooth F."""
-    law, reference = law_and_reference
-    x, delta = 0.1, 0.8
-    top = 2.0 if isinstance(law, o2nc.Uniform) else reference.ppf(1 - 1e-13)
-    kinks = [(k - x) / delta for k in (0.5, 1.3)]
-    left = quad(
-        lambda s: (kinked(x + s * delta)[0] - kinked(x)[0]) * reference.pdf(s), 0, top, points=kinks, limit=500
-    )
-    right = quad(
-        lambda s: law.weight(s) * kinked(x + s * delta)[1] * delta * reference.pdf(s), 0, top, points=kinks, limit=500
-    )
-    assert left[0] == pytest.approx(right[0], abs=2e-6)
-
-
-def test_exponential_alone_has_a_constant_weight():
-    """Exp minimises E[w²] at a given mean: for mean 1 the others are above 1 (NOTES §4)."""
-    second = {}
-    for name, (law, reference) in LAWS.items():
-        weights = np.array([law.weight(s) for s in reference.ppf((np.arange(4000) + 0.5) / 4000)])
-        second[name] = (weights**2).mean() / reference.mean() ** 2
-    assert [second["exponential"], second["exponential, rate 2.5"]] == pytest.approx([1.0, 1.0])
-    assert all(v > 1.05 for name, v in second.items() if "exponential" not in name)
-
-
 @given(seed=st.integers(0, 2**200), step=st.integers(1, 2**70), stream=st.integers(0, 3), draw=st.integers(0, 9))
 def test_uniform_is_pure_and_open(seed, step, stream, draw):
     u = uniform(seed, step, stream=stream, draw=draw)
@@ -121,28 +82,12 @@ def test_any_order_and_any_process_sees_the_same_scalars():
 PINNED = {"exponential": 0.525178978415534, "gamma": 0.6333666627301492}
 
 
-def test_no_global_generator_is_touched():
-    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
-    for law, _ in LAWS.values():
-        law.sample(0, 1)
-    assert random.getstate() == states[0]
-    assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), states[2])
-
-
 def test_progress_weights_have_a_finite_variance():
     """w(s) where it makes an unbiased estimate of finite variance, 1 elsewhere."""
     for law in (o2nc.Exponential(2.0), o2nc.Uniform(0, 2), o2nc.Weibull(1.5), o2nc.Gamma(0.5)):
         assert progress_weight(law, 3, 7) == law.weight(law.sample(3, 7)) != 1
     for law in (None, o2nc.Uniform(0.75, 1.25), o2nc.Weibull(2.0), o2nc.Gamma(16)):
         assert progress_weight(law, 3, 7) == 1
-
-
-def test_uniform_above_zero():
-    s = np.array([o2nc.Uniform(0.75, 1.25).sample(1, n) for n in range(1, 4001)])
-    assert 0.75 < s.min() < 0.751
-    assert 1.249 < s.max() < 1.25
-    assert s.mean() == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("width", [0.1, 0.25, 1 / 3, 1.0])
@@ -215,3 +160,22 @@ def test_laws_are_laws():
         assert isinstance(law, Law)
         with pytest.raises(AttributeError):
             law.scale = 3.0
+
+
+def test_laws_at_the_edge():
+    """Shapes from which s is nearly always tiny, or nearly always its mean: finite, with finite weights, mean 1."""
+    for law in (o2nc.Gamma(0.01), o2nc.Gamma(1e6), o2nc.Weibull(0.01), o2nc.Weibull(200.0), o2nc.Jitter(1e-6)):
+        found = [law.sample(0, n) for n in range(1, 3000)]
+        assert all(math.isfinite(s) and s >= 0 and math.isfinite(law.weight(s)) for s in found)
+        if law.second_moment < 1.1:
+            assert np.mean(found) == pytest.approx(1, abs=1e-3)
+        assert law.mean == pytest.approx(1)
+    torch.set_flush_denormal(True)  # as some versions of torch's compiler do
+    try:
+        assert math.isfinite(o2nc.Gamma(0.01).weight(0.0))
+    finally:
+        torch.set_flush_denormal(False)
+    with torch.device("meta"):
+        assert o2nc.Gamma(1.5).weight(0.3) > 0
+    with pytest.raises(ValueError, match="shape"):
+        o2nc.Weibull(0.005)

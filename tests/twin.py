@@ -1,6 +1,6 @@
-"""Slow, obvious float64 twins of the averages, written from their definitions and used only here.
+"""Slow, obvious twins of the averages and of the energy theorem, written from their definitions.
 
-Everything is summed directly: no recursion, no γ.
+Averages are summed directly: no recursion, no γ.
 """
 
 import math
@@ -46,3 +46,16 @@ def seen(gradients):
 def joined(p, first):
     """Return the weights of a parameter whose first gradient, at this place, stands for all before it."""
     return np.array([p[: first + 1].sum(), *p[first + 1 :]])
+
+
+def energy_bound(n, beta, eta, *, c, gap, lipschitz, noise=0.0, output="geometric", lib=math):
+    """Return the bound of the theorem for β = b and a constant lr = ηβ, as docs/paper.md prints it."""
+    alpha, a2 = 1 - beta, lipschitz**2 + noise**2
+    spread = beta * ((beta + lib.sqrt(2 - beta**2)) / (1 + beta)) ** 2
+    t, keep = 2 * gap / eta + a2 * n, 1 - beta**2
+    last = c * spread * eta**2 * beta**2 * t / (alpha**2 * keep * n) if n > 1 else 0  # one point has no spread
+    if output == "geometric":
+        root = lib.sqrt((alpha**2 * (n - 1) / keep + 1) * t) / n
+        return root + noise * (alpha * (n - 1) + 1) / (n * lib.sqrt(keep)) + last
+    start = lipschitz * beta * (1 - beta**n) / (alpha * n)
+    return start + alpha / n * lib.sqrt(((n - 1) / keep + 1) * t) + noise * alpha / lib.sqrt(keep) + last

@@ -88,7 +88,11 @@ def test_download_checks_the_archive(folder, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="checksum"):
         data.download(tmp_path / "got")
     monkeypatch.setattr(data, "MD5", hashlib.md5((tmp_path / "made.tar.gz").read_bytes()).hexdigest())
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "got/cifar-10-binary.tar.gz.part").symlink_to(tmp_path / "victim")  # planted where it was written
     data.download(tmp_path / "got")
+    assert (tmp_path / "victim").read_text() == "precious"
+    (tmp_path / "got/cifar-10-binary.tar.gz.part").unlink()
     monkeypatch.setattr(data, "URL", "http://nowhere.invalid")
     data.download(tmp_path / "got")  # is there already
     assert data.load(tmp_path / "got").digest == data.load(folder).digest

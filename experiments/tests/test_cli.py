@@ -123,6 +123,7 @@ def test_scripts_take_what_the_command_passes(name, called, monkeypatch, capsys)
         (["--nothing"], "No such option: --nothing (see o2nc --help)"),
         (["gpt", "--nothing"], "No such option: --nothing (see o2nc gpt --help)"),
         (["gpt", "--out", ""], "--out must name a folder, got ''"),
+        (["demo", "--out", ""], "--out must name a folder, got ''"),
         (["demo", "--out", __file__], f"--out must name a folder, got '{__file__}'"),
         (["demo", "--seed", "x"], "Invalid value for '--seed'"),
         (["demo", "--seed", "-1"], "Invalid value for '--seed'"),

@@ -52,7 +52,7 @@ def test_one_run_serves_all_horizons_and_decays_are_a_run_each(lab, tmp_path):
     assert losses.rows[1][0] == gpt.LAST["label"]
     assert all("±" in cell for row in losses.rows for cell in row[2:])
     assert len(differences.rows) == 3
-    kit.draw(gpt.figure(found, [8, 16], "title"), "png")
+    kit.draw(gpt.figure(found, [8, 16], "GPT on a file called $x_{$"), "png")  # no formula
 
 
 @pytest.mark.parametrize("name", gpt.ARMS)

@@ -13,8 +13,8 @@ from o2nc.certificates import certificate
 from o2nc.learners import OGD, ball_adagrad
 from o2nc.problems import hard, separable
 from o2nc.theory import adaptive as adaptive_theory
-from o2nc.theory import complexity, plans
 from o2nc.theory import lemmas as theory_lemmas
+from o2nc.theory import planning, plans
 from o2nc_experiments import kit, verify
 from o2nc_experiments.verify import lemmas, regret, theorems
 from o2nc_experiments.verify.row import Sides, check
@@ -90,6 +90,7 @@ whole_ball, whole_law = ball_adagrad.BallAdaGrad.update, lemmas.output_law
 ones = constant(scaling.Exponential, 1.0)
 shrunk_norm = times(certificate.Certificate, "gradient_norm", 0.95)
 wrong_exponential = flat(scaling.Exponential)
+nearly_one = (scaling.Exponential, "sample", lambda self, seed, step: 0.9 + 0.2 * scaling.uniform(seed, step))
 vacuous_goldstein = lambda self, delta, **_: certificate.Goldstein(None, 2 * delta, self.value, delta)  # noqa: E731
 
 BREAKS = {  # by row: ways to break it, each an attribute to replace
@@ -120,10 +121,18 @@ BREAKS = {  # by row: ways to break it, each an attribute to replace
     "stability": [times(theory, "stable_lr", 1.01), wrong_exponential],
     "theorem-adaptive": [times(adaptive_theory.AdaptivePlan, "bound", 0.999), times(theorems, "spread_factor", 0.9)],
     "rate-nonsmooth": [plan_property("lr", lambda self: self.radius * self.alpha)],
-    "rate-smooth": [(complexity, "plan", plan_with_fixed_c)],
-    "rate-second-order": [(complexity, "plan", plan_with_growing_c)],
+    "rate-smooth": [(planning, "plan", plan_with_fixed_c)],
+    "rate-second-order": [(planning, "plan", plan_with_growing_c)],
     "steps-for": [times(theory_lemmas, "spread_constant", 1.1)],
     "lower-bound": [(hard.ZeroChainOracle, "sample", lambda self, x, generator=None: self.problem.gradient(x))],
+    "stopping-time": [times(theory_lemmas, "spread_constant", 1.1), nearly_one],
+    "ladder": [times(theory, "ladder_steps", 0.99)],
+    "stop-with-noise": [times(theory, "noise_margin", 0.9), times(theory, "holdout_samples", 2)],
+    "plateau": [wrong_exponential, times(theory, "energy_ratio", 1.2)],
+    "progress-error": [ones, times(theory, "fall_seen", 0.9)],
+    "kink-level": [times(theory, "kink_level", 1.1)],
+    "convex": [times(theory, "convex_bound", 0.9), times(theory, "convex_bound", 1.2)],
+    "learned-scale": [times(adaptive_theory.AdaptivePlan, "price_of_the_gap", 0.9)],
     "erratum-a": [ones],
     "erratum-b": [other_beta(0.5)],
     "erratum-c": [plan_property("decay", lambda self: 24 * self.c * self.radius**2 / self.alpha**2)],
@@ -156,13 +165,13 @@ def test_row_is_right_and_notices_a_broken_formula(key, monkeypatch):
         assert not found.verdict, (name, found)
 
 
-def test_there_are_28_statements_and_17_errata_each_with_its_place_in_the_document():
+def test_there_are_36_statements_and_17_errata_each_with_its_place_in_the_document():
     text = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
     statements = [key for key in KEYS if not key.startswith("erratum")]
     assert list(BREAKS) == KEYS
-    assert (len(statements), KEYS[28:]) == (28, [f"erratum-{c}" for c in "abcdefghijklmnopq"])
+    assert (len(statements), KEYS[36:]) == (36, [f"erratum-{c}" for c in "abcdefghijklmnopq"])
     assert [key for key in statements if f"`{key}`" not in text] == []
-    assert [key for key in KEYS[28:] if f"\n| {key[-1]} | " not in text] == []
+    assert [key for key in KEYS[36:] if f"\n| {key[-1]} | " not in text] == []
 
 
 @pytest.mark.parametrize("key", ["variance-weights", "sgdm-map", "theorem-sgdm"])

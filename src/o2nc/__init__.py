@@ -7,6 +7,8 @@
   it into the model, ``opt.averaged_state_dict(model)`` returns it to ship; `averaged` does so for several optimizers.
 * `scaling` has the laws of a random scalar s in x + sΔ, which frees momentum from traps; `random_scaling` scales any
   optimizer.
+* ``opt.diagnose()`` says what the run is doing, with one action; `Ladder` lowers the learning rate when the run is
+  stationary at it.
 * ``certificate=True`` keeps ḡ and V as well, from which ``opt.certificate(c)`` bounds ‖∇F(x̄)‖_c.
 
 The paper's own: `ScaledSGDM`, `ExponentiatedO2NC` (Algorithm 2, any of the `learners`), `OriginalO2NC` (Algorithm 1).
@@ -19,6 +21,8 @@ from o2nc import learners, problems, theory
 from o2nc.averages.windows import Discount, Polynomial, Window
 from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
+from o2nc.certificates.diagnosis import Diagnosis
+from o2nc.certificates.ladder import Ladder
 from o2nc.laws import Gamma, Jitter, Uniform, Weibull
 from o2nc.logger import CertificateLogger
 from o2nc.optimizers.extend import extend, random_scaling
@@ -37,12 +41,14 @@ __all__ = [
     "AdamW",
     "Certificate",
     "CertificateLogger",
+    "Diagnosis",
     "Discount",
     "Exponential",
     "ExponentiatedO2NC",
     "Gamma",
     "Goldstein",
     "Jitter",
+    "Ladder",
     "Law",
     "OriginalO2NC",
     "Polynomial",

@@ -6,6 +6,7 @@ Norms are joint over the whole list. They stay on the device as float64 tensors,
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ def real(x: Tensor) -> Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
+@cache
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which state is kept: real, and at least float32."""
     return torch.promote_types(dtype.to_real(), torch.float32)

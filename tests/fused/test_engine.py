@@ -1,7 +1,9 @@
 """When kernels take the step, and what is said when they cannot."""
 
 import importlib.util
+import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ import fused_device as rig
 import o2nc
 from o2nc import learners
 from o2nc.fused import engine
+from o2nc.fused.rule import DeviceRule, Layout, Rule
+from o2nc.optimizers.base import Averaged
 from problem import parameters, set_gradients
 
 
@@ -138,6 +142,44 @@ def test_what_has_no_device_form(device, reason, make):
     rig.agree(*({str(i): torch.view_as_real(p + 0j) for i, p in enumerate(ps)} for ps in (params, others)))
 
 
+class Mine(Averaged, torch.optim.SGD):
+    """An optimizer of one's own, with a device form that is not bitwise its step."""
+
+    is_linear_in_lr = True
+    device_rule = DeviceRule("mine:rule")
+
+
+def test_a_device_form_that_is_demanded_and_cannot_move(device):
+    """Issue: fused=True was ignored without a word."""
+    params = rig.begin(device)
+    opt = Mine(params, lr=0.1, average=0.9, fused=True)
+    set_gradients(params, 1)
+    with pytest.raises(
+        RuntimeError, match="the device form of Mine is not bitwise its own step, and moves only where"
+    ):
+        opt.step()
+
+
+def test_a_slot_that_no_step_creates(device, monkeypatch):
+    """Issue: with a slot that is misspelt every step was the optimizer's own, without a word."""
+    from o2nc.fused.rules import sgd
+
+    def rule(groups):
+        layout = Layout(sgd.momentum_update, ("mometum_buffer",))
+        return Rule(sgd.sgd_coefficients, 2, lambda group: layout, sgd._scalars)
+
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(rule=rule))
+    params = rig.begin(device)
+    opt = Mine(params, lr=0.1, momentum=0.9, scaling=o2nc.Exponential())
+    rig.advance(opt, params, [1])
+    before = [p.detach().clone() for p in params]
+    words = r"mine:rule works on state \['mometum_buffer'\], which no step creates: .* has \['momentum_buffer'\]"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=words):
+            rig.advance(opt, params, [2])
+    assert all(map(torch.equal, params, before))
+
+
 def test_some_parameters_elsewhere(monkeypatch):
     here, elsewhere = ("cuda", "cpu") if rig.CUDA else ("cpu", "meta")
     monkeypatch.setattr(engine, "DEVICES", (here,))
@@ -187,91 +229,6 @@ def test_a_triton_that_is_too_old(device, monkeypatch):
 
 
 # ---- steps that are not taken ----
-
-
-@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "extend(Lion)")
-@pytest.mark.parametrize("first", [1, 3])
-def test_sparse_gradients_are_refused(device, make, first):
-    """With the usual message, and nothing has changed."""
-    params = rig.begin(device)
-    opt = rig.advance(make(params), params, range(1, first))
-    before, there = rig.saved(opt), [p.detach().clone() for p in params]
-    rig.set_noise(params, 9)
-    params[0].grad = params[0].grad.to_sparse()
-    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
-        opt.step()
-    rig.identical(rig.saved(opt), before)
-    assert all(torch.equal(p, x) for p, x in zip(params, there, strict=True))
-    others = rig.begin(device)
-    rig.advance(opt, params, range(first, 5))
-    rig.agree(rig.facts(opt), rig.facts(rig.advance(make(others), others, range(1, 5))), tolerance=0)
-
-
-@rig.cases
-@pytest.mark.parametrize("first", [1, 3])
-def test_a_step_without_any_gradient_changes_nothing(device, make, first):
-    params = rig.begin(device)
-    opt = rig.advance(make(params), params, range(1, first))
-    before, said = rig.saved(opt), rig.facts(opt)
-    opt.zero_grad()
-    opt.step()
-    rig.identical(rig.saved(opt), before)
-    rig.agree(rig.facts(opt), said, tolerance=0)
-
-
-def test_gradients_of_another_dtype(device):
-    """`grad_dtype` allows it: such a step is eager, and the next is fused again."""
-    if not hasattr(torch.Tensor, "grad_dtype"):
-        pytest.skip("torch 2.9 and later")
-    (p,) = rig.begin(device, torch.bfloat16, shapes=[(5,)])
-    opt = rig.sgdm([p], momentum=0.9, average=0.9, fused=True)
-    opt.param_groups[0]["fused"] = None
-    rig.advance(opt, [p], (1, 2))
-    p.grad, p.grad_dtype = None, torch.float32
-    p.grad = torch.ones(5, device=device)
-    opt.step()
-    assert not rig.is_fused(opt)
-    p.grad, p.grad_dtype = None, torch.bfloat16
-    assert rig.is_fused(rig.advance(opt, [p], (4,)))
-
-
-def test_a_closure(device):
-    def work(fused):
-        params = rig.begin(device)
-        opt = rig.CASES["ScaledSGDM"](params, fused)
-
-        def closure():
-            opt.zero_grad()
-            loss = sum((p**2).sum() for p in params)
-            loss.backward()
-            return loss
-
-        assert all(opt.step(closure).requires_grad for _ in range(3))
-        return opt
-
-    rig.compare(work)
-
-
-@pytest.mark.some(5)
-@rig.cases
-def test_grad_scaler(device, make):
-    """torch's own GradScaler, with an overflow first and in the middle, and a growing scale."""
-
-    def work(fused):
-        params = rig.begin(device, torch.float32)
-        opt = make(params, fused)
-        scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=2)
-        scaler.scale(torch.zeros((), device=device))  # makes the scale
-        for t in range(1, 8):
-            rig.set_noise(params, t, missing=[1] if t == 5 else [], scale=scaler.get_scale())
-            if t in (1, 4):
-                params[0].grad.view(-1)[2] = rig.INF
-            scaler.step(opt)
-            scaler.update()
-        assert int(opt.param_groups[0]["o2nc"]["step"]) == 5
-        return opt
-
-    rig.compare(work, tolerance=2e-5)
 
 
 # ---- captures: a step that draws s on the host is refused, on a GPU `test_gpu.py` has them ----

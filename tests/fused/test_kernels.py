@@ -99,28 +99,6 @@ def test_any_run(device, kind, chance):
     rig.compare(work)
 
 
-@pytest.mark.some(10)
-@pytest.mark.parametrize(
-    ("law", "average"), [(rig.LAWS[0], True), (rig.LAWS[3], True), (rig.LAWS[2], False)], ids=str
-)
-@pytest.mark.parametrize("learner", rig.LEARNERS, ids=str)
-def test_every_learner(device, learner, law, average):
-    """With a schedule that rests once, two groups, an absent and a late gradient."""
-
-    def work(fused):
-        params = rig.begin(device, shapes=[(3, 2), (), (5,)])
-        groups = [{"params": params[:2]}, {"params": params[2:], "lr": 3 * learner.lr}]
-        opt = rig.algorithm_2(groups, learner, fused, scaling=law, seed=2, average=average)
-        for t, (factor, missing) in enumerate([(1, [2]), (0.5, []), (0, [0]), (2, []), (1, [1])], 1):
-            for group, scale in zip(opt.param_groups, (1, 3), strict=True):
-                group["lr"] = factor * scale * learner.lr
-            rig.set_noise(params, t, missing)
-            opt.step()
-        return opt
-
-    rig.compare(work)
-
-
 @pytest.mark.parametrize("learner", rig.LEARNERS, ids=str)
 @pytest.mark.parametrize("value", [0.0, float("nan")], ids=["zero", "nan"])
 def test_gradients_of_zero_and_nan(device, learner, value):
@@ -155,15 +133,6 @@ def test_nesterov_without_momentum_is_plain(device, average, late):
 
 
 # ---- dtypes ----
-
-
-@rig.cases
-def test_float32_is_near_float64(device, make):
-    runs = []
-    for dtype in (torch.float32, torch.float64):
-        params = rig.begin(device, dtype)
-        runs.append(rig.facts(rig.advance(make(params), params, range(1, 7))))
-    rig.agree(*runs, tolerance=2e-5)
 
 
 def ulps(a, b):
@@ -361,30 +330,6 @@ def test_gradients_are_let_go(device, make, kind):
         opt.zero_grad()
         gc.collect()
         assert held() is None
-
-
-@rig.cases
-def test_gradients_are_read_only(device, make):
-    params = rig.begin(device)
-    opt = make(params)
-    for t in (1, 2, 3):
-        rig.set_noise(params, t)
-        given = [(p.grad, p.grad.clone(), p.grad._version) for p in params]
-        opt.step()
-        for p, (g, value, version) in zip(params, given, strict=True):
-            assert p.grad is g
-            assert torch.equal(g, value)
-            assert g._version == version
-
-
-@pytest.mark.some(5)
-@rig.cases
-def test_a_run_repeats_to_the_bit(device, make):
-    runs = []
-    for _ in range(2):
-        params = rig.begin(device, torch.float32, shapes=[(2049,), (3,)])
-        runs.append(rig.facts(rig.advance(make(params), params, (1, 2, 3))))
-    rig.agree(*runs, tolerance=0)
 
 
 @pytest.mark.some(3)

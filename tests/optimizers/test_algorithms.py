@@ -7,7 +7,7 @@ import torch
 import fused_device as rig
 import o2nc
 import twin
-from o2nc.learners import OGD, AdaGrad, BallOGD, CoinBetting, ScaleFree
+from o2nc.learners import OGD, BallOGD, ScaleFree
 from problem import delta_of, flat, parameters, set_gradients
 from registry import LAWS, LEARNERS, ours_of
 
@@ -142,51 +142,6 @@ def test_one_scalar_for_all_parameters_and_groups():
     assert [g["lr"] for g in opt.param_groups] == [0.1, 0.2]
 
 
-def test_schedulers_act_on_the_learner():
-    params = parameters()
-    assert o2nc.ExponentiatedO2NC(params, CoinBetting(), beta=0.9).param_groups[0]["lr"] == 1.0
-    opt = o2nc.ExponentiatedO2NC(params, AdaGrad(lr=0.5), beta=0.9, scaling=None)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
-    lengths = []
-    for _ in range(8):
-        for p in params:
-            p.grad = torch.ones_like(p)
-        opt.step()
-        scheduler.step()
-        lengths.append(float(torch.stack([delta_of(opt, p).norm() for p in params]).norm()))
-    assert lengths[-1] < 0.03 * lengths[0]
-
-
-def test_a_closures_gradients_are_the_ones_that_count():
-    plain, with_closure = parameters(), parameters()
-    a, b = (o2nc.ExponentiatedO2NC(ps, OGD(lr=0.1)) for ps in (plain, with_closure))
-
-    def closure():
-        b.zero_grad()
-        loss = sum(p.abs().sum() for p in with_closure)
-        loss.backward()
-        return loss
-
-    for _ in range(5):
-        a.zero_grad()
-        sum(p.abs().sum() for p in plain).backward()
-        a.step()
-        assert b.step(closure).requires_grad
-    assert all(map(torch.equal, plain, with_closure))
-
-
-def test_names_are_those_of_the_groups():
-    params = parameters()
-    for given, names in (
-        (params, [0, 1, 2, 3]),
-        ([(f"layer{i}", p) for i, p in enumerate(params)], [f"layer{i}" for i in range(4)]),
-    ):
-        opt = o2nc.ExponentiatedO2NC(given, OGD(lr=0.05), beta=0.9)
-        set_gradients(params, 1)
-        opt.step()
-        assert list(opt.certificate().by_parameter) == names
-
-
 @pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
 @pytest.mark.parametrize(
     ("make", "shaped"),
@@ -271,24 +226,3 @@ def test_blocks_with_gaps_lie_in_the_goldstein_ball():
             check_block(opt, params, ws, gs, t // period, period)
             block = np.array(ws[-period:])
             assert np.linalg.norm(block - block.mean(0), axis=1).max() <= delta
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"period": 0}, ValueError, "period must be an integer >= 1, got 0"),
-        ({"period": 2.5}, TypeError, "period"),
-        ({"period": 5, "seed": -1}, ValueError, "seed"),
-        ({"period": 5, "restart": 1}, TypeError, "restart"),
-        ({"weight_decay": -1}, ValueError, "weight_decay"),
-        ({"weight_decay": float("nan")}, ValueError, "weight_decay"),
-        ({"maximize": 1}, TypeError, "maximize"),
-        ({"beta": 1.0}, ValueError, "beta"),
-        ({"fused": 1}, TypeError, "fused"),
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments, error, words):
-    make = o2nc.OriginalO2NC if "period" in arguments else o2nc.ExponentiatedO2NC
-    with pytest.raises(error, match=words):
-        make(parameters(), BallOGD(lr=0.1, radius=1.0), **arguments)

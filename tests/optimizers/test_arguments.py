@@ -9,7 +9,7 @@ import torch
 import o2nc
 from o2nc.learners import OGD
 from problem import parameters, set_gradients
-from registry import OURS, claims, params_of, same
+from registry import OURS, claims, identical, params_of
 
 X = torch.nn.Parameter(torch.ones(2))
 
@@ -62,6 +62,7 @@ def original(params=(X,), **options):
         (lambda: learned(beta="x"), TypeError, "beta"),
         (lambda: learned(average="yes"), TypeError, "average"),
         (lambda: learned(weight_decay=-1), ValueError, "weight_decay"),
+        (lambda: learned(weight_decay=float("nan")), ValueError, "weight_decay"),
         (lambda: learned(maximize=1), TypeError, "maximize"),
         (lambda: learned(fused="yes"), TypeError, "fused"),
         (lambda: learned([{"params": [X], "beta": 0.1}]), ValueError, "beta is one"),
@@ -70,6 +71,9 @@ def original(params=(X,), **options):
         (lambda: original(period=0), ValueError, "period must be an integer >= 1"),
         (lambda: original(period=2.5), TypeError, "period"),
         (lambda: original(restart=1), TypeError, "restart"),
+        (lambda: o2nc.SGD([X], certificate="no"), TypeError, "certificate"),
+        (lambda: o2nc.AdamW([X], weight_decay=float("inf")), ValueError, "weight_decay must be a finite number"),
+        (lambda: o2nc.AdamW([X], average=0.9, offload="yes"), TypeError, "offload"),
         (lambda: o2nc.SGD([X], offload=True), ValueError, "offload=True says where averages are kept"),
     ],
 )
@@ -123,7 +127,7 @@ def test_numbers_of_numpy():
         found.append(claims(opt))
         assert type(opt.param_groups[0]["o2nc"]["seed"]) is int
         assert type(opt.param_groups[0]["o2nc"]["scaling"]["shape"]) is float
-    same(*found)
+    identical(*found)
     assert o2nc.Exponential().sample(np.uint64(7), np.int32(2)) == o2nc.Exponential().sample(7, 2)
 
 

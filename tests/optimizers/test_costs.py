@@ -8,7 +8,7 @@ from torch import optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import o2nc
-from fused_device import advance, begin, engine, set_noise
+from fused_device import advance, begin, set_noise
 from o2nc import learners
 from pages import PAGES
 from registry import OURS, PAPER, build, ours_of
@@ -94,22 +94,6 @@ def test_an_iterate_that_does_not_count_costs_no_average(name):
     assert len(kept) == 9
     if name not in PAPER:  # those add to the progress
         assert counts[0] == counts[1]
-
-
-def test_one_engine_for_all_steps(device, monkeypatch):
-    made = []
-    monkeypatch.setattr(engine.Engine, "__init__", _counting(engine.Engine.__init__, made))
-    params = begin(device)
-    advance(build("ScaledSGDM", params, True), params, (1, 2, 3))
-    assert len(made) == 1
-
-
-def _counting(function, calls):
-    def counted(*args, **kwargs):
-        calls.append(args)
-        return function(*args, **kwargs)
-
-    return counted
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Interrupts and threads while weights are swapped: afterwards they are x, bitwise, or the block still owns them."""
 
-import asyncio
 import gc
 import random
 import signal
@@ -123,25 +122,6 @@ def test_overlapping_blocks(first, trained):
     blocks[1 - first].__exit__(None, None, None)
     assert equal(snapshot(model), before)
     opt.step()
-
-
-def test_tasks_that_overlap(trained):
-    model, opt = trained
-    before, inside = snapshot(model), []
-
-    async def evaluate(delay):
-        with opt.averaged():
-            await asyncio.sleep(delay)
-            inside.append(snapshot(model))
-
-    async def evaluate_all():
-        await asyncio.gather(*map(evaluate, (0.002, 0.0, 0.001)))
-
-    for _ in range(20):
-        asyncio.run(evaluate_all())
-    assert all(equal(found, inside[0]) for found in inside)
-    assert not equal(inside[0], before)
-    assert equal(snapshot(model), before)
 
 
 class Watchful(torch.optim.Optimizer):

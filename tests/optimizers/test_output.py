@@ -1,7 +1,6 @@
 """output() and progress of the paper's optimizers: their laws, their sums, their expectation."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import o2nc
 import twin
 from o2nc import learners
 from problem import flat
-from registry import PAPER, build, claims, ours_of, same
+from registry import PAPER, build, ours_of
 
 MAKERS = {
     "ScaledSGDM": lambda ps, beta, **options: o2nc.ScaledSGDM(ps, lr=0.0, momentum=beta, average=beta, **options),
@@ -86,27 +85,6 @@ def test_the_kernels_draw_the_same(output, device):
             for fused in (False, True)
         ]
         assert found[0] == found[1]
-
-
-def test_checkpoints_go_on_while_the_output_is_still_to_come():
-    def make(p, seed):
-        return o2nc.ScaledSGDM([p], lr=0.1, momentum=0.9, average=0.9, seed=seed, output="geometric")
-
-    pending = 0
-    for seed in range(12):
-        runs = []
-        for stop in (None, 4):
-            (p,) = rig.begin("cpu", shapes=[(3,)])
-            opt = make(p, seed)
-            for step in range(1, 9):
-                rig.advance(opt, [p], [step])
-                if step == stop:
-                    saved, pending = opt.state_dict(), pending + int(ours_of(opt)["pending"])
-                    opt = make(p, seed)
-                    opt.load_state_dict(saved)
-            runs.append(claims(opt))
-        same(*runs)
-    assert pending > 0
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -212,29 +190,9 @@ def test_progress_is_unbiased(law):
         assert abs(np.mean(wrong)) > 8 * np.std(wrong) / len(wrong) ** 0.5
 
 
-def test_without_averages_there_are_none():
-    for make in (
-        lambda ps: o2nc.ScaledSGDM(ps),
-        lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(0.1), average=False),
-    ):
-        params = rig.begin("cpu")
-        opt = rig.advance(make(params), params, [1, 2])
-        for ask in (opt.certificate, opt.output, opt.averaged().__enter__, partial(getattr, opt, "progress")):
-            with pytest.raises(RuntimeError, match="average"):
-                ask()
-
-
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "extend(NAdam)"])
 def test_others_have_neither(name):
     opt = rig.advance(build(name, params := rig.begin("cpu"), None), params, [1])
     assert not hasattr(opt, "output")
     assert not hasattr(opt, "progress")
     assert math.isfinite(opt.certificate().value)
-
-
-def test_bad_input():
-    p = torch.nn.Parameter(torch.ones(2))
-    with pytest.raises(ValueError, match="output must be"):
-        o2nc.ScaledSGDM([p], average=0.9, output="last")
-    with pytest.raises(ValueError, match="needs an average with a discount"):
-        o2nc.ScaledSGDM([p], average=o2nc.Polynomial(12), output="geometric")

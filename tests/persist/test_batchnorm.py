@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import update_bn
 
-from o2nc import AdamW
 from o2nc.persist.batchnorm import recalibrated
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -232,23 +231,6 @@ def test_no_batches_are_refused():
     with pytest.raises(ValueError, match="batches must not be empty"), recalibrated(model, used):
         pytest.fail("the block was entered")
     assert snapshot(model) == before
-
-
-def test_training_does_not_notice():
-    runs = []
-    for evaluates in (True, False):
-        model = network(dropout=0.5)
-        opt = AdamW(model.parameters(), lr=0.1, average=0.9)
-        torch.manual_seed(1)
-        for x in 3 * BATCHES:
-            opt.zero_grad()
-            model(x).square().sum(1).mean().backward()
-            opt.step()
-            if evaluates:
-                with opt.averaged(model, batches=BATCHES):
-                    model.eval()(x)
-        runs.append(model.state_dict() | {"training": torch.tensor(model.training)})
-    assert_same(*runs)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import o2nc
-from fused_device import begin, is_fused, set_noise
+from fused_device import begin, set_noise
 from o2nc import learners
 from problem import SHAPES, parameters, set_gradients
 from processes import runs_alone
@@ -90,28 +90,6 @@ def test_the_old_state_is_let_go(device, fused, request):
     old = [weakref.ref(ours_of(opt, p)["average"]) for p in params]
     opt.load_state_dict(found)
     assert all(gone() is None for gone in old)
-
-
-@pytest.mark.parametrize("saved_fused", [True, False])
-@pytest.mark.parametrize("fused", [True, False])
-def test_fused_is_the_constructors(device, fused, saved_fused):
-    """It says how a step is taken, not what it does: the run is the same within rounding."""
-    runs = []
-    for loads in (True, False):
-        params = begin(device, torch.float32)
-        opt = OURS["OGD"](params, fused=saved_fused)
-        for t in range(1, 7):
-            if loads and t == 4:
-                state = opt.state_dict()
-                opt = OURS["OGD"](params, fused=fused)
-                opt.load_state_dict(state)
-            set_noise(params, t)
-            opt.step()
-        assert opt.param_groups[0]["fused"] is (fused if loads else saved_fused)
-        assert is_fused(opt) == opt.param_groups[0]["fused"]
-        runs.append([*(p.detach().clone() for p in params), torch.tensor(opt.certificate().value)])
-    for a, b in zip(*runs, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 # --- the checkpoint wins, and a warning says so

@@ -11,37 +11,55 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import optim
 
+import fused_device as rig
 import o2nc
-from problem import parameters, set_gradients
-from registry import OURS, TORCH, claims, identical, params_of, same
+from problem import SHAPES, parameters
+from registry import FUSED, OURS, TORCH, build, claims, identical, params_of
 
 EVERY_3 = o2nc.Polynomial(3, start=2, every=3)
-OPTIMIZERS = OURS | {
-    "AdamW every=3": lambda ps: OURS["AdamW"](ps, average=EVERY_3),
-    "SGD offload": lambda ps: OURS["SGD"](ps, average=EVERY_3, offload=True),
-    "AdamW x̄ alone": lambda ps: OURS["AdamW"](ps, certificate=False),
-    "ScaledSGDM geometric": lambda ps: OURS["ScaledSGDM"](ps, output="geometric"),
-    "ScaledSGDM, no averages": lambda ps: OURS["ScaledSGDM"](ps, average=None, scaling=o2nc.Gamma(0.5)),
-    "OriginalO2NC restart": lambda ps: OURS["OriginalO2NC"](ps, restart=True),
-    "random_scaling(Rprop)": lambda ps: o2nc.random_scaling(TORCH["Rprop"](ps), seed=6),
+
+
+def extended(name, params, fused=False):
+    return o2nc.extend(TORCH[name](params), average=o2nc.Polynomial(3, every=2), certificate=True, seed=5)
+
+
+def scaled(name, params, fused=False):
+    return o2nc.random_scaling(TORCH[name](params), seed=6)
+
+
+# called with parameters, and with fused=True where kernels are to take the steps
+OPTIMIZERS = {name: partial(build, name, fused=False) for name in OURS} | {
+    "AdamW every=3": partial(build, "AdamW", average=EVERY_3, fused=False),
+    "SGD offload": partial(build, "SGD", average=EVERY_3, offload=True, fused=False),
+    "extend(Lion) offload": partial(build, "extend(Lion)", average=EVERY_3, offload=True, fused=False),
+    "AdamW x̄ alone": partial(build, "AdamW", certificate=False, fused=False),
+    "ScaledSGDM geometric": partial(build, "ScaledSGDM", output="geometric", fused=False),
+    "ScaledSGDM, no averages": partial(build, "ScaledSGDM", average=None, scaling=o2nc.Gamma(0.5), fused=False),
+    "OriginalO2NC restart": partial(build, "OriginalO2NC", restart=True),
+    **{f"extended {name}": partial(extended, name) for name in TORCH},
+    **{f"scaled {name}": partial(scaled, name) for name in TORCH},
 }
+KERNELS = [*FUSED, "extend(Lion)", "AdamW every=3", "AdamW x̄ alone", "ScaledSGDM geometric"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 STEPS = 17
 
 
+def begin(dtype, device="cpu"):
+    return rig.begin(device, dtype, shapes=SHAPES)
+
+
 def advance(opt, first, last):
-    params = params_of(opt)
     for t in range(first, last + 1):
         opt.param_groups[0]["lr"] = 0.02 * (1 + 0.3 * math.sin(t))
-        set_gradients(params, t)
+        rig.set_noise(params_of(opt), t)
         opt.step()
     return opt
 
@@ -53,76 +71,56 @@ def checkpoint(opt, step):
     return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
-def continued(name, saved, last, dtype):
-    """Load a checkpoint into a new optimizer, and go on."""
-    opt = OPTIMIZERS[name](parameters(dtype))
-    with torch.no_grad():
-        for p, x in zip(params_of(opt), saved["params"], strict=True):
-            p.copy_(x)
+def loaded(saved, make):
+    """Return a new optimizer that has loaded a checkpoint."""
+    opt = make([torch.nn.Parameter(p) for p in saved["params"]])
     opt.load_state_dict(saved["optimizer"])
-    return advance(opt, saved["step"] + 1, last)
+    return opt
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@every_optimizer
-def test_a_checkpoint_continues_bitwise(name, dtype):
-    if "NAdam" in name and dtype != torch.float32:
-        pytest.skip("torch's NAdam loads a float32 number of its state in the parameter's dtype")
-    opt, step = OPTIMIZERS[name](parameters(dtype)), random.Random(name).randrange(1, STEPS)
-    advance(opt, 1, step)
-    saved = checkpoint(opt, step)
-    same(claims(advance(opt, step + 1, STEPS)), claims(continued(name, saved, STEPS, dtype)))
+COPIES = {
+    "checkpoint": lambda opt, make: loaded(checkpoint(opt, 0), make),
+    "deepcopy": lambda opt, make: copy.deepcopy(opt),
+    "pickle": lambda opt, make: pickle.loads(pickle.dumps(opt)),
+}
+every_way = pytest.mark.parametrize("way", COPIES)
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))], ids=["deep", "pickle"]
-)
-@every_optimizer
-def test_copies_continue_bitwise(name, copied):
-    opt = advance(OPTIMIZERS[name](parameters(torch.float32)), 1, 8)
-    other = copied(opt)
-    same(claims(advance(opt, 9, STEPS)), claims(advance(other, 9, STEPS)))
+def check(make, way, name, start):
+    """Compare a run, its copy and a run that was not copied; at a step that is random, between two turns as well."""
+    stop = random.Random(name + way).randrange(1, STEPS)
+    opt = advance(make(start()), 1, stop)
+    other = COPIES[way](opt, make)
+    assert type(other) is type(opt)
+    identical(claims(advance(opt, stop + 1, STEPS)), claims(advance(other, stop + 1, STEPS)))
     advance(other, STEPS + 1, STEPS + 2)  # the copy does not write into the original
-    same(claims(opt), claims(advance(OPTIMIZERS[name](parameters(torch.float32)), 1, STEPS)))
+    identical(claims(opt), claims(advance(make(start()), 1, STEPS)))
+    return other
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        (optim.SGD, o2nc.SGD),
-        (optim.SGD, lambda ps, **kw: o2nc.ScaledSGDM(ps, scaling=None, **kw)),
-        (optim.SGD, lambda ps, average, **kw: o2nc.extend(optim.SGD(ps, **kw), average)),
-        (optim.AdamW, o2nc.AdamW),
-        (optim.AdamW, lambda ps, average, **kw: o2nc.extend(optim.AdamW(ps, **kw), average)),
-    ],
-    ids=["SGD", "ScaledSGDM", "extend(SGD)", "AdamW", "extend(AdamW)"],
-)
-def test_checkpoints_of_torchs_optimizers_continue_bitwise(theirs, ours, dtype):
-    """The way to averages, which begin with the next step; without a warning."""
-    options = {"lr": 0.02, "weight_decay": 0.1} | ({"momentum": 0.9} if theirs is optim.SGD else {})
-    plain = advance(theirs(parameters(dtype), **options), 1, 6)
-    opt = ours(copy.deepcopy(params_of(plain)), average=0.9, **options)
-    opt.load_state_dict(copy.deepcopy(plain.state_dict()))
-    xs = []
-    for t in range(7, STEPS + 1):
-        xs.append([p.detach().double() for p in params_of(opt)])
-        advance(opt, t, t)
-        advance(plain, t, t)
-    assert all(map(torch.equal, params_of(opt), params_of(plain)))
-    weights = [0.9 ** (len(xs) - 1 - k) for k in range(len(xs))]
-    with opt.averaged():
-        for i, p in enumerate(params_of(opt)):
-            mean = sum(w * x[i] for w, x in zip(weights, xs, strict=True)) / sum(weights)
-            torch.testing.assert_close(
-                p.detach().double(), mean, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6
-            )
+@every_way
+@every_optimizer
+def test_a_run_continues_bitwise(name, way):
+    """torch drops step hooks silently when it copies an optimizer; here averages and scaling are in the copy."""
+    if "Adafactor" in name and torch.cuda.is_available():
+        pytest.skip("torch's own copies of Adafactor miss `capturable` where there is a GPU (2.11)")
+    of_torch = name.split()[0] in ("extended", "scaled") or "NAdam" in name  # some of torch's load numbers as float32
+    for dtype in DTYPES[:1] if of_torch or way != "checkpoint" else DTYPES:
+        check(OPTIMIZERS[name], way, name, partial(begin, dtype))
+
+
+@pytest.mark.some(16)
+@every_way
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_run_by_kernels_continues_bitwise(name, way, device):
+    make = partial(OPTIMIZERS[name], fused=True)
+    assert rig.is_fused(check(make, way, name, partial(begin, torch.float64, device)))
 
 
 @every_optimizer
 def test_global_generators_are_untouched(name):
     opt = OPTIMIZERS[name](parameters())
-    set_gradients(params_of(opt), 1)
+    rig.set_noise(params_of(opt), 1)
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
     for _ in range(6):
         opt.step()
@@ -137,7 +135,7 @@ def test_global_generators_are_untouched(name):
 
 def train_until_killed(folder):
     """Train without an end, with a new checkpoint after every step."""
-    opts = {name: make(parameters(torch.float32)) for name, make in OPTIMIZERS.items()}
+    opts = {name: make(begin(torch.float32)) for name, make in OPTIMIZERS.items()}
     for step in itertools.count(1):
         saved = {name: checkpoint(advance(opt, step, step), step) for name, opt in opts.items()}
         torch.save(saved, folder / "new")
@@ -147,10 +145,10 @@ def train_until_killed(folder):
 def go_on(folder):
     """Load what a killed process has saved, continue, and write the new checkpoints."""
     found = torch.load(folder / "saved.pt", weights_only=True)
-    opts = {name: continued(name, saved, saved["step"] + 9, torch.float32) for name, saved in found.items()}
-    torch.save(
-        {name: checkpoint(opt, found[name]["step"] + 9) for name, opt in opts.items()}, folder / "continued.pt"
-    )
+    for name, saved in found.items():
+        step = saved["step"]
+        found[name] = checkpoint(advance(loaded(saved, OPTIMIZERS[name]), step + 1, step + 9), step + 9)
+    torch.save(found, folder / "continued.pt")
 
 
 @pytest.mark.slow
@@ -168,8 +166,7 @@ def test_killed_it_goes_on_bitwise_in_a_new_process(tmp_path):
     assert running.wait() == -signal.SIGKILL
     subprocess.run([sys.executable, __file__, str(tmp_path)], check=True)
     for name, found in torch.load(tmp_path / "continued.pt", weights_only=True).items():
-        unbroken = checkpoint(advance(OPTIMIZERS[name](parameters(torch.float32)), 1, found["step"]), found["step"])
-        identical(found, unbroken)
+        identical(found, checkpoint(advance(OPTIMIZERS[name](begin(torch.float32)), 1, found["step"]), found["step"]))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from logged import read
+from logged import steps as logged_steps
+from o2nc.logger import CertificateLogger
 from processes import NO_FSDP2, needs_fsdp2, torchrun
 from shards_worker import LATER, OPTIMIZERS, STEPS, make, summary, train
 
@@ -36,7 +39,7 @@ def runs(tmp_path_factory, request):
     names = [name for name in OPTIMIZERS if name in asked] or SAMPLE[:1]
     equal, saved = launch(folder, 2, names, "equal", "save")
     (by_1,), (by_2,) = (launch(folder, processes, names, "load") for processes in (1, 2))
-    return {"equal": equal, "saved by 2": saved, "loaded by 1": by_1, "loaded by 2": by_2}
+    return {"folder": folder, "equal": equal, "saved by 2": saved, "loaded by 1": by_1, "loaded by 2": by_2}
 
 
 def difference(a, b):
@@ -88,6 +91,19 @@ def test_the_spread_is_summed_when_it_is_saved(runs, name):
 def test_parameters_may_be_sharded_after_the_optimizer_was_made(runs):
     """As accelerate does: it puts the sharded ones in the places of the others."""
     assert difference(runs["equal"][0]["exchanged"], alone("ScaledSGDM", STEPS)) < 1e-13
+
+
+def test_the_first_process_logs_for_all(runs, tmp_path):
+    """The norms are those of all shards; logs that began before the processes knew of each other have one writer."""
+    model, optimizer = make("ScaledSGDM")
+    with CertificateLogger(optimizer, tmp_path / "alone.csv", every=2) as log:
+        train(model, optimizer, 0, STEPS)
+    for suffix, path in ((".csv", log.path), (".layers.csv", log.layers_path)):
+        for a, b in zip(read(runs["folder"] / f"log of 0{suffix}"), read(path), strict=True):
+            assert a.pop("parameter", None) == b.pop("parameter", None)
+            assert a == pytest.approx(b, rel=1e-12, nan_ok=True)
+    assert not (runs["folder"] / "log of 1.csv").exists()
+    assert logged_steps(runs["folder"] / "early.csv") == [2, 4]
 
 
 def test_a_compiled_step_takes_shards_and_a_wrapper_answers_for_all_processes(runs):
@@ -151,9 +167,7 @@ def test_what_is_loaded_says_at_once_what_was_saved(runs, name):
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("partial")
-    torchrun(TESTS / "partial_worker.py", folder)
-    return {file.name: file.read_text() for file in folder.iterdir()}
+    return launch(tmp_path_factory.mktemp("partial"), 2, ["SGD"], "partial")[0]
 
 
 needs_processes = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without processes")
@@ -163,8 +177,7 @@ needs_processes = pytest.mark.skipif(not torch.distributed.is_available(), reaso
 @pytest.mark.parametrize("name", ["averages", "extended", "joint norm", "OriginalO2NC"])
 @pytest.mark.parametrize("way", ["FSDP1", "FSDP1 after", "ZeRO"])
 def test_a_part_of_the_parameters_is_refused(outcomes, way, name):
-    for rank in (0, 1):
-        outcome = outcomes[f"{way}, {name}, {rank}"]
+    for outcome in (rank[f"{way}, {name}"] for rank in outcomes):
         assert "has only a part of the parameters" in outcome
         assert {"F": "FSDP1", "Z": "ZeroRedundancyOptimizer"}[way[0]] in outcome
         assert "fully_shard" in outcome
@@ -174,4 +187,4 @@ def test_a_part_of_the_parameters_is_refused(outcomes, way, name):
 @pytest.mark.parametrize("name", ["by coordinate", "no averages"])
 @pytest.mark.parametrize("way", ["FSDP1", "ZeRO"])
 def test_what_is_played_by_coordinate_is_right_on_a_part(outcomes, way, name):
-    assert {outcomes[f"{way}, {name}, {rank}"] for rank in (0, 1)} == {"same"}
+    assert [rank[f"{way}, {name}"] for rank in outcomes] == ["same", "same"]

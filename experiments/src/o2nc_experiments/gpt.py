@@ -379,7 +379,7 @@ def figure(results: Results, horizons: Sequence[int], title: str) -> "Figure":
         right, "Difference to the best decayed run", "steps of the run", "nats per token (lower is better)"
     )
     kit.horizon_axis(right, horizons)
-    drawn.suptitle(title, fontsize=12)
+    drawn.suptitle(title, fontsize=12, parse_math=False)  # a file's name may have a $
     drawn.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return drawn
 

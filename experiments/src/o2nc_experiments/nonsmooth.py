@@ -32,9 +32,6 @@ from o2nc_experiments.runs import in_processes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    pass
-
 HORIZONS = (500, 2000, 4000)
 TUNING_SEED, TUNING_SEEDS = 1000, 8  # the first, counted from --seed, and how many
 COARSE, WIDENINGS = range(-10, 7, 2), 5  # exponents of 2 of the learning rate, and how often the grid may grow

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from o2nc import Law
-from o2nc.problems import Oracle, Subsampled
+from o2nc.problems import Oracle, Problem, Subsampled
 from o2nc_experiments.runs import column
 
 SHARE = 0.1  # the certificate is that of the last tenth of a run, every step weighing the same
@@ -44,24 +44,17 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Fitted(Problem):
     """F(x) = mean |predict(x) − predict(x*)|, Lipschitz on balls only: ``lipschitz`` is ‖∇F(start)‖, a size."""
 
     predict: Callable[[Tensor], Tensor]
     solution: Tensor
     origin: Tensor
-    smoothness: float = math.inf
-    second_order: float = math.inf
 
     @property
     def dimension(self) -> int:
         """The dimension d."""
         return len(self.origin)
-
-    @cached_property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.origin).item()
 
     @cached_property
     def lipschitz(self) -> float:
@@ -72,15 +65,8 @@ class Fitted:
         """Return a random point of the law of x*."""
         return self.origin.clone()
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
+    def _value(self, x: Tensor) -> Tensor:
         return (self.predict(x) - self.predict(self.solution)).abs().mean(-1)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F; at a kink, the middle of its limits."""
-        with torch.enable_grad():
-            at = x.detach().requires_grad_()
-            return torch.autograd.grad(self.value(at).sum(), at)[0]
 
 
 def factorisation(size: int, rank: int) -> Fitted:

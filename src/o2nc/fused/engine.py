@@ -17,7 +17,7 @@ from o2nc.persist.plain import KEY
 from o2nc.persist.shards import is_sharded
 
 if TYPE_CHECKING:
-    from o2nc.fused.tables import Tables
+    from o2nc.fused.tables import Row, Tables
 
 DEVICES = ("cuda",)  # the tests add "cpu", where Triton's interpreter stands in
 OLDEST_TRITON = (3, 3)
@@ -68,6 +68,7 @@ class Engine:
         self.tables: list[Tables] = []  # one for each device
         self.captured: list[Tables] = []  # out of use, but a graph may still be replayed that reads them
         self.known: tuple[Any, ...] = ()
+        self.missing: dict[Any, tuple[int, list[str]]] = {}  # the step before which a parameter lacked state, and which
         self.begins = False  # the last step was torch's only for the state that it created
 
     @property
@@ -171,12 +172,17 @@ class Engine:
                 state = request.state.get(p, {})
                 row = Row(p, state, state.get(KEY, {}), k, update, slots)
                 rule = rule.with_decay() if "last_decay" in row.entry else rule
-                if row.is_begun(rule, request.window is not None):
+                missing = row.missing(rule, request.window is not None)
+                if not missing and not row.is_stale(rule):
                     rows.append(row)
-                elif p.grad is not None or (request.window is not None and "average" in row.entry):
+                    continue
+                if missing and p.grad is not None and not capturing:
+                    self._refuse_misspelt(request, row, missing)
+                if p.grad is not None or (request.window is not None and "average" in row.entry):
                     return NOT_BEGUN
                 else:
                     outside[p] = _extent(request.state, p)
+        self.missing.clear()
         if capturing:
             raise RuntimeError("this step cannot be captured: call step() twice like this before you capture it")
         written = []
@@ -191,6 +197,18 @@ class Engine:
         params = [p for group in request.groups for p in group["params"]]
         self.known = (request.state, _cache_key(request, rule), params, outside)
         return None
+
+
+    def _refuse_misspelt(self, request: Request, row: "Row", missing: list[str]) -> None:
+        """Raise if a parameter lacks the same state as before the step that should have created it."""
+        t = int(request.settings["step"])
+        before, same = self.missing.get(row.param, (t, missing))
+        if before < t and same == missing:
+            raise RuntimeError(
+                f"the device form {request.rule.form} works on state {missing}, which no step creates: a parameter of "
+                f"shape {tuple(row.param.shape)} has {[*row.state]} and, of ours, {[*row.entry]}"
+            )
+        self.missing[row.param] = (t, missing)
 
 
 def _extent(state: dict[Any, Any], p: Any) -> tuple[int, int]:

@@ -221,8 +221,8 @@ def step_kernel(
     if DECOUPLED:
         pulls = narrowed(read(coefficients + (OWN + OWN_COUNT) * n + t, n, None, None, 4), WIDE, 4)
         last_move, last_decay, back, shrink = pulls
-    # sums of a float32 parameter are in float32 within a chunk: float64 here would cost bandwidth
-    squares = tl.zeros([BLOCK], WIDE)
+    # in float64, since V is part of an upper bound, and float32 under- and overflows; by fours, to save registers
+    squares = tl.zeros([BLOCK // 4], tl.float64)
     slopes = tl.zeros([BLOCK], WIDE)
     if AVERAGED:
         exact = tl.load(now + GAMMA)
@@ -262,7 +262,8 @@ def step_kernel(
         if AVERAGED:
             e = x - average
             if HAS_GRADIENT:
-                squares += e * e
+                exact_e = tl.reshape(e, [BLOCK // 4, 4]).to(tl.float64)
+                squares += tl.sum(exact_e * exact_e, 1)
                 tl.store(gradient_at + i, tl.where(gamma == 1, g, left * gradient + gamma * g), mask=i < averaged)
             move = gamma * e
             if ROUNDED:  # at random, see o2nc.averages.update
@@ -273,7 +274,7 @@ def step_kernel(
             if OUTPUTS:
                 tl.store(output_at + i, average, mask=i < kept)
     if HAS_GRADIENT:
-        tl.store(partial + chunk, tl.sum(squares, 0).to(tl.float64))
+        tl.store(partial + chunk, tl.sum(squares, 0))
     if SUMS_PROGRESS:
         tl.store(partial + chunks + chunk, tl.sum(slopes, 0).to(tl.float64))
 

@@ -51,11 +51,14 @@ class Row(NamedTuple):
         """Return the dictionary in which a key of the state is."""
         return self.entry if key in self.entry else self.state
 
-    def is_begun(self, rule: Rule, averaged: bool) -> bool:
-        """Return whether all state is there that kernels work on."""
+    def missing(self, rule: Rule, averaged: bool) -> list[str]:
+        """Return the keys of state that kernels work on and that is not there."""
         keys = (*self.slots, *rule.numbers, *filter(None, [rule.count]), *["average"] * averaged)
-        is_stale = any(key in self.entry and key not in self.slots for key in rule.not_kept)
-        return not is_stale and all(self.holder(key).get(key) is not None for key in keys)
+        return [key for key in keys if self.holder(key).get(key) is None]
+
+    def is_stale(self, rule: Rule) -> bool:
+        """Return whether there is state that only makes sense with other options."""
+        return any(key in self.entry and key not in self.slots for key in rule.not_kept)
 
     def put(self, key: str, value: Tensor) -> None:
         """Replace an entry of the state, of which ``value`` is the local shard."""

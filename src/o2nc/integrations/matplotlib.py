@@ -84,10 +84,14 @@ def _draw_layers(ax: Axes, layers: Columns, field: str, colours: dict[str, str],
         steps.append(step)
         values.append(value)
     largest = sorted(lines, key=lambda name: lines[name][1][-1], reverse=True)[:NAMED]
+    drawn = {}
     for name, line in lines.items():
         if name in largest:
             colour = colours.setdefault(name, f"C{len(colours)}")
-            ax.plot(*line, color=colour, label=name, **style)
+            drawn[name] = ax.plot(*line, color=colour, **style)[0]
         else:
             ax.plot(*line, color="0.8", linewidth=0.8, zorder=1)
-    ax.legend(fontsize="small", title=f"the largest {NAMED} of {len(lines)}" if len(lines) > NAMED else None)
+    title = f"the largest {NAMED} of {len(lines)}" if len(lines) > NAMED else None
+    legend = ax.legend([*drawn.values()], map(str, range(len(drawn))), fontsize="small", title=title)
+    for text, name in zip(legend.get_texts(), drawn, strict=True):
+        text.set(text=name, parse_math=False)  # names are free to have a $, or to begin with _ as torch.compile's do

@@ -1,6 +1,7 @@
 """What an optimizer says of its averages between two steps. Nothing here changes the optimizer's state."""
 
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -106,7 +107,44 @@ def certificate(optimizer: Any, c: float) -> Certificate:
         names[p]: Certificate(c, math.sqrt(square), spread, ess[entry["since"]])
         for (p, entry), square, spread in zip(entries.items(), squares, spreads, strict=True)
     }
-    return Certificate(c, math.sqrt(math.fsum(squares)), math.fsum(spreads), min(ess.values()), parts)
+    _say_where_it_broke(optimizer, {name: part.gradient + part.spread for name, part in parts.items()})
+    gradient = math.hypot(*(part.gradient for part in parts.values()))  # squares may overflow
+    return Certificate(c, gradient, sum(spreads), min(ess.values()), parts)
+
+
+def _say_where_it_broke(optimizer: Any, values: dict[str | int, float]) -> None:
+    """Warn of a certificate that is not finite, with the same words until it is again: Python shows them once."""
+    t, names = int(optimizer.param_groups[0][KEY]["step"]), [k for k, v in values.items() if not math.isfinite(v)]
+    if not names:
+        optimizer._finite_at, optimizer._broken = t, ""
+        return
+    if not optimizer._broken:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        optimizer._broken = (
+            f"the certificate is not finite, since an iterate or a gradient of {', '.join(map(str, names[:3]))}{more} "
+            f"was not at one of the steps {optimizer._finite_at + 1} to {t} (it is known as exactly as certificates "
+            "were asked for); once they are finite again, restart_averages() begins anew"
+        )
+    warnings.warn(optimizer._broken, stacklevel=5)
+
+
+def restart(optimizer: Any) -> None:
+    """Begin the averages anew, as `Averaged.restart_averages` says."""
+    settings = optimizer.param_groups[0][KEY]
+    window = settings["average"]
+    if window is None:
+        raise NoAverages(f"restart_averages(): this optimizer was made with {optimizer.advice}")
+    if "start" not in window:
+        raise NoAverages(f"restart_averages() needs a window that has start, got average={optimizer._window!r}")
+    if optimizer._engine.has_captured:
+        raise RuntimeError("restart_averages(): a CUDA graph has captured step(), and would go on as before")
+    settings["average"] = window | {"start": int(settings["step"])}  # γ = 1 at its first iterate: nothing is left
+    for entry in optimizer._entries().values():
+        entry["since"] = 1
+        if "progress" in entry:
+            entry["progress"].zero_()
+    optimizer._note_settings()
+    optimizer._finite_at = int(settings["step"])
 
 
 def _square(x: Tensor) -> Tensor:

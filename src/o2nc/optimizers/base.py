@@ -21,7 +21,10 @@ from o2nc import checks
 from o2nc.averages.offload import HostCopies
 from o2nc.averages.update import Entry, Iterate, begin, update_
 from o2nc.averages.windows import NO_TURN, Average, Window, as_window
+from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
+from o2nc.certificates.diagnosis import Diagnosis
+from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
 from o2nc.fused.rule import DeviceRule
@@ -33,7 +36,7 @@ from o2nc.persist.compiling import is_capturing, register, step_in_graph
 from o2nc.persist.plain import KEY, from_dict, to_dict
 from o2nc.persist.shards import assemble, is_sharded, local, local_gradient, why_partial
 from o2nc.scaling import Law, check_law, draw
-from o2nc.vector import real
+from o2nc.vector import real, wide
 
 
 def new_settings(average: Any, scaling: Any, seed: int, certificate: bool, offload: bool) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class Averaged(Optimizer):
     has_progress = False  # whether it knows Δ, for progress and output()
     owns_state = False  # whether all of the state is ours
     couples_decay = False  # whether weight decay is part of the gradient
+    torch_has_fused = False  # whether fused=True is an option of the torch optimizer's own step
     device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
     shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # entries of the parameter's shape
     advice = "average=None: pass average=o2nc.Polynomial(12), say, when you construct it"
@@ -92,6 +96,8 @@ class Averaged(Optimizer):
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
     _is_plain: bool  # neither sharded nor complex
+    _finite_at: int  # the step at which the certificate was finite for the last time, when it was asked for
+    _broken: str  # what is said of a certificate that is not
     _is_checked: bool  # whether the parameters were found to be whole
     _has_averaged: bool  # a step failed after it had averaged x_t: the next attempt must not do so again
     _clock: tuple[Any, int, int]  # the counter, its version and its value, where reading it would wait for a device
@@ -99,6 +105,7 @@ class Averaged(Optimizer):
     _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
     _host_copies: HostCopies
+    _trail: Trail  # for diagnose()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Set what does not survive in copies."""
@@ -127,6 +134,7 @@ class Averaged(Optimizer):
     def _reset(self) -> None:
         register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
+        self._trail = Trail()
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
@@ -173,6 +181,8 @@ class Averaged(Optimizer):
                     self._has_averaged = True
                     self._move(iterate)
                     self._finish(new)
+                if self._window is not None:
+                    self._trail.follow(self)
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
@@ -218,6 +228,8 @@ class Averaged(Optimizer):
         settings, turn, known, new = self.param_groups[0][KEY], iterate.turn, [], {}
         for p, x, g, entry in zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True):
             if "average" in entry:  # a parameter without a gradient is part of x_t, too
+                if entry["average"].dtype is not x.dtype and entry["average"].dtype is not wide(x.dtype):
+                    self._follow_dtype(p, entry, wide(x.dtype))
                 known.append((x, g, entry))
             elif g is not None:
                 g = g if settings["certificate"] else None
@@ -229,6 +241,12 @@ class Averaged(Optimizer):
                 xs, gs = found[: len(xs)], found[len(xs) :]
             update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
         return new
+
+    def _follow_dtype(self, p: Any, entry: Entry, dtype: torch.dtype) -> None:
+        """Convert the averages of a parameter whose dtype was changed, as model.double() does."""
+        own = self.state[p][KEY]
+        own.update({key: own[key].to(dtype) for key in self.shaped_entries & own.keys() - {"delta"}})
+        entry.update(self._local([own])[0])
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Have the torch optimizer step, its update multiplied by s; without a law bitwise as it is."""
@@ -301,6 +319,11 @@ class Averaged(Optimizer):
         takes = rule is not None and (rule.is_bitwise or has_law or (demanded and has_window and self.has_progress))
         if takes and wanted and not self.defaults.get("differentiable"):
             return rule
+        if demanded and rule is not None and not takes and not self.torch_has_fused:
+            raise RuntimeError(
+                f"fused=True, but the fused step cannot be taken: the device form of {type(self).__name__} is not "
+                "bitwise its own step, and moves only where there is a law, scaling=… (fused=None falls back)"
+            )
         return OBSERVE if has_window and not self.has_progress else None
 
     def _step_fused(self, rule: DeviceRule) -> bool:
@@ -354,7 +377,7 @@ class Averaged(Optimizer):
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
-        self._has_averaged, self._clock = False, (None, 0, 0)
+        self._has_averaged, self._clock, self._finite_at, self._broken = False, (None, 0, 0), 0, ""
         self._note_params()
 
     def _note_params(self) -> None:
@@ -497,3 +520,26 @@ class Averaged(Optimizer):
             The certificate of all parameters together; ``.by_parameter`` has every one's own.
         """
         return accessors.certificate(self, c)
+
+    def restart_averages(self) -> None:
+        """Begin the averages anew at the next iterate that counts, as after a gradient that was not finite.
+
+        x̄ and the certificate then know nothing of what came before, and nor do ``output()`` and ``progress``. The
+        parameters, their update and the law of s are left alone.
+
+        Raises:
+            NoAverages: there is no window, or one without ``start``.
+            RuntimeError: a CUDA graph has captured the step, which would go on as before.
+        """
+        accessors.restart(self)
+
+    def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
+        """Return what the run is doing, in one word, with its evidence and one action. It changes nothing.
+
+        It is collective where parameters are sharded. After a checkpoint was loaded it is "too early" at first.
+
+        Args:
+            loss: a function without arguments that returns a scalar, F on a batch, say. It is called without
+                gradients at x and at x̄, with the same random numbers, for ``evidence["heat"]``.
+        """
+        return diagnosis.diagnose(self, loss)

@@ -75,7 +75,7 @@ class SGD(Averaged, optim.SGD):
         ...     loss = model(torch.ones(4, 3)).abs().mean()
     """
 
-    is_linear_in_lr = couples_decay = True
+    is_linear_in_lr = couples_decay = torch_has_fused = True
     numbers = ("lr", "momentum", "dampening", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.sgd:sgd")
 
@@ -135,7 +135,7 @@ class AdamW(Averaged, optim.AdamW):
         ...     loss = model(torch.ones(4, 3)).abs().mean()
     """
 
-    is_linear_in_lr = True
+    is_linear_in_lr = torch_has_fused = True
     numbers = ("lr", "eps", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.adamw:adamw", is_bitwise=True)
 

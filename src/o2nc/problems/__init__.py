@@ -7,18 +7,16 @@ A `Problem` is F with G, F*, H and ρ; an `Oracle` is a stochastic gradient of i
 * `separable`: Σ_i f(x_i)/√d, with kinks (`DoubleWell`, `MultiKink`) and smooth (`Cosine`, `Ripple`).
 * `polyhedral`: piecewise linear and coupled (`MaxAffine`, `ChebyshevRosenbrock`).
 * `finite_sums`: regression whose terms can be subsampled (`PhaseRetrieval`, `ReluRegression`).
-* `chain`, `hard`: the chain behind the lower bounds, and its oracle; `soft_chain`: the same, rotated and softened.
+* `chain`: the chain behind the lower bounds, and its oracle.
 * `oracle`: additive noise, subsampling.
 """
 
-from o2nc.problems.chain import Chain, prog
-from o2nc.problems.finite_sums import PhaseRetrieval, ReluRegression
-from o2nc.problems.hard import ZeroChain, ZeroChainOracle, hard_instance
+from o2nc.problems.chain import Chain, ZeroChainOracle, hard_instance, prog
+from o2nc.problems.finite_sums import FiniteSum, PhaseRetrieval, ReluRegression
 from o2nc.problems.oracle import Additive, Oracle, Subsampled
 from o2nc.problems.polyhedral import ChebyshevRosenbrock, MaxAffine
-from o2nc.problems.problem import FiniteSum, Problem
+from o2nc.problems.problem import Problem
 from o2nc.problems.separable import Cosine, DoubleWell, MultiKink, Ripple
-from o2nc.problems.soft_chain import SoftChain, lipschitz_instance
 from o2nc.problems.traps import Climber, Resonance, Trap
 from o2nc.problems.washboard import Washboard
 
@@ -38,13 +36,10 @@ __all__ = [
     "ReluRegression",
     "Resonance",
     "Ripple",
-    "SoftChain",
     "Subsampled",
     "Trap",
     "Washboard",
-    "ZeroChain",
     "ZeroChainOracle",
     "hard_instance",
-    "lipschitz_instance",
     "prog",
 ]

@@ -19,18 +19,21 @@ With prog_a(x) the last i such that |x_i| > a (0 if there is none):
 * **‖∇F_T(x)‖ > 1 unless prog_1(x) = T**: for i = prog_1(x) + 1 both terms of ∂_i are <= 0, and the first is
   −Ψ(|x_{i−1}|)Φ'(x_i) <= −Ψ(1)Φ'(1) = −1.
 * ∂_i F_T(x) = 0 for i > prog_{1/4}(x) + 1, as then Ψ(±x_{i−1}) = Ψ'(±x_i) = 0.
+
+Its oracle multiplies the one coordinate that is new, i = prog_{1/4}(x) + 1, by z/p with z ~ Bernoulli(p): unbiased,
+with variance (∂_iF)²(1 − p)/p, and it reveals a new coordinate with probability p only. It takes T/p queries to see
+them all, and until then the gradient is large.
 """
 
 import math
-from abc import ABC
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.problem import sized
+from o2nc.problems.oracle import Oracle
+from o2nc.problems.problem import Problem
 
 # of F_T: the gap per link, max ‖∇‖_∞, the Lipschitz constants of ∇ and of ∇²
 GAP, SLOPE, CURVATURE, JERK = 12.0, 23.0, 152.0, 2100.0
@@ -78,54 +81,8 @@ def chain_gradient(y: Tensor, factor: Tensor | None = None) -> Tensor:
     return torch.where(new, g * factor.unsqueeze(-1), g)
 
 
-class ScaledChain(ABC):
-    """F(x) = h·f(x/w) for a function f of T links: the constants of F from those of f. The start is 0."""
-
-    slope: ClassVar[float]  # max ‖∇f‖/√T
-    curvature: ClassVar[float]  # the Lipschitz constant of ∇f
-    length: int
-    dimension: int
-    height: float
-    width: float
-
-    def __post_init__(self) -> None:
-        checks.integer("length", self.length, 1)
-        checks.positive("height", self.height)
-        checks.positive("width", self.width)
-
-    @property
-    def steepness(self) -> float:
-        """h/w."""
-        return self.height / self.width
-
-    @property
-    def lipschitz(self) -> float:
-        """G = slope·√T·h/w."""
-        return self.slope * math.sqrt(self.length) * self.steepness
-
-    @property
-    def gap(self) -> float:
-        """F* = 12Th."""
-        return GAP * self.length * self.height
-
-    @property
-    def smoothness(self) -> float:
-        """H = curvature·h/w²."""
-        return self.curvature * self.height / self.width**2
-
-    @property
-    def second_order(self) -> float:
-        """ρ = 2100h/w³."""
-        return JERK * self.height / self.width**3
-
-    def start(self) -> Tensor:
-        """Return 0."""
-        return torch.zeros(self.dimension, dtype=torch.float64)
-
-
-@sized
 @dataclass(frozen=True)
-class Chain(ScaledChain):
+class Chain(Problem):
     """F(x) = h·F_T(x/w): G = 23√T·h/w, F* = 12Th, H = 152h/w², ρ = 2100h/w³; ‖∇F(x)‖ > h/w unless prog_1(x/w) = T.
 
     The start is 0. Searches find ‖∇F‖ up to 0.68G, a gap of 0.9F* for long chains, curvature up to 0.87H
@@ -139,28 +96,141 @@ class Chain(ScaledChain):
     Example:
         >>> chain = Chain(length=5)
         >>> chain.gradient(chain.start())  # the first link only
-        tensor([-1.6487, -0.0000, -0.0000, -0.0000, -0.0000], dtype=torch.float64)
+        tensor([-1.6487,  0.0000,  0.0000,  0.0000,  0.0000], dtype=torch.float64)
     """
 
-    slope: ClassVar[float] = SLOPE
-    curvature: ClassVar[float] = CURVATURE
     length: int
     height: float = 1.0
     width: float = 1.0
 
+    def __post_init__(self) -> None:
+        checks.integer("length", self.length, 1)
+        checks.positive("height", self.height)
+        checks.positive("width", self.width)
+
     @property
-    def dimension(self) -> int:  # type: ignore[override]
+    def dimension(self) -> int:
         """d = T."""
         return self.length
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
+    @property
+    def steepness(self) -> float:
+        """h/w."""
+        return self.height / self.width
+
+    @property
+    def lipschitz(self) -> float:
+        """G = 23√T·h/w."""
+        return SLOPE * math.sqrt(self.length) * self.steepness
+
+    @property
+    def gap(self) -> float:
+        """F* = 12Th."""
+        return GAP * self.length * self.height
+
+    @property
+    def smoothness(self) -> float:
+        """H = 152h/w²."""
+        return CURVATURE * self.height / self.width**2
+
+    @property
+    def second_order(self) -> float:
+        """ρ = 2100h/w³."""
+        return JERK * self.height / self.width**3
+
+    def start(self) -> Tensor:
+        """Return 0."""
+        return torch.zeros(self.dimension, dtype=torch.float64)
+
+    def _value(self, x: Tensor) -> Tensor:
         return self.height * chain_value(x / self.width)
 
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F."""
-        return self.steepness * chain_gradient(x.detach() / self.width)
+    def _gradient(self, x: Tensor) -> Tensor:
+        return self.steepness * chain_gradient(x / self.width)
 
     def reveal(self, x: Tensor, factor: Tensor) -> Tensor:
-        """Return ∇F with the coordinates after prog_{1/4}(x/w) times ``factor``."""
+        """Return ∇F with the coordinates after prog_{1/4}(x/w) times ``factor``, one number for every row of x."""
         return self.steepness * chain_gradient(x.detach() / self.width, factor)
+
+
+@dataclass(frozen=True)
+class ZeroChainOracle(Oracle):
+    """∇F with the derivative of the newest link times z/p, z ~ Bernoulli(p), one z for every query.
+
+    Args:
+        problem: a `Chain`.
+        probability: p in (0, 1].
+
+    Example:
+        >>> oracle = ZeroChainOracle(Chain(length=5), probability=0.25)
+        >>> x = torch.zeros(1000, 5, dtype=torch.float64)
+        >>> shown = oracle.sample(x, torch.Generator().manual_seed(0))[:, 0] != 0
+        >>> f"{shown.double().mean().item():.2f}"
+        '0.25'
+    """
+
+    problem: Chain
+    probability: float
+
+    def __post_init__(self) -> None:
+        checks.number("probability", self.probability, "a number in (0, 1]", lambda v: 0 < v <= 1)
+        self._check_problem(Chain)
+
+    @property
+    def noise(self) -> float:
+        """σ = 23(h/w)√((1 − p)/p): one coordinate is random, and its derivative is at most 23h/w."""
+        return SLOPE * self.problem.steepness * math.sqrt((1 - self.probability) / self.probability)
+
+    def steps(self, delta: float = 0.5) -> int:
+        """Return ⌊(T − log(1/δ))/(2p)⌋: so many queries leave prog < T with probability >= 1 − δ.
+
+        This is said of algorithms that start at 0 and are zero-respecting: x_i stays 0 until some sampled gradient
+        has had a coordinate i that is not 0. Then prog_0 grows by at most one per query, and only if z = 1 in it:
+        after k queries it is at most S_k, a sum of k Bernoulli(p), whatever the algorithm chose. By Chernoff,
+
+            P(S_k >= T) <= e^{−T} E e^{S_k} = e^{−T}(1 + (e − 1)p)^k <= e^{(e − 1)pk − T} <= e^{2pk − T} <= δ,
+
+        the last for 2pk <= T − log(1/δ). (The constant 2 may be e − 1 = 1.72.)
+        """
+        checks.number("delta", delta, "a number in (0, 1]", lambda v: 0 < v <= 1)
+        return max(0, math.floor((self.problem.length + math.log(delta)) / (2 * self.probability)))
+
+    def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return one g for every row of x, independently."""
+        z = torch.rand(x.shape[:-1], generator=generator, dtype=x.dtype, device=x.device) < self.probability
+        return self.problem.reveal(x, z.to(x.dtype) / self.probability)
+
+
+def hard_instance(eps: float, *, gap: float, smoothness: float, noise: float) -> ZeroChainOracle:
+    """Return a problem with the given constants on which ε-stationarity takes Ω(F*Hσ²/ε⁴) queries.
+
+    With h/w = 2ε, ‖∇F(x)‖ > 2ε unless prog_1(x/w) = T. Then H = 152h/w² gives w = 304ε/H, h = 608ε²/H, and
+    12Th <= F* gives T = ⌊F*H/(12·152·(2ε)²)⌋; 46ε√((1 − p)/p) = σ gives p = 1/(1 + (σ/46ε)²). Before
+    ``steps(½)`` = (T − log 2)/2p queries, E‖∇F‖ > 2ε·½ = ε at every zero-respecting iterate. F is Lipschitz too, with
+    G = 23·2ε√T <= 0.54√(F*H).
+
+    Args:
+        eps: ε > 0.
+        gap: F* > 0.
+        smoothness: H > 0.
+        noise: σ >= 0.
+
+    Example:
+        >>> oracle = hard_instance(0.01, gap=10.0, smoothness=1.0, noise=1.0)
+        >>> oracle.problem.length, round(oracle.problem.smoothness, 9), round(oracle.noise, 9)
+        (13, 1.0, 1.0)
+        >>> oracle.steps(0.5)
+        35
+    """
+    for name, value in {"eps": eps, "gap": gap, "smoothness": smoothness}.items():
+        checks.positive(name, value)
+    checks.non_negative("noise", noise)
+    room = gap * smoothness / (4 * GAP * CURVATURE)  # T·ε²
+    length = math.floor(room / eps**2)
+    if length < 2:
+        raise ValueError(
+            f"eps must be at most {math.sqrt(room / 2):.4g} for a chain of 2 links, got {eps!r}: "
+            f"decrease eps, or increase gap ({gap!r}) or smoothness ({smoothness!r})"
+        )
+    width = 2 * CURVATURE * eps / smoothness
+    return ZeroChainOracle(Chain(length, 2 * eps * width, width), 1 / (1 + (noise / (2 * SLOPE * eps)) ** 2))

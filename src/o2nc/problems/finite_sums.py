@@ -9,16 +9,16 @@ data's rows a_i, a gradient is a weighted sum (1/m) Σ_i w_i a_i, and
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.problem import sized
+from o2nc.problems.problem import Problem, differentiate
 
 
 class Data(NamedTuple):
@@ -30,25 +30,17 @@ class Data(NamedTuple):
     start: Tensor
 
 
-class Regression(ABC):
-    """F = (1/m) Σ_i |prediction_i(x) − target_i|, the constants by (1) and (2)."""
+class FiniteSum(Problem):
+    """F = (1/m) Σ_i |prediction_i(x) − target_i|, whose terms a gradient oracle may subsample.
 
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
+    Example:
+        >>> from o2nc.problems import Cosine, PhaseRetrieval
+        >>> isinstance(PhaseRetrieval(dimension=5, samples=50), FiniteSum), isinstance(Cosine(3), FiniteSum)
+        (True, False)
+    """
+
     samples: int
-
-    @property
-    @abstractmethod
-    def _largest_weight(self) -> float:
-        """The greatest |w_i| in (1) and (2)."""
-
-    @cached_property
-    def _data(self) -> Data:
-        return self._draw()
-
-    @abstractmethod
-    def _draw(self) -> Data:
-        """Return the data, of the seed."""
+    seed: int
 
     @property
     def terms(self) -> int:
@@ -62,13 +54,8 @@ class Regression(ABC):
 
     @cached_property
     def term_lipschitz(self) -> float:
-        """max|w_i|·‖A‖_F/√m, by (2)."""
+        """max|w_i|·‖A‖_F/√m, by (2): a bound of √((1/m) Σ_i ‖∇f_i(x)‖²), wherever ``lipschitz`` holds."""
         return self._largest_weight * torch.linalg.matrix_norm(self._data.rows).item() / math.sqrt(self.samples)
-
-    @property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.start()).item()
 
     @property
     def solution(self) -> Tensor:
@@ -79,19 +66,39 @@ class Regression(ABC):
         """Return a random point of the norm of x*."""
         return self._data.start.clone()
 
-    @abstractmethod
-    def _predict(self, x: Tensor, a: Tensor) -> Tensor:
-        """Return the predictions for the rows a."""
+    def term_gradient(self, x: Tensor, index: Tensor) -> Tensor:
+        """Return the mean of ∇f_i(x) over i in ``index``, of shape x.shape[:-1] + (batch,); outside of autograd."""
+        return differentiate(lambda at: self._error(at, index), x)
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
-        a, b = (t.to(x) for t in self._data[:2])
+    def _value(self, x: Tensor) -> Tensor:
+        return self._error(x, slice(None))
+
+    def _error(self, x: Tensor, index: Tensor | slice) -> Tensor:
+        a, b = (t.to(x)[index] for t in self._data[:2])
         return (self._predict(x, a) - b).abs().mean(-1)
 
+    @cached_property
+    def _data(self) -> Data:
+        generator = torch.Generator().manual_seed(self.seed)
+        a, solution, start = self._draw(generator)
+        return Data(a, self._predict(solution, a), solution, start)
 
-@sized
+    @property
+    @abstractmethod
+    def _largest_weight(self) -> float:
+        """The greatest |w_i| in (1) and (2)."""
+
+    @abstractmethod
+    def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Return random rows, x* and the start."""
+
+    @abstractmethod
+    def _predict(self, x: Tensor, a: Tensor) -> Tensor:
+        """Return the predictions for the rows a, of shape (m, n) or (..., m, n)."""
+
+
 @dataclass(frozen=True)
-class PhaseRetrieval(Regression):
+class PhaseRetrieval(FiniteSum):
     """Robust phase retrieval F(x) = (1/m) Σ_i |h(⟨a_i, x⟩) − h(⟨a_i, x*⟩)|, where h(u) = u² for |u| <= K.
 
     With h(u) = u² everywhere F would not be Lipschitz. Beyond K, h goes on in a straight line, h(u) = 2K|u| − K²,
@@ -122,45 +129,23 @@ class PhaseRetrieval(Regression):
         checks.integer("seed", self.seed, 0)
         checks.positive("cap", self.cap)
 
-    def _draw(self) -> Data:
-        generator = torch.Generator().manual_seed(self.seed)
-        draws = torch.randn(self.samples + 2, self.dimension, generator=generator, dtype=torch.float64)
-        a, ends = draws[:-2], draws[-2:]
-        solution, start = ends / ends.norm(dim=-1, keepdim=True)
-        return Data(a, self._predict(solution, a), solution, start)
-
     @property
     def _largest_weight(self) -> float:
         return 2 * self.cap
 
-    def _h(self, u: Tensor) -> Tensor:
-        size = u.abs()
+    def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        draws = torch.randn(self.samples + 2, self.dimension, generator=generator, dtype=torch.float64)
+        solution, start = draws[-2:] / draws[-2:].norm(dim=-1, keepdim=True)
+        return draws[:-2], solution, start
+
+    def _predict(self, x: Tensor, a: Tensor) -> Tensor:
+        size = (a @ x.unsqueeze(-1)).squeeze(-1).abs()
         short = size.clamp(max=self.cap)
         return short * (2 * size - short)
 
-    def _predict(self, x: Tensor, a: Tensor) -> Tensor:
-        return self._h(x @ a.T)
 
-    def _weight(self, u: Tensor, b: Tensor) -> Tensor:
-        return torch.sign(self._h(u) - b).mul_(u.clamp(-self.cap, self.cap)).mul_(2)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F; at a kink, the middle of its two limits."""
-        x = x.detach()
-        a, b = (t.to(x) for t in self._data[:2])
-        return self._weight(x @ a.T, b) @ a / self.samples
-
-    def term_gradient(self, x: Tensor, index: Tensor) -> Tensor:
-        """Return the mean of ∇f_i(x) over the last axis of ``index``."""
-        x = x.detach()
-        a, b = (t.to(x)[index] for t in self._data[:2])
-        w = self._weight((a @ x.unsqueeze(-1)).squeeze(-1), b)
-        return (w.unsqueeze(-2) @ a).squeeze(-2) / index.shape[-1]
-
-
-@sized
 @dataclass(frozen=True)
-class ReluRegression(Regression):
+class ReluRegression(FiniteSum):
     """F(x) = (1/m) Σ_i |Σ_j v_j max(⟨w_j, a_i⟩, 0) − y_i|, x = (w_1, …, w_h, v): a two-layer network, absolute loss.
 
     A product of weights is not Lipschitz on all of R^d: G and the oracle's σ hold on the ball ‖x‖ <= R = ``radius``,
@@ -194,21 +179,22 @@ class ReluRegression(Regression):
     radius: float = 5.0
 
     def __post_init__(self) -> None:
-        checks.integer("inputs", self.inputs, 1)
-        checks.integer("hidden", self.hidden, 1)
-        checks.integer("samples", self.samples, 1)
-        checks.integer("seed", self.seed, 0)
+        for name, least in {"inputs": 1, "hidden": 1, "samples": 1, "seed": 0}.items():
+            checks.integer(name, getattr(self, name), least)
         checks.number("radius", self.radius, "a finite number >= √8", lambda v: v >= math.sqrt(8))
 
-    def _draw(self) -> Data:
-        generator = torch.Generator().manual_seed(self.seed)
-        a = torch.randn(self.samples, self.inputs, generator=generator, dtype=torch.float64)
-        solution, start = (self._network(generator) for _ in range(2))
-        return Data(a, self._predict(solution, a), solution, start)
+    @property
+    def dimension(self) -> int:
+        """The dimension d = h(n + 1)."""
+        return self.hidden * (self.inputs + 1)
 
     @property
     def _largest_weight(self) -> float:
         return self.radius
+
+    def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        a = torch.randn(self.samples, self.inputs, generator=generator, dtype=torch.float64)
+        return a, self._network(generator), self._network(generator)
 
     def _network(self, generator: torch.Generator) -> Tensor:
         """Return random weights: ‖w_j‖ = |v_j| = 2/√h, together of norm √8."""
@@ -217,35 +203,7 @@ class ReluRegression(Regression):
         w = w / w.norm(dim=-1, keepdim=True)
         return torch.cat([w.flatten(), v]) * (2 / math.sqrt(self.hidden))
 
-    def _unpack(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        split = self.hidden * self.inputs
-        return x[..., :split].unflatten(-1, (self.hidden, self.inputs)), x[..., split:]
-
     def _predict(self, x: Tensor, a: Tensor) -> Tensor:
-        w, v = self._unpack(x)
-        return ((a @ w.mT).relu() @ v.unsqueeze(-1)).squeeze(-1)
-
-    @property
-    def dimension(self) -> int:
-        """The dimension d = h(n + 1)."""
-        return self.hidden * (self.inputs + 1)
-
-    def _mean_gradient(self, x: Tensor, a: Tensor, y: Tensor) -> Tensor:
-        w, v = self._unpack(x)
-        unit = (a @ w.mT).relu()
-        s = torch.sign(unit @ v.unsqueeze(-1) - y.unsqueeze(-1))  # (..., m, 1)
-        grad_v = (s * unit).mean(-2)
-        grad_w = (s * (unit > 0) * v.unsqueeze(-2)).mT @ a / a.shape[-2]
-        return torch.cat([grad_w.flatten(-2), grad_v], dim=-1)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F; at a kink, one of its limits or their middle."""
-        x = x.detach()
-        a, y = (t.to(x) for t in self._data[:2])
-        return self._mean_gradient(x, a, y)
-
-    def term_gradient(self, x: Tensor, index: Tensor) -> Tensor:
-        """Return the mean of ∇f_i(x) over the last axis of ``index``."""
-        x = x.detach()
-        a, y = (t.to(x)[index] for t in self._data[:2])
-        return self._mean_gradient(x, a, y)
+        w, v = x.split([self.hidden * self.inputs, self.hidden], dim=-1)
+        unit = (a @ w.unflatten(-1, (self.hidden, self.inputs)).mT).relu()
+        return (unit @ v.unsqueeze(-1)).squeeze(-1)

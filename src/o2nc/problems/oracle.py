@@ -1,19 +1,20 @@
 """Stochastic gradients: an oracle returns g with E g = ∇F(x) and E‖g − ∇F(x)‖² <= σ²."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.problem import FiniteSum, Problem
+from o2nc.problems.finite_sums import FiniteSum
+from o2nc.problems.problem import Problem
 
 
-@runtime_checkable
-class Oracle(Protocol):
-    """A stochastic gradient of a problem.
+class Oracle(ABC):
+    """A stochastic gradient of ``problem`` with ``noise`` σ.
 
     Example:
         >>> from o2nc.problems import Cosine
@@ -21,27 +22,32 @@ class Oracle(Protocol):
         True
     """
 
-    @property
-    def problem(self) -> Problem:
-        """The objective F."""
-        ...
+    if TYPE_CHECKING:  # fields or properties of the subclasses
 
-    @property
-    def noise(self) -> float:
-        """σ, an upper bound of √E‖g − ∇F(x)‖²."""
-        ...
+        @property
+        def problem(self) -> Problem:
+            """The objective F."""
+
+        @property
+        def noise(self) -> float:
+            """σ, an upper bound of √E‖g − ∇F(x)‖²."""
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return ∇F(x)."""
-        ...
+        return self.problem.gradient(x)
 
+    @abstractmethod
     def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return one g for every row of x, independently."""
-        ...
+
+    def _check_problem(self, kind: type[Any]) -> None:
+        if not isinstance(self.problem, kind):
+            given = f"{self.problem!r} of type {type(self.problem).__name__}"
+            raise TypeError(f"problem must be a {kind.__name__}, got {given}")
 
 
 @dataclass(frozen=True)
-class Additive:
+class Additive(Oracle):
     """g = ∇F(x) + σz/√d with z standard normal in R^d, so that E‖g − ∇F(x)‖² = σ² exactly.
 
     Args:
@@ -62,11 +68,7 @@ class Additive:
 
     def __post_init__(self) -> None:
         checks.non_negative("noise", self.noise)
-        _refuse_unless(Problem, "problem", self.problem)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F(x)."""
-        return self.problem.gradient(x)
+        self._check_problem(Problem)
 
     def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return one g for every row of x, independently."""
@@ -78,7 +80,7 @@ class Additive:
 
 
 @dataclass(frozen=True)
-class Subsampled:
+class Subsampled(Oracle):
     """The mean of ∇f_i(x) over a few terms i of F = (1/m) Σ_i f_i, drawn independently with replacement.
 
     A single ∇f_i(x) has variance (1/m) Σ_i ‖∇f_i(x)‖² − ‖∇F(x)‖² <= L², L = ``problem.term_lipschitz``, and the
@@ -100,24 +102,15 @@ class Subsampled:
 
     def __post_init__(self) -> None:
         checks.integer("batch", self.batch, 1)
-        _refuse_unless(FiniteSum, "problem", self.problem)
+        self._check_problem(FiniteSum)
 
     @property
     def noise(self) -> float:
         """σ = L/√batch."""
         return self.problem.term_lipschitz / math.sqrt(self.batch)
 
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F(x)."""
-        return self.problem.gradient(x)
-
     def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return one g for every row of x, independently."""
         shape = (*x.shape[:-1], self.batch)
         index = torch.randint(self.problem.terms, shape, generator=generator, device=x.device)
         return self.problem.term_gradient(x, index)
-
-
-def _refuse_unless(kind: type, name: str, problem: object) -> None:
-    if not isinstance(problem, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {problem!r} of type {type(problem).__name__}")

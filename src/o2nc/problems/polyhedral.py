@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.problem import sized
+from o2nc.problems.problem import Problem
 
 
-@sized
 @dataclass(frozen=True)
-class MaxAffine:
+class MaxAffine(Problem):
     """F(x) = |max_i (⟨a_i, x⟩ − b_i)| with random unit vectors a_i and b_i in (½, 3/2).
 
     Inside the polyhedron {max_i (⟨a_i, x⟩ − b_i) <= 0}, which contains the ball of radius ½, F is concave; outside it
@@ -36,8 +35,6 @@ class MaxAffine:
     pieces: int
     seed: int = 0
     lipschitz: ClassVar[float] = 1.0
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
         checks.integer("dimension", self.dimension, 1)
@@ -51,31 +48,23 @@ class MaxAffine:
         b = torch.rand(self.pieces, generator=generator, dtype=torch.float64)
         return a / a.norm(dim=-1, keepdim=True), b + 0.5
 
-    @property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.start()).item()
-
     def start(self) -> Tensor:
         """Return 3a_1, outside of the polyhedron, where F >= 3/2."""
         return 3 * self._data[0][0]
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
+    def _value(self, x: Tensor) -> Tensor:
         a, b = (t.to(x) for t in self._data)
         return (x @ a.T - b).amax(-1).abs()
 
-    def gradient(self, x: Tensor) -> Tensor:
+    def _gradient(self, x: Tensor) -> Tensor:
         """Return ∇F, that of one of the pieces that attain the maximum."""
-        x = x.detach()
         a, b = (t.to(x) for t in self._data)
         top, piece = (x @ a.T - b).max(-1)
-        return (a[piece] * top.sign().unsqueeze(-1)).add_(x, alpha=0)  # keeps nan, which sign makes 0
+        return a[piece] * top.sign().unsqueeze(-1)
 
 
-@sized
 @dataclass(frozen=True)
-class ChebyshevRosenbrock:
+class ChebyshevRosenbrock(Problem):
     """F(x) = ¼|x_1 − 1| + Σ_{i<d} |x_{i+1} − 2|x_i| + 1|, Nesterov's non-smooth Chebyshev–Rosenbrock function.
 
     The only minimum is (1, …, 1) with F = 0, at the end of a kinked valley x_{i+1} = 2|x_i| − 1 that folds twice as
@@ -97,8 +86,6 @@ class ChebyshevRosenbrock:
 
     dimension: int
     gap: ClassVar[float] = 0.5
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
         checks.integer("dimension", self.dimension, 2)
@@ -114,16 +101,14 @@ class ChebyshevRosenbrock:
         x[0] = -1
         return x
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
+    def _value(self, x: Tensor) -> Tensor:
         return (x[..., 0] - 1).abs() / 4 + (x[..., 1:] - 2 * x[..., :-1].abs() + 1).abs().sum(-1)
 
-    def gradient(self, x: Tensor) -> Tensor:
+    def _gradient(self, x: Tensor) -> Tensor:
         """Return ∇F; at a kink, the middle of its two limits."""
-        x = x.detach()
         head = x[..., :-1]
         s = torch.sign(x[..., 1:] - 2 * head.abs() + 1)
-        g = x * 0  # keeps nan, which sign makes 0
+        g = torch.zeros_like(x)
         g[..., 0] += torch.sign(x[..., 0] - 1) / 4
         g[..., :-1] -= 2 * head.sign() * s
         g[..., 1:] += s

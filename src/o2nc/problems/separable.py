@@ -10,7 +10,7 @@ evenly spaced; else the problem would be one-dimensional.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.problem import sized
+from o2nc.problems.problem import Problem
 
 
-class Separable(ABC):
+class Separable(Problem):
     """F(x) = Σ_i f(x_i)/√d: what follows from f, its constants and the ends of the start."""
 
     ends: ClassVar[tuple[float, float]]  # between which the coordinates of the start are
     curvature: ClassVar[float] = math.inf  # H of f
     jerk: ClassVar[float] = math.inf  # ρ of f
-    dimension: int
 
     def __post_init__(self) -> None:
         checks.integer("dimension", self.dimension, 1)
@@ -42,11 +41,6 @@ class Separable(ABC):
         """ρ of f over √d."""
         return self.jerk / math.sqrt(self.dimension)
 
-    @property
-    def gap(self) -> float:
-        """F(start), since inf F = 0."""
-        return self.value(self.start()).item()
-
     def start(self) -> Tensor:
         """Return d evenly spaced numbers between the ends; the first end alone when d = 1."""
         return torch.linspace(*self.ends, self.dimension, dtype=torch.float64)
@@ -55,12 +49,17 @@ class Separable(ABC):
     def f(self, x: Tensor) -> Tensor:
         """Return f of every number."""
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis."""
+    @abstractmethod
+    def derivative(self, x: Tensor) -> Tensor:
+        """Return f' of every number, in a new tensor; at a kink, a limit or the middle."""
+
+    def _value(self, x: Tensor) -> Tensor:
         return self.f(x).sum(-1) / math.sqrt(self.dimension)
 
+    def _gradient(self, x: Tensor) -> Tensor:
+        return self.derivative(x).mul_(1 / math.sqrt(self.dimension))
 
-@sized
+
 @dataclass(frozen=True)
 class DoubleWell(Separable):
     """f(x) = ||x| − 1| + k|x − 1|: two wells with kinks at ±1, of depths 0 and 2k, and a ridge with a kink between.
@@ -97,15 +96,11 @@ class DoubleWell(Separable):
         """Return ||x| − 1| + k|x − 1|."""
         return (x.abs() - 1).abs() + self.kink * (x - 1).abs()
 
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F; at a kink, the middle of its two limits."""
-        x = x.detach()
-        g = torch.sign(x.abs() - 1).mul_(torch.sign(x)).add_(torch.sign(x - 1), alpha=self.kink)
-        g.add_(x, alpha=0)  # keeps nan, which sign makes 0
-        return g.mul_(1 / math.sqrt(self.dimension))
+    def derivative(self, x: Tensor) -> Tensor:
+        """Return f'; at a kink, the middle of its two limits."""
+        return torch.sign(x.abs() - 1).mul_(torch.sign(x)).add_(torch.sign(x - 1), alpha=self.kink)
 
 
-@sized
 @dataclass(frozen=True)
 class MultiKink(Separable):
     """f piecewise linear with slopes −1, ½, −¼, −¾, ¼, 1 between its kinks at −2, −1, 0, 1, 2, and f(1) = 0.
@@ -133,13 +128,11 @@ class MultiKink(Separable):
         jumps = x.new_tensor(self.slopes).diff()
         return ((x.unsqueeze(-1) - x.new_tensor(self.kinks)).abs() * jumps / 2).sum(-1) - 13 / 8
 
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F; at a kink, the limit from the left."""
-        piece = torch.bucketize(x.detach().contiguous(), x.new_tensor(self.kinks))
-        return (x.new_tensor(self.slopes) / math.sqrt(self.dimension))[piece].add_(x.detach(), alpha=0)  # keeps nan
+    def derivative(self, x: Tensor) -> Tensor:
+        """Return f'; at a kink, the limit from the left."""
+        return x.new_tensor(self.slopes)[torch.bucketize(x.contiguous(), x.new_tensor(self.kinks))]
 
 
-@sized
 @dataclass(frozen=True)
 class Cosine(Separable):
     """f(x) = 1 − cos x: smooth, with G = H = ρ = 1 for f, each attained.
@@ -165,12 +158,11 @@ class Cosine(Separable):
         """Return 1 − cos x."""
         return 1 - torch.cos(x)
 
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F."""
-        return torch.sin(x.detach()).mul_(1 / math.sqrt(self.dimension))
+    def derivative(self, x: Tensor) -> Tensor:
+        """Return sin x."""
+        return torch.sin(x)
 
 
-@sized
 @dataclass(frozen=True)
 class Ripple(Separable):
     """f(x) = √(1 + x²) − 1 + ½(1 − cos 2x): a rippled bowl with many wells, Lipschitz and smooth to all orders.
@@ -198,8 +190,6 @@ class Ripple(Separable):
         """Return √(1 + x²) − 1 + sin² x, since ½(1 − cos 2x) = sin² x."""
         return torch.sqrt(1 + x * x) - 1 + torch.sin(x).square()
 
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F."""
-        x = x.detach()
-        g = torch.sin(2 * x).add_(x * torch.rsqrt(1 + x * x))
-        return g.mul_(1 / math.sqrt(self.dimension))
+    def derivative(self, x: Tensor) -> Tensor:
+        """Return x/√(1 + x²) + sin 2x."""
+        return torch.sin(2 * x).add_(x * torch.rsqrt(1 + x * x))

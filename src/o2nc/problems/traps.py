@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.problem import sized
+from o2nc.problems.separable import Separable
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,8 @@ class Trap:
         return torch.where(u >= self.rise, -self.fall, up)  # so that nan stays nan
 
 
-@sized
 @dataclass(frozen=True)
-class Resonance:
+class Resonance(Separable):
     """F(x) = Σ_i f(x_i)/√d with the step, the momentum and the start that stay in the trap f for ever.
 
     With lr = √d·P/a and a buffer that is the mean m ← β̃m + (1 − β̃)g, a coordinate that sees f' = a for long moves
@@ -138,11 +137,9 @@ class Resonance:
     trap: Trap
     momentum: float
     position: float
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
-        checks.integer("dimension", self.dimension, 1)
+        super().__post_init__()
         if not isinstance(self.trap, Trap):
             raise TypeError(f"trap must be a Trap, got {self.trap!r} of type {type(self.trap).__name__}")
         checks.fraction("momentum", self.momentum)
@@ -184,18 +181,17 @@ class Resonance:
         """Return x_0, in float64."""
         return torch.full((self.dimension,), float(self.position), dtype=torch.float64)
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis; autograd through it agrees with `gradient`."""
-        return self.trap.value(x).sum(-1) / math.sqrt(self.dimension)
+    def f(self, x: Tensor) -> Tensor:
+        """Return f of the trap."""
+        return self.trap.value(x)
 
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F, outside of autograd."""
-        return self.trap.gradient(x) / math.sqrt(self.dimension)
+    def derivative(self, x: Tensor) -> Tensor:
+        """Return f' of the trap; at a kink, the limit from the right."""
+        return self.trap.gradient(x)
 
 
-@sized
 @dataclass(frozen=True)
-class Climber:
+class Climber(Separable):
     """F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d: a trap in a shallow valley, with the least value 0 at 0.
 
     Args:
@@ -215,11 +211,6 @@ class Climber:
     dimension: int
     trap: ClassVar[Trap] = Trap(threshold=0.2, slope=0.25, ramp=0.6, period=1.0)
     valley: ClassVar[float] = 0.1
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
-
-    def __post_init__(self) -> None:
-        checks.integer("dimension", self.dimension, 1)
 
     @property
     def lr(self) -> float:
@@ -231,20 +222,15 @@ class Climber:
         """The largest ‖∇F‖, the same in every dimension."""
         return self.trap.lipschitz + self.valley
 
-    @property
-    def gap(self) -> float:
-        """F(start), since F >= 0 = F(0)."""
-        return self.value(self.start()).item()
-
     def start(self) -> Tensor:
         """Return x_0, in float64: −4.6, spread over −4.65 to −4.55 when there are several coordinates."""
         spread = 0.05 if self.dimension > 1 else 0.0
         return -4.6 + torch.linspace(-spread, spread, self.dimension, dtype=torch.float64)
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis; autograd through it agrees with `gradient`."""
-        return (self.trap.value(x) + self.valley * x.abs()).sum(-1) / math.sqrt(self.dimension)
+    def f(self, x: Tensor) -> Tensor:
+        """Return f of the trap and of the valley."""
+        return self.trap.value(x) + self.valley * x.abs()
 
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F, outside of autograd."""
-        return (self.trap.gradient(x) + self.valley * x.detach().sign()) / math.sqrt(self.dimension)
+    def derivative(self, x: Tensor) -> Tensor:
+        """Return its derivative; at a kink of the trap, the limit from the right."""
+        return self.trap.gradient(x) + self.valley * x.sign()

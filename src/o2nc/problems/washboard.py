@@ -16,22 +16,20 @@ so the slope that uses up the gap F* in N steps, of which the first ones are sho
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.problem import sized
+from o2nc.problems.problem import Problem
 from o2nc.problems.traps import Trap
 
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples are spread evenly over all phases
 _FINE = 1e-4  # period over what one gradient moves a coordinate by
 
 
-@sized
 @dataclass(frozen=True)
-class Washboard:
+class Washboard(Problem):
     """F(x) = a|x_1| + Σ_{i>1} f(x_i): a slope, and zigzags of period P in all other dimensions.
 
     The least value is 0. `against` makes the one that is hardest for a given run; its numbers need float64.
@@ -55,8 +53,6 @@ class Washboard:
     gap: float = 1.0
     lipschitz: float = 1.0
     period: float = 1e-9
-    smoothness: ClassVar[float] = math.inf
-    second_order: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
         checks.integer("dimension", self.dimension, 2)
@@ -111,12 +107,8 @@ class Washboard:
         height = self.gap - self.ripple.value(x).sum()
         return torch.cat([height.unsqueeze(0) / self.slope, x])
 
-    def value(self, x: Tensor) -> Tensor:
-        """Return F of the last axis; autograd through it agrees with `gradient`."""
+    def _value(self, x: Tensor) -> Tensor:
         return self.slope * x[..., 0].abs() + self.ripple.value(x[..., 1:]).sum(-1)
 
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F, outside of autograd; at a kink of f, the limit from the right."""
-        x = x.detach()
-        down = self.slope * x[..., :1].sign() + 0 * x[..., :1]  # keeps nan, which sign makes 0
-        return torch.cat([down, self.ripple.gradient(x[..., 1:])], dim=-1)
+    def _gradient(self, x: Tensor) -> Tensor:
+        return torch.cat([self.slope * x[..., :1].sign(), self.ripple.gradient(x[..., 1:])], dim=-1)

@@ -24,21 +24,20 @@ C is of the variance lemma, Σ E V_n <= (C/α²) Σ E‖Δ_n‖², where the pap
 
 * `energy`: the energy theorem; `guarantees` has it for hyperparameters of your own, or of an optimizer.
 * `lemmas`: C, the weights λ behind it, the law of the output, the factor from ‖∇F‖_c to ‖∇F‖.
-* `plans`: a `Plan` is hyperparameters and their bound; `planning` chooses them.
+* `plans`: a `Plan` is hyperparameters and their bound; `planning` chooses them, and has the number of steps that
+  a target ε takes: enough and necessary.
 * `adaptive`: a plan that knows neither G nor σ, and its bound for all of them.
-* `complexity`: from a target ε to the number of steps, enough and necessary.
 * `stability`: the learning rate that momentum bears when its steps are random.
 * `stopping`: a target ε without knowing the gap: when to stop, in stages, and with noise.
 * `plateaus`: whether F still falls, the level of a kink, convex and sharp rates.
 """
 
 from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
-from o2nc.theory.complexity import lower_bound, steps_for
 from o2nc.theory.energy import Falling
 from o2nc.theory.guarantees import Guarantee, guarantee
 from o2nc.theory.lemmas import CONSTANTS as CONSTANTS
 from o2nc.theory.lemmas import output_weights, spread_constant, variance_weights
-from o2nc.theory.planning import bound, plan
+from o2nc.theory.planning import lower_bound, plan, steps_for
 from o2nc.theory.plans import Plan
 from o2nc.theory.plateaus import convex_bound, energy_ratio, fall_seen, kink_level, sharp_stage
 from o2nc.theory.stability import stable_lr
@@ -58,7 +57,6 @@ __all__ = [
     "Plan",
     "StoppingPlan",
     "adaptive_plan",
-    "bound",
     "convex_bound",
     "energy_ratio",
     "fall_seen",

@@ -1,10 +1,12 @@
-"""`plan`: from what is known of F to the hyperparameters; `bound`: the bound alone."""
+"""`plan`: from what is known of F to the hyperparameters; `steps_for`: how many steps a plan needs for a target ε.
+
+Below `lower_bound` steps no algorithm gets there.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import overload
+from typing import Any, overload
 
 from o2nc import checks
 from o2nc.scaling import Exponential, Law
@@ -73,124 +75,76 @@ def plan(
         >>> f"{p.bound:.3f} at beta = {p.beta:.4f}, lr = {p.lr:.2e}, decay = {p.decay:.0f}"
         '0.116 at beta = 0.9983, lr = 5.65e-06, decay = 0'
     """
-    _check_steps(steps)
+    checks.integer("steps", steps, 1)
+    if steps > MOST:
+        raise ValueError(f"steps must be at most 2^72, got {steps!r}")
     if lipschitz is None:
         if c is None or noise or constants != "sharp" or law != Exponential():
             raise ValueError("a plan without lipschitz knows steps, c and gap alone, for s ~ Exp(1)")
         return adaptive_plan(steps, c, gap)
-    check_constants(gap, lipschitz, noise, constants, law)
-    check_regime(c, smoothness, second_order)
+    for name, value in {"gap": gap, "lipschitz": lipschitz}.items():
+        checks.positive(name, value)
+    checks.non_negative("noise", noise)
+    checks.choice("constants", constants, lemmas.CONSTANTS)
+    if void := law_voids(law):
+        raise ValueError(f"no theorem holds: {void}")
+    if constants != "sharp" and not isinstance(law, Exponential):
+        raise ValueError(f"law={law!r} needs constants='sharp': the others are of Exp(1), got {constants!r}")
+    given = {"c": c, "smoothness": smoothness, "second_order": second_order}
+    regime = {name: value for name, value in given.items() if value is not None}
+    if len(regime) != 1:
+        raise ValueError(f"give exactly one of c, smoothness and second_order, got {regime or 'none'}")
+    for name, value in regime.items():
+        checks.positive(name, value)
+        regime[name] = float(value)
     known = {"gap": float(gap), "lipschitz": float(lipschitz), "noise": float(noise)}
-    regime = {"c": c, "smoothness": smoothness, "second_order": second_order}
-    make = partial(_plan, int(steps), c, smoothness, second_order, constants, law, **known)
+    price = {"c": regime.get("c", regime.get("second_order", math.nan) / 2)}
+    draft = Plan(int(steps), **known, **(regime | price), constants=constants, alpha=0.5, radius=1.0, law=law)
     return lemmas.in_float64(
-        make, lambda p: 0 < (p.gradient_bound or p.bound) < math.inf and 0 < p.lr < math.inf, **known, **regime
+        lambda: _filled_in(draft),
+        lambda p: 0 < (p.gradient_bound or p.bound) < math.inf and 0 < p.lr < math.inf,
+        **known,
+        **regime,
     )
 
 
-def _plan(
-    steps: int,
-    c: float | None,
-    smoothness: float | None,
-    second_order: float | None,
-    constants: str,
-    law: Law,
-    **known: float,
-) -> Plan:
-    if constants == "sharp":
-        return _energy_plan(steps, c, **known, smoothness=smoothness, second_order=second_order, law=law)
-    planner: Callable[..., Plan] = _paper_plan if constants == "paper" else _regret_plan
-    make = partial(planner, steps, **known)
-    if second_order is not None:
-        return replace(_in_range(make(second_order / 2)), second_order=float(second_order))
-    if smoothness is not None:
+def _filled_in(draft: Plan) -> Plan:
+    """Return a plan with the theorem's α and D, and its c where the smooth regime chooses it."""
+    if draft.constants == "sharp":
+        return _energy_plan(draft)
+    make = _paper_plan if draft.constants == "paper" else _regret_plan
+    if draft.smoothness is not None:
         # c = H²/B(c): c·B(c) grows with c, and so has one solution
-        c = math.exp(_bisect(lambda v: v + math.log(make(math.exp(v)).bound) >= 2 * math.log(smoothness), -100, 100))
-        p = make(c)
-        if not math.isclose(math.log(c * p.bound), 2 * math.log(smoothness), abs_tol=1e-6):
+        log = 2 * math.log(draft.smoothness)
+        at = _bisect(lambda v: v + math.log(make(replace(draft, c=math.exp(v))).bound) >= log, -100, 100)
+        draft = replace(draft, c=math.exp(at))
+        if not math.isclose(math.log(draft.c * make(draft).bound), log, abs_tol=1e-6):
             raise ValueError(
-                f"smoothness={smoothness!r} is out of range beside the other constants: c would be {c:.3g}"
+                f"smoothness={draft.smoothness!r} is out of range beside the other constants: "
+                f"c would be {draft.c:.3g}"
             )
-        return replace(_in_range(p), smoothness=float(smoothness))
-    return _in_range(make(float(c)))  # type: ignore[arg-type]
+    return _in_range(make(draft))
 
 
-def bound(
-    steps: int,
-    c: float,
-    *,
-    gap: float,
-    lipschitz: float,
-    noise: float = 0.0,
-    constants: str = "sharp",
-    alpha: float | None = None,
-    radius: float | None = None,
-    law: Law = Exponential(),
-) -> float:
-    """Return B, the bound on E‖∇F(x̄)‖_c after N steps.
-
-    Args:
-        steps: N >= 1.
-        c: the price of spread, > 0.
-        gap: F* > 0.
-        lipschitz: G > 0.
-        noise: σ >= 0.
-        constants: "sharp", "regret" or "paper".
-        alpha: α in (0, ½], for hyperparameters other than the plan's; then ``radius`` is needed too. For any
-            learning rate and momentum there is `guarantee`.
-        radius: D > 0.
-        law: the law of s.
-
-    Example:
-        >>> b = bound(10**6, 1.0, gap=1.0, lipschitz=1.0, noise=1.0)
-        >>> p = bound(10**6, 1.0, gap=1.0, lipschitz=1.0, noise=1.0, constants="paper")
-        >>> f"{b:.4f} against {p:.4f} as printed"
-        '0.0600 against 0.5171 as printed'
-    """
-    if (alpha is None) != (radius is None):
-        raise ValueError(f"alpha and radius go together, got alpha={alpha!r} and radius={radius!r}")
-    if alpha is None or radius is None:
-        return plan(steps, c, gap=gap, lipschitz=lipschitz, noise=noise, constants=constants, law=law).bound
-    _check_steps(steps)
-    checks.positive("c", c)
-    check_constants(gap, lipschitz, noise, constants, law)
-    checks.number("alpha", alpha, "a number in [1e-15, 0.5]", lambda v: 1e-15 <= v <= 0.5)
-    checks.positive("radius", radius)
-    return Plan(steps, c, gap, lipschitz, noise, constants, alpha, radius, law=law).bound
-
-
-def _paper_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: float) -> Plan:
+def _paper_plan(p: Plan) -> Plan:
     """Return the hyperparameters of Theorem SGDM, α > ½ included."""
-    a = lipschitz + noise
-    alpha = max(steps ** (-2 / 3), gap ** (4 / 7) * c ** (2 / 7) * a ** (-6 / 7) * steps ** (-4 / 7))
-    radius = gap / (a * math.sqrt(alpha) * steps)
-    return Plan(steps, c, gap, lipschitz, noise, "paper", alpha, radius)
+    a = p.lipschitz + p.noise
+    alpha = max(p.steps ** (-2 / 3), p.gap ** (4 / 7) * p.c ** (2 / 7) * a ** (-6 / 7) * p.steps ** (-4 / 7))
+    return replace(p, alpha=alpha, radius=p.gap / (a * math.sqrt(alpha) * p.steps))
 
 
-def _regret_plan(steps: int, c: float, *, gap: float, lipschitz: float, noise: float) -> Plan:
+def _regret_plan(p: Plan) -> Plan:
     """Return the α <= ½ and D with the least bound: D in closed form, α by search on ever finer grids."""
 
-    def radius(alpha: float) -> float:
-        return (gap * alpha**2 / (2 * lemmas.spread_constant(1 - alpha) * c * steps)) ** (1 / 3)
-
     def at(alpha: float) -> tuple[float, Plan]:
-        p = Plan(steps, c, gap, lipschitz, noise, "regret", alpha, radius(alpha))
-        return p.bound, p
+        cube = p.gap * alpha**2 / (2 * lemmas.spread_constant(1 - alpha) * p.c * p.steps)
+        found = replace(p, alpha=alpha, radius=cube ** (1 / 3))
+        return found.bound, found
 
-    return lemmas.least(at, _least_alpha(steps))
+    return lemmas.least(at, _least_alpha(p.steps))
 
 
-def _energy_plan(
-    steps: int,
-    c: float | None,
-    *,
-    gap: float,
-    lipschitz: float,
-    noise: float,
-    smoothness: float | None,
-    second_order: float | None,
-    law: Law,
-) -> Plan:
+def _energy_plan(draft: Plan) -> Plan:
     """Return the α <= ½ and lr with the least bound of the energy theorem, on ‖∇F‖_c or for smooth F on ‖∇F‖.
 
     With f = βF* and e as in `energy.run_energy` the bound is a√(2f/ℓ + e) + cW and noise, where W = k(2fℓ + eℓ²). Its
@@ -198,15 +152,14 @@ def _energy_plan(
     side's logarithm is convex, its slope between 3/2 and 3. For smooth F the best c makes cW + H²/(4c) = H√W, and the
     equation is H√k(f + eℓ)ℓ = af.
     """
-    moment = energy.second_moment(law)
-    if second_order is not None:
-        c = second_order / 2
+    steps, c, gap, lipschitz, noise = draft.steps, draft.c, draft.gap, draft.lipschitz, draft.noise
+    smoothness, moment = draft.smoothness, energy.second_moment(draft.law)
     y = 0.0  # log ℓ; the last one is near the next
 
     def at(alpha: float) -> tuple[float, tuple[float, float, float]]:
         nonlocal y
         beta, keep = 1 - alpha, alpha * (2 - alpha)
-        e, f = energy.run_energy(steps, beta, lipschitz, noise, law), beta * gap
+        e, f = energy.run_energy(steps, beta, lipschitz, noise, draft.law), beta * gap
         a = math.sqrt(alpha**2 * (steps - 1) / keep + 1) / steps
         constant = lemmas.spread_constant(beta, second_moment=moment)
         k = constant / (alpha**2 * keep * steps)
@@ -214,7 +167,6 @@ def _energy_plan(
             room = a * f / (smoothness * math.sqrt(k))
             step = 2 * room / (f + math.hypot(f, 2 * math.sqrt(e * room)))
         else:
-            assert c is not None
             move = 1.0
             while abs(move) > 1e-9:
                 step = math.exp(y)
@@ -223,13 +175,13 @@ def _energy_plan(
                 move = excess / (2 + e * step / (f + e * step) - f / (step * root))
                 y -= move
         w = k * (2 * f + e * step) * step
-        price, spread = (c, c * w) if c is not None else (smoothness / (2 * math.sqrt(w)), smoothness * math.sqrt(w))  # type: ignore[operator]
+        price = c if smoothness is None else smoothness / (2 * math.sqrt(w))
+        spread = c * w if smoothness is None else smoothness * math.sqrt(w)
         remains = noise * (alpha * (steps - 1) + 1) / (steps * math.sqrt(keep))
         return a * math.sqrt(2 * f / step + e) + remains + spread, (alpha, alpha * math.sqrt(w / constant), price)
 
     alpha, radius, price = lemmas.least(at, _least_alpha(steps))
-    smooth, order = (None if value is None else float(value) for value in (smoothness, second_order))
-    return Plan(steps, float(price), gap, lipschitz, noise, "sharp", alpha, radius, smooth, order, law)
+    return replace(draft, alpha=alpha, radius=radius, c=float(price))
 
 
 def _least_alpha(steps: int) -> float:
@@ -248,34 +200,6 @@ def _in_range(p: Plan) -> Plan:
     )
 
 
-def _check_steps(steps: int) -> None:
-    checks.integer("steps", steps, 1)
-    if steps > MOST:
-        raise ValueError(f"steps must be at most 2^72, got {steps!r}")
-
-
-def check_constants(gap: float, lipschitz: float, noise: float, constants: str, law: object) -> None:
-    """Raise if a constant of F or of its gradients is impossible, or if a law has no theorem."""
-    checks.positive("gap", gap)
-    checks.positive("lipschitz", lipschitz)
-    checks.non_negative("noise", noise)
-    checks.choice("constants", constants, lemmas.CONSTANTS)
-    if void := law_voids(law):
-        raise ValueError(f"no theorem holds: {void}")
-    if constants != "sharp" and not isinstance(law, Exponential):
-        raise ValueError(f"law={law!r} needs constants='sharp': the others are of Exp(1), got {constants!r}")
-
-
-def check_regime(c: float | None, smoothness: float | None, second_order: float | None) -> None:
-    """Raise unless exactly one of the three that choose c is given."""
-    given = {"c": c, "smoothness": smoothness, "second_order": second_order}
-    named = {name: value for name, value in given.items() if value is not None}
-    if len(named) != 1:
-        raise ValueError(f"give exactly one of c, smoothness and second_order, got {named or 'none'}")
-    for name, value in named.items():
-        checks.positive(name, value)
-
-
 def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
     """Return the point from which on ``holds``, to the last bit."""
     while True:
@@ -283,3 +207,69 @@ def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
         if middle in (low, high):
             return high
         low, high = (low, middle) if holds(middle) else (middle, high)
+
+
+def steps_for(eps: float, c: float | None = None, **known: Any) -> int:
+    """Return the least N at which the plan's bound is at most ``eps``; 0 for eps >= G, which holds everywhere.
+
+    Args:
+        eps: ε > 0, the target for E‖∇F(x̄)‖_c, or for E‖∇F(x̄)‖ when ``smoothness`` or ``second_order`` is given.
+        c: as in `plan`.
+        known: ``gap``, ``lipschitz`` and what else `plan` takes.
+
+    Example:
+        >>> unit = dict(c=1.0, gap=1.0, lipschitz=1.0, noise=1.0)
+        >>> steps_for(0.1, **unit), steps_for(0.1, **unit, constants="paper")
+        (168894, 296639413)
+    """
+    checks.positive("eps", eps)
+    target = eps
+
+    def enough(steps: int) -> bool:
+        try:
+            p: Plan = plan(steps, c, **known)
+        except TooFewSteps:
+            return False
+        return (p.gradient_bound or p.bound) <= target
+
+    high = 1
+    if enough(high) or eps >= known["lipschitz"]:
+        return int(eps < known["lipschitz"])
+    constants, smoothness = known.get("constants", "sharp"), known.get("smoothness")
+    if smoothness is not None and constants != "sharp":
+        # c·B(c) grows with c: the plan's own c = H²/B has B <= target as soon as this c has
+        target = eps / lemmas.reduction_factor(constants, smoothness)
+        c, known = smoothness**2 / target, known | {"smoothness": None}
+    while not enough(high):
+        high *= 2
+        if high > MOST:
+            raise ValueError(f"eps={eps!r} needs more than 2^72 steps with these constants")
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def lower_bound(eps: float, c: float, *, gap: float, lipschitz: float) -> float:
+    """Return F*·G²·c^½·ε^{−7/2}: up to a universal constant, left at 1 here, no algorithm needs fewer steps.
+
+    Corollary lower-bound, for stochastic gradients with E‖g‖² <= 2G². `o2nc.problems.hard_instance` has a constant.
+
+    Args:
+        eps: ε > 0.
+        c: the price of spread, > 0.
+        gap: F* > 0.
+        lipschitz: G >= √F*·(cε)^¼; the corollary does not speak of smaller ones.
+
+    Example:
+        >>> f"{lower_bound(0.1, 1.0, gap=1.0, lipschitz=1.0):.0f}"
+        '3162'
+    """
+    checks.positive("eps", eps)
+    checks.positive("c", c)
+    checks.positive("gap", gap)
+    least = math.sqrt(gap) * (c * eps) ** 0.25
+    allowed = f"a finite number >= sqrt(gap)*(c*eps)^(1/4) = {least:.6g}, where the lower bound is proved"
+    checks.number("lipschitz", lipschitz, allowed, lambda v: v >= least)
+    return gap * lipschitz**2 * math.sqrt(c) * eps**-3.5

@@ -7,6 +7,7 @@ A record is a label and 3 · 32 · 32 bytes, planes in the order red, green, blu
 import hashlib
 import shutil
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import urlopen
@@ -80,17 +81,15 @@ def download(folder: Path) -> None:
     if all((folder / FOLDER / name).exists() for name in FILES):
         return
     kit.make_folder(folder)
-    archive = folder / "cifar-10-binary.tar.gz.part"
-    with urlopen(URL, timeout=30) as answer, archive.open("wb") as file:
-        shutil.copyfileobj(answer, file)
-    with archive.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if found != MD5:
-        archive.unlink()
-        raise OSError(f"what {URL} sent does not have the checksum of the official file; try again")
-    with tarfile.open(archive, "r:gz") as tar:
-        tar.extractall(folder, [member for member in tar if Path(member.name).name in FILES], filter="data")
-    archive.unlink()
+    with urlopen(URL, timeout=30) as answer, tempfile.TemporaryFile(dir=folder) as archive:
+        shutil.copyfileobj(answer, archive)
+        archive.seek(0)
+        found = hashlib.file_digest(archive, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if found != MD5:
+            raise OSError(f"what {URL} sent does not have the checksum of the official file; try again")
+        archive.seek(0)
+        with tarfile.open(fileobj=archive, mode="r:gz") as tar:
+            tar.extractall(folder, [member for member in tar if Path(member.name).name in FILES], filter="data")
 
 
 class Epoch(NamedTuple):

@@ -352,7 +352,7 @@ def steps_for(seed: int, scale: float) -> Sides:
         for eps, value in zip((0.5, 0.1), values, strict=True):
             n = theory.steps_for(eps, constants=constants, **unit)
             found.append((abs(n / value - 1), float(n), float(value)))
-            below, at = (theory.bound(k, constants=constants, **unit) for k in (n - 1, n))
+            below, at = (theory.plan(k, constants=constants, **unit).bound for k in (n - 1, n))
             least = least and at <= eps < below and (constants == "paper" or n == value)
     _, left, right = worst(found)
     measured = "the value furthest from the one known, ε = .5, .1, printed (to 3 digits), regret and sharp (exactly)"

@@ -12,30 +12,14 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 import o2nc
-from o2nc import problems, theory
+from o2nc import theory
 from o2nc.learners import OGD, AdaGrad
 from o2nc.optimizers.accessors import made_with
 from o2nc.theory.energy import Falling, Rates
+from twin import energy_bound
 
 UNIT = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0}
 BETAS = st.floats(0.05, 0.99)
-
-
-# ---- the formulas, written out
-
-
-def written(n, beta, eta, *, c, gap, lipschitz, noise, output, lib=math):
-    """The bound of the theorem for β = b and a constant lr = ηβ, as docs/paper.md prints it."""
-    alpha, a2 = 1 - beta, lipschitz**2 + noise**2
-    q = lib.sqrt(2 - beta**2)
-    spread = beta * ((beta + q) / (1 + beta)) ** 2
-    t, keep = 2 * gap / eta + a2 * n, 1 - beta**2
-    last = c * spread * eta**2 * beta**2 * t / (alpha**2 * keep * n) if n > 1 else 0  # one point has no spread
-    if output == "geometric":
-        root = lib.sqrt((alpha**2 * (n - 1) / keep + 1) * t) / n
-        return root + noise * (alpha * (n - 1) + 1) / (n * lib.sqrt(keep)) + last
-    start = lipschitz * beta * (1 - beta**n) / (alpha * n)
-    return start + alpha / n * lib.sqrt(((n - 1) / keep + 1) * t) + noise * alpha / lib.sqrt(keep) + last
 
 
 @given(st.integers(1, 10**5), BETAS, st.floats(-6, 1), st.sampled_from(["uniform", "geometric"]), st.floats(0, 3))
@@ -44,7 +28,7 @@ def test_guarantee_is_the_written_bound(n, beta, log_lr, output, noise):
     known = {"c": 0.7, "gap": 2.0, "lipschitz": 1.5, "noise": noise}
     lr = 10**log_lr
     found = theory.guarantee(lr=lr, momentum=beta, steps=n, output=output, **known)
-    assert found.bound == pytest.approx(written(n, beta, lr / beta, output=output, **known), rel=1e-9)
+    assert found.bound == pytest.approx(energy_bound(n, beta, lr / beta, output=output, **known), rel=1e-9)
     assert sum(found.terms.values()) == found.bound
     assert found.terms[found.dominant] == max(found.terms.values())
     assert found.vacuous == (found.bound >= 1.5)
@@ -61,7 +45,7 @@ def test_steps_for_against_an_independent_minimum(eps, noise, c, most):
     assert n <= most
 
     def value(x, steps):
-        return written(steps, 1 - math.exp(x[0]), math.exp(x[1]), output="geometric", **known)
+        return energy_bound(steps, 1 - math.exp(x[0]), math.exp(x[1]), output="geometric", **known)
 
     p = theory.plan(n, **known)
     for start in ((math.log(0.05), math.log(1e-3)), (math.log(p.alpha), math.log(p.lr))):
@@ -70,7 +54,7 @@ def test_steps_for_against_an_independent_minimum(eps, noise, c, most):
         assert before > eps
     assert theory.plan(n - 1, **known).bound == pytest.approx(before, rel=1e-9)
     with mpmath.workdps(30):
-        exact = written(n, 1 - mpmath.mpf(p.alpha), mpmath.mpf(p.lr), output="geometric", lib=mpmath, **known)
+        exact = energy_bound(n, 1 - mpmath.mpf(p.alpha), mpmath.mpf(p.lr), output="geometric", lib=mpmath, **known)
         assert abs(exact - p.bound) < 1e-12
         assert exact <= eps
 
@@ -88,88 +72,6 @@ def test_sharp_plan_is_a_guarantee():
 # ---- the identity and the inequality
 
 
-@pytest.mark.parametrize("falls", [False, True])
-def test_energy_identity(falls):
-    """⟨g_t, Δ_t⟩ = −(ℓ_{t−1}/2b)(‖m_t‖² − b²‖m_{t−1}‖² − ‖g_t‖²), with torch's buffer m, which starts at g_1."""
-    b, problem, generator = 0.8, problems.MultiKink(3), torch.Generator().manual_seed(0)
-    oracle, x = problems.Additive(problem, 0.5), problem.start()
-    optimizer = o2nc.ScaledSGDM([x], lr=0.1, momentum=b, seed=2)
-    before, delta = torch.zeros_like(x), torch.zeros_like(x)  # m_{t−1} and Δ_t
-    factor = 0.1 / (2 * b)
-    for t in range(1, 41):
-        optimizer.param_groups[0]["lr"] = lr = 0.1 * (0.9**t if falls else 1)
-        g = x.grad = oracle.sample(x, generator)
-        start = x.clone()
-        optimizer.step()
-        m = optimizer.state[x]["momentum_buffer"].clone()
-        square = m @ m - b**2 * before @ before - g @ g
-        torch.testing.assert_close(g @ delta, -factor * square, rtol=1e-8, atol=1e-12)
-        before, delta, factor = m, (x - start) / o2nc.Exponential().sample(2, t + 1), lr / (2 * b)
-
-
-def kinked(d):
-    """Σ|x_i − a zigzag's phase|/√d: its value and slope for rows of points; G = 1 and inf F >= −0.15√d."""
-    slope = lambda x: (np.sign(x) * 0.4 + np.where(np.mod(x, 0.2) < 0.1, 0.6, -0.6)) / math.sqrt(d)  # noqa: E731
-    wave = lambda x: 0.6 * (0.1 - np.abs(np.mod(x, 0.2) - 0.1))  # noqa: E731
-    value = lambda x: (0.4 * np.abs(x) + wave(x)).sum(-1) / math.sqrt(d)  # noqa: E731
-    return value, slope
-
-
-LAWS = {
-    "exponential": (o2nc.Exponential(), lambda rng, n: rng.exponential(size=n)),
-    "gamma": (o2nc.Gamma(2.0), lambda rng, n: rng.gamma(2.0, 0.5, size=n)),
-    "uniform": (o2nc.Uniform(0, 2), lambda rng, n: rng.uniform(0, 2, size=n)),
-}
-
-
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("falls", [False, True])
-def test_energy_inequality(law, falls):
-    """Σ w_n E‖m_n‖² <= 2bF* + A²Σℓ_{t−1} + 2bGL(Σ E‖Δ_{t+1} − Δ_t‖ + E‖Δ_N‖), as measured and as bounded."""
-    rng, b, steps, runs, d, sigma = np.random.default_rng(0), 0.9, 120, 1500, 2, 0.3
-    value, slope = kinked(d)
-    lr = np.linspace(0.05, 0.01, steps) if falls else np.full(steps, 0.05)
-    x = np.tile([0.5, -0.3], (runs, 1))
-    start, m, delta = value(x[0]), np.zeros_like(x), np.zeros_like(x)
-    energy, moved, progress = np.zeros(runs), np.zeros(runs), np.zeros(runs)
-    w = np.append(np.concatenate([lr[:1], lr[:-2]]) - b**2 * lr[:-1], lr[-2])
-    price, sample = LAWS[law][0].price, LAWS[law][1]
-    for t in range(steps):
-        x = x + sample(rng, runs)[:, None] * delta
-        g = slope(x) + sigma / math.sqrt(d) * rng.choice([-1.0, 1.0], size=x.shape)
-        progress += (g * delta).sum(1)
-        m = b * m + g
-        energy += w[t] * (m**2).sum(1)
-        after = -lr[t] * m
-        if t < steps - 1:
-            moved += np.linalg.norm(after - delta, axis=1)
-        else:
-            moved += np.linalg.norm(delta, axis=1)
-        delta = after
-    size = math.hypot(1.0, sigma)
-    known = 2 * b * start + size**2 * (lr[0] + lr[:-1].sum())
-    error = 5 * energy.std() / math.sqrt(runs)
-    assert energy.mean() <= known + 2 * b * price * moved.mean() + error
-    # what the corrector may cost, and does: F(x_N) − F(x_0) = Σ⟨g, Δ⟩ up to it
-    drift = value(x) - start - progress
-    assert abs(drift.mean()) <= price * moved.mean() + 5 * drift.std() / math.sqrt(runs)
-    rates = Rates.scheduled(lr, b)
-    bounded = theory.energy.law_energy(1.0, size, b, LAWS[law][0], rates, steps)
-    assert 2 * b * price * moved.mean() <= bounded * (1 + 1e-12)
-
-
-@given(st.integers(2, 60), st.floats(0.05, 0.98), st.integers(0, 10**6))
-@settings(deadline=None)
-def test_momentum_changes_slowly(n, b, seed):
-    """bΣ_{t<N}‖m_t − m_{t−1}‖² + (1 − b)‖m_{N−1}‖² + (1 − b)²Σ_{t<N−1}‖m_t‖² = Σ_{t<N}‖g_t‖²."""
-    g = np.random.default_rng(seed).normal(size=(n - 1, 2))
-    m = np.zeros((n, 2))
-    for t in range(1, n):
-        m[t] = b * m[t - 1] + g[t - 1]
-    left = b * (np.diff(m, axis=0) ** 2).sum() + (1 - b) * (m[-1] ** 2).sum() + (1 - b) ** 2 * (m[:-1] ** 2).sum()
-    assert left == pytest.approx((g**2).sum())
-
-
 # ---- the output law, and averages of another discount than the momentum
 
 
@@ -184,50 +86,7 @@ def test_output_law_is_a_uniform_time_and_a_geometric_wait(n, beta):
     np.testing.assert_array_equal(theory.output_weights(n, beta, "uniform"), np.full(n, 1 / n))
 
 
-@given(st.integers(1, 60), BETAS, BETAS, st.integers(0, 10**6))
-@settings(deadline=None)
-def test_averages_are_no_longer_than_momentum(n, beta, b, seed):
-    """N·E_P‖ḡ‖ <= (α + |β − b|)Σ_{n<N}‖m_n‖ + ‖m_N‖ for every sequence of gradients."""
-    g = np.random.default_rng(seed).normal(size=(n, 2))
-    m, mean = np.zeros((n + 1, 2)), np.zeros((n + 1, 2))
-    for t in range(1, n + 1):
-        m[t], mean[t] = b * m[t - 1] + g[t - 1], beta * mean[t - 1] + g[t - 1]
-    weight = (1 - beta) / (1 - beta ** np.arange(1.0, n + 1))
-    averages = np.linalg.norm(mean[1:] * weight[:, None], axis=1)
-    lengths, share = np.linalg.norm(m[1:], axis=1), 1 - beta + abs(beta - b)
-    right = share * lengths[:-1].sum() + lengths[-1]
-    assert n * theory.output_weights(n, beta) @ averages <= right * (1 + 1e-9)
-    late = (1 - beta ** np.arange(1.0, n + 1)) @ averages  # of the uniform law, β^n‖∇̄_n‖ being bounded by Gβ^n
-    assert late <= (share * lengths[:-1].sum() + (1 - beta) * lengths[-1]) * (1 + 1e-9)
-
-
 # ---- the variance lemma, under both laws and for any E s²
-
-
-def tree_supremum(weights, beta, moment):
-    """The exact supremum of Σ_n w_n E V_n/Σ_n E Δ_n² over all adapted Δ, s being 0 or v with mean 1 and E s² = v."""
-    n = len(weights)
-    paths = list(itertools.product((0.0, moment), repeat=n))  # s_1, …, s_n
-    chance = [math.prod(1 / moment if s else 1 - 1 / moment for s in path) for path in paths]
-    index = {}
-    for path in paths:
-        for t in range(n):
-            index.setdefault(path[:t], len(index))  # Δ_{t+1} may depend on s_1, …, s_t
-    left, right = np.zeros((len(index),) * 2), np.zeros(len(index))
-    for path, p in zip(paths, chance, strict=True):
-        points, x = [], np.zeros(len(index))
-        for t in range(n):
-            at = index[path[:t]]
-            right[at] += p
-            x = x.copy()
-            x[at] += path[t]
-            points.append(x)
-            share = beta ** np.arange(t, -1.0, -1)
-            share /= share.sum()
-            centred = np.stack(points) - share @ np.stack(points)
-            left += p * weights[t] * (centred.T * share) @ centred
-    scale = 1 / np.sqrt(right)
-    return float(np.linalg.eigvalsh(left * np.outer(scale, scale))[-1])
 
 
 def riccati_supremum(weights, beta, moment):
@@ -245,17 +104,6 @@ def riccati_supremum(weights, beta, moment):
         return True
 
     return optimize.brentq(lambda k: finite(k) - 0.5, 1e-9, 1e9, xtol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize("output", ["uniform", "geometric"])
-@pytest.mark.parametrize("moment", [1.25, 2.0, 4.0])
-@pytest.mark.parametrize("beta", [0.3, 0.8])
-def test_variance_lemma_on_trees(output, moment, beta):
-    n = 5
-    weights = n * theory.output_weights(n, beta, output)
-    exact = tree_supremum(weights, beta, moment)
-    assert exact == pytest.approx(riccati_supremum(weights, beta, moment), rel=1e-6)
-    assert exact <= theory.spread_constant(beta, second_moment=moment) / (1 - beta) ** 2
 
 
 @pytest.mark.parametrize("output", ["uniform", "geometric"])
@@ -309,28 +157,6 @@ def test_rates_that_the_run_lowers():
         theory.guarantee(lr=Falling(0.02, 0.03), **known)
 
 
-def test_energy_of_a_rate_that_looks_at_the_run():
-    """E Σ w_n‖m_n‖² = 2bE[F(x_0) − F(x_N)] + E Σℓ_{t−1}‖g_t‖² for a rate that is halved where m is short."""
-    b, steps, runs, d = 0.8, 200, 4000, 2
-    rng = np.random.default_rng(1)
-    x, m = np.full((runs, d), 1.5), np.zeros((runs, d))
-    lr, before = np.full(runs, 0.05), np.full(runs, 0.05)
-    value = lambda x: np.abs(x).sum(1)  # noqa: E731
-    start, left, paid = value(x), np.zeros(runs), np.zeros(runs)
-    for t in range(1, steps + 1):
-        g = np.sign(x) + 0.5 * rng.standard_normal((runs, d))
-        paid += before * (g**2).sum(1)
-        m = b * m + g
-        lr = np.where((m**2).sum(1) < 1.0, np.maximum(lr / 2, 1e-3), lr)  # looks at g_t
-        left += (before if t == steps else before - b**2 * lr) * (m**2).sum(1)
-        if t < steps:
-            x, before = x - (lr * rng.exponential(size=runs))[:, None] * m, lr.copy()
-    exact = left - paid - 2 * b * (start - value(x))
-    error = exact.std() / runs**0.5
-    assert abs(exact.mean()) < 4 * error  # the identity, in the mean
-    assert error < 0.01 * left.mean()
-
-
 def test_schedules():
     known = {"momentum": 0.9, "steps": 50, **UNIT}
     falling = theory.guarantee(
@@ -356,7 +182,7 @@ def test_scaled_law_is_a_longer_step():
     assert theory.guarantee(lr=0.001, law=o2nc.Gamma(4.0, 0.5), **known).terms == pytest.approx(gamma.terms)
 
 
-def test_law_term_is_as_written():
+def test_law_term_is_as_energy_bound():
     """T = 2bF* + … + 2√b·G·L·A·ℓ√((N − 1)(N − 1 + b/(1 − b))) at a constant ℓ."""
     law, b, n, g, sigma, lr = o2nc.Gamma(2.0), 0.9, 200, 1.5, 2.0, 0.01
     rates = Rates.constant(lr, b, n)
@@ -416,13 +242,6 @@ def bounded_changes(lrs, momentum, dampening):
     rates = Rates.scheduled((1 - dampening) * lrs, momentum)
     found = theory.energy.law_energy(1.0, 1.0, momentum, law, rates, len(lrs), (1 - dampening) ** -2)
     return found / (2 * momentum * law.price)
-
-
-def test_changes_of_a_long_first_buffer():
-    """b = 0.9, τ = 0.999, lr = (1, 1e-3, …), g = 1: 2.00, where 1.064 was said."""
-    lrs = [1.0] + [1e-3] * 20
-    assert changes(lrs, 0.9, 0.999, np.ones(21)) == pytest.approx(2.0, abs=0.01)
-    assert bounded_changes(lrs, 0.9, 0.999) >= changes(lrs, 0.9, 0.999, np.ones(21))
 
 
 @given(
@@ -524,29 +343,6 @@ def test_guarantee_says_what_it_is():
 
 
 # ---- what the noise term would have to use to be smaller
-
-
-def test_triangle_inequality_is_nearly_attained_by_sequences():
-    """Predictable z_t = −r(M + Kξ), ‖z_t‖ <= G, and zigzags: descent of less than F*, root plus noise within 10 %.
-
-    So no argument that knows of F only that Σ E⟨g, Δ⟩ >= −F* and ‖∇F‖ <= G can do without the triangle inequality.
-    """
-    rng, alpha, steps, d, lr, r = np.random.default_rng(0), 2e-3, 20_000, 100, 1e-4, math.sqrt(2e-3)
-    beta = 1 - alpha
-    k = 1 + math.sqrt(2 + 2 * beta / (lr * steps))  # G = σ = F* = 1
-    m, xi, turn, attained, descent = np.zeros(d), np.zeros(d), 0.0, 0.0, 0.0
-    for t in range(1, steps + 1):
-        z = -r * (m + k * xi)
-        assert z @ z <= 1
-        zigzag = math.sqrt(1 - z @ z) * (-1) ** t
-        descent += lr * (z @ (m + xi) + zigzag * turn)  # −E⟨g_t, Δ_t⟩
-        m, turn = beta * m + z, beta * turn + zigzag
-        xi = beta * xi + rng.normal(size=d) / math.sqrt(d)
-        attained += (alpha if t < steps else 1.0) * math.hypot(np.linalg.norm(m), turn) / steps
-    terms = theory.guarantee(lr=lr, momentum=beta, steps=steps, noise=1.0, output="geometric", **UNIT).terms
-    bound = terms["gap"] + terms["energy"] + terms["noise"]
-    assert descent < 1.0
-    assert 0.9 * bound < attained < bound
 
 
 def test_plans_draw_the_output_that_their_bound_is_for():

@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from scipy import optimize
 
-from o2nc import problems, theory
+from o2nc import theory
 
 UNIT = {"c": 1.0, "lipschitz": 1.0}
 
@@ -87,59 +86,6 @@ def test_refusals(arguments, message):
     if "noise" not in arguments:
         with pytest.raises(ValueError, match=r"first must be a number >= eps = 0\.5, got 0\.1"):
             theory.ladder(0.5, **UNIT, first=0.1, ratio=0.5)
-
-
-def stopped(problem, plan, c, noise, runs, seed, most=20_000):
-    """Run momentum until the true certificate is <= ε: τ, the fall of F, Σ_{n<τ}‖m‖², ‖m_τ‖², Σ‖g‖², V's sums."""
-    rng = np.random.default_rng(seed)
-
-    def of(function, x):
-        return function(torch.from_numpy(x)).numpy()
-
-    beta, d = plan.momentum, problem.dimension
-    x = np.repeat(problem.start().numpy()[None], runs, 0)
-    start = of(problem.value, x)
-    m, mean, full = (np.zeros((runs, d)) for _ in range(3))
-    spread, energy, last, gradients, tau, fell = (np.zeros(runs) for _ in range(6))
-    spreads, moves = np.zeros(runs), np.zeros(runs)
-    live, weight = np.ones(runs, bool), 0.0
-    for n in range(1, most + 1):
-        weight = 1 + beta * weight
-        gradient = of(problem.gradient, x)
-        off = x - mean
-        spread = (1 - 1 / weight) * (spread + (off**2).sum(1) / weight)
-        mean, full = mean + off / weight, full + (gradient - full) / weight
-        energy += np.where(live & (n > 1), (m**2).sum(1), 0)
-        g = gradient + noise * rng.standard_normal((runs, d)) / math.sqrt(d)
-        gradients += np.where(live, (g**2).sum(1), 0)
-        m = beta * m + g
-        done = live & (np.sqrt((full**2).sum(1)) + c * spread <= plan.eps)
-        last[done], tau[done], fell[done] = (m**2).sum(1)[done], n, (start - of(problem.value, x))[done]
-        spreads += np.where(live, np.where(done, weight, plan.alpha * weight) * spread, 0)
-        live &= ~done
-        if not live.any():
-            return tau, fell, energy, last, gradients, spreads, moves
-        step = -plan.lr * m
-        moves += np.where(live, (step**2).sum(1), 0)
-        x = np.where(live[:, None], x + rng.exponential(size=(runs, 1)) * step, x)
-    raise AssertionError("a run did not stop")
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-@pytest.mark.parametrize(
-    "problem", [problems.MultiKink(4), problems.MaxAffine(5, 20)], ids=lambda p: type(p).__name__
-)
-def test_stopped_runs(problem, noise):
-    """The identity (1) at τ, in the mean; the variance lemma at τ; E τ <= E[F(x_0) − F(x_τ)]/r + b."""
-    g, c = problem.lipschitz, problem.lipschitz**3 / problem.gap**2
-    plan = theory.stopping_plan(0.35 * g, c, lipschitz=g, noise=noise)
-    tau, fell, energy, last, gradients, spreads, moves = stopped(problem, plan, c, noise, 400, 0)
-    beta, eta = plan.momentum, plan.lr / plan.momentum
-    exact = fell - eta / 2 * ((1 - beta**2) * energy + last - gradients)
-    assert abs(exact.mean()) < 4 * exact.std() / 20
-    assert spreads.mean() <= theory.spread_constant(beta) / plan.alpha**2 * moves.mean()
-    assert 1 < tau.mean() <= fell.mean() / plan.fall + plan.overhead
-    assert tau.mean() <= plan.steps(problem.gap)
 
 
 def test_noise_margin():

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import scipy.stats
-import sympy
-import torch
 
 import o2nc
 from o2nc import theory
@@ -51,26 +49,6 @@ def test_second_moments_stay_bounded_below_it_and_grow_above(name, nesterov):
             assert radius(moments(name, part * h, b, nesterov)) < 1
 
 
-def test_the_determinant_vanishes_there_and_nowhere_else():
-    """det(I − E A⊗A), on symmetric matrices, over h is linear in h, quadratic with the lead: with one root > 0."""
-    b, h, v = sympy.symbols("b h v", positive=True)
-    for nesterov in (False, True):
-        row = sympy.Matrix([[1 + b, b**2]]) if nesterov else sympy.Matrix([[1, b]])
-        fixed, random = sympy.Matrix([[1, 0], [1, b]]), sympy.Matrix([-h * row, [0, 0]])
-        kron = sympy.kronecker_product
-        second = kron(fixed, fixed) + kron(fixed, random) + kron(random, fixed) + v * kron(random, random)
-        merged = sympy.Matrix([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]) * second  # E x², E xp, E p²
-        merged = merged * sympy.Matrix([[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
-        vanishes = sympy.cancel((sympy.eye(3) - merged).det() / h)
-        if nesterov:
-            stated = v * b * (1 + 2 * b) * h**2 + (v * (1 + b) - 2 * b * (1 + 2 * b)) * h - 2 * (1 - b**2)
-        else:
-            stated = 1 / (2 * (1 + b)) + (v - 1) / (2 * (1 - b)) - 1 / h
-        assert not sympy.cancel(vanishes / stated).has(v)
-        at = theory.stable_lr(0.7, o2nc.Gamma(2.5), nesterov=nesterov)
-        assert abs(stated.subs({b: 0.7, v: 1 + 1 / 2.5, h: at})) < 1e-12
-
-
 @pytest.mark.parametrize("b", MOMENTA)
 def test_known_cases(b):
     assert theory.stable_lr(b, None) == pytest.approx(2 * (1 + b))
@@ -97,63 +75,6 @@ def test_units():
     assert theory.stable_lr(0.9, o2nc.Exponential(2.0)) == pytest.approx(2 * theory.stable_lr(0.9))
     assert theory.stable_lr(0.9, None, dampening=0.9) == pytest.approx(38)
     assert theory.stable_lr(0.9, dampening=0.9) == pytest.approx(1.9)
-
-
-@pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"dampening": 0.5}], ids=str)
-def test_it_is_the_motion_of_the_optimizer(options):
-    """A parabola of curvature 2.5, in float64: the state after every step is the product of the factors."""
-    b, lr, curvature, law = 0.8, 0.11, 2.5, o2nc.Gamma(2.0)
-    x = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
-    opt = o2nc.ScaledSGDM([x], lr=lr, momentum=b, scaling=law, seed=4, **options)
-    scale = 1 - options.get("dampening", 0.0)
-    # torch's first buffer is g_1, as if dampening began with the second
-    state = np.array([1.5, (1 / scale - 1) * 1.5 / b])
-    for t in range(1, 30):
-        x.grad = curvature * x.detach().clone()
-        opt.step()
-        state = factor(law.sample(4, t + 1), lr * curvature * scale, b, options.get("nesterov", False)) @ state
-        assert x.item() == pytest.approx(state[0], rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("name", ["exponential", "jitter"])
-def test_runs_have_these_second_moments(name, nesterov):
-    """Many runs from (x, m) = (1, 0), by the law's own numbers."""
-    h, b, runs, steps = 0.15, 0.8, 4000, 10
-    x, p, expected = np.ones(runs), np.zeros(runs), np.array([1.0, 0, 0, 0])
-    for t in range(2, steps + 2):
-        s = np.array([LAWS[name][0].sample(k, t) for k in range(runs)])
-        gradient = x
-        p = b * p + gradient
-        x = x - h * s * (gradient + b * p if nesterov else p)
-        expected = moments(name, h, b, nesterov) @ expected
-    for products, mean in zip((x * x, x * p, p * p), expected[[0, 1, 3]], strict=True):
-        assert abs(products.mean() - mean) < 5 * products.std() / math.sqrt(runs)
-
-
-def test_a_typical_run_bears_more_than_the_mean_square():
-    """Products of random matrices: above the threshold E x² grows by rare runs, while log|x| still falls."""
-    h = 1.5 * theory.stable_lr(0.9)
-    assert radius(moments("exponential", h, 0.9)) > 1.02
-    s, state, total = np.random.default_rng(1).exponential(size=20_000), np.ones(2), 0.0
-    for number in s:
-        state = factor(number, h, 0.9) @ state
-        length = np.linalg.norm(state)
-        total, state = total + math.log(length), state / length
-    assert total / len(s) < -0.005
-
-
-@pytest.mark.parametrize("b", [0.0, 0.5, 0.9])
-def test_what_noise_leaves(b):
-    """E x² → (ℓσ²/λ)(v(1−b) + 2b)/(2(1−b²)(1 − ℓλ/h)) with noisy gradients, by the recursion with their source."""
-    for name in ("none", "jitter", "exponential"):
-        law = LAWS[name][0]
-        v = 1.0 if law is None else law.second_moment
-        for part in (0.1, 0.8):
-            h = part * theory.stable_lr(b, law)
-            source = np.array([h**2 * v, -h, -h, 1.0])  # a gradient off by λ adds 1 to p, and −hs to x
-            left = np.linalg.solve(np.eye(4) - moments(name, h, b), source)[0]
-            assert left == pytest.approx(h * (v * (1 - b) + 2 * b) / (2 * (1 - b**2) * (1 - part)), rel=1e-7)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,233 @@
+"""What a run tells about itself: stopping times, plateaus, kinks, convex functions, and a scale that is learned."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy import optimize
+
+from o2nc import Exponential, Gamma, Law, problems, theory
+from o2nc.learners import OGD, CoinBetting
+from o2nc.problems import Additive
+from o2nc_experiments.runs import scalars
+from o2nc_experiments.verify.lemmas import spread_factor
+from o2nc_experiments.verify.regret import traces
+from o2nc_experiments.verify.row import Array, Sides, Z, discounted, enough, mean_error, row, worst
+
+# ---- Stopping by the certificate
+
+
+def rates_by_hand(alpha: float, eta: float, eps: float, c: float, size: float, noise: float) -> tuple[float, float]:
+    """Return r and b of the stopping theorem for G² + σ² = size², with the root q by SciPy."""
+    beta = 1 - alpha
+    k, e = c * spread_factor(beta) * (eta * beta / alpha) ** 2, eps - noise * math.sqrt(alpha / (1 + beta))
+    q = optimize.brentq(lambda q: alpha * math.sqrt(q) + k * q - e, 0, (e / alpha) ** 2, xtol=1e-15, rtol=1e-14)
+    y = (1 - beta**2) * q / size**2 - 1
+    return eta * size**2 * y / 2, 2 / alpha * eps / e * (1 + 1 / y)
+
+
+@row("stopping-time", "E τ ≤ E[F(x_0) − F(x_τ)]/r + b")
+def stopping_time(seed: int, scale: float) -> Sides:
+    """Runs that end when their certificate is ε; the energy identity at τ is exact in the mean."""
+    found, agrees, deviation = [], True, 0.0
+    for problem, noise in ((problems.MultiKink(4), 0.0), (problems.MultiKink(4), 0.5), (problems.DoubleWell(3), 0.0)):
+        g, c = problem.lipschitz, problem.lipschitz**3 / problem.gap**2
+        p = theory.stopping_plan(0.35 * g, c, lipschitz=g, noise=noise)
+        beta, eta = p.momentum, p.lr / p.momentum
+        agrees &= np.allclose(
+            rates_by_hand(p.alpha, eta, p.eps, c, math.hypot(g, noise), noise), (p.fall, p.overhead), rtol=1e-5
+        )
+        runs = traces(Additive(problem, noise), OGD(eta), beta, 600, range(seed, seed + enough(100, scale, 50)))
+        weight = discounted(np.ones((600, 1)), beta)
+        mean, average = discounted(runs.full, beta) / weight, discounted(runs.points, beta) / weight
+        squares = discounted((runs.points**2).sum(2, keepdims=True), beta) / weight
+        stops = np.linalg.norm(mean, axis=2) + c * (squares[..., 0] - (average**2).sum(2)) <= p.eps
+        agrees &= bool(stops.any(1).all())
+        at, every = stops.argmax(1), np.arange(len(stops))  # τ − 1
+        values = problem.value(torch.from_numpy(runs.points)).numpy()
+        fell = values[:, 0] - values[every, at]
+        energy = (discounted(runs.gradients, beta) ** 2).sum(2)
+        before = (energy.cumsum(1) - energy)[every, at]
+        seen = (runs.gradients**2).sum(2).cumsum(1)[every, at]
+        error = fell - eta / 2 * ((1 - beta**2) * before + energy[every, at] - seen)
+        deviation = max(deviation, abs(error.mean()) / mean_error(error)[1])
+        right = fell.mean() / p.fall + p.overhead
+        found.append(((at.mean() + 1) / right, at.mean() + 1, right))
+    _, left, right = worst(found)
+    measured = (
+        f"largest of {len(found)} means of τ; the energy identity at τ is off by {deviation:.1f} errors ({Z:g})"
+    )
+    return Sides(measured, left, right, also=agrees and deviation <= Z)
+
+
+@row("ladder", "E Στ_k ≤ (F* + Σ r_jb_j/(1+y_j))/r_K + Σb_k")
+def ladder(seed: int, scale: float) -> Sides:
+    """Stages that telescope: the worst falls of F that the stages allow for, by a linear program."""
+    found = []
+    for noise in (0.0, 1.0):
+        stages = theory.ladder(0.1, 1.0, first=0.4, ratio=0.5, lipschitz=1.0, noise=noise)
+        r, b, y = (np.array([getattr(s, name) for s in stages]) for name in ("fall", "overhead", "excess"))
+        partial = np.tril(np.ones((len(r), len(r))))
+        limits = np.concatenate([[1.0], np.cumsum(r * b / (1 + y))])
+        most = optimize.linprog(-1 / r, np.vstack([partial[-1:], -partial]), limits, bounds=(None, None))
+        left, right = -most.fun + b.sum(), theory.ladder_steps(stages, gap=1.0)
+        found.append((left / right, left, right))
+    ratio, left, right = worst(found)
+    measured = "most steps that three stages down to ε = 0.1 can take, σ = 0 and 1, against the sum"
+    return Sides(measured, left, right, also=ratio > 0.98)
+
+
+@row("stop-with-noise", "P(‖ḡ−∇̄‖ > u_j or mean off by ωε) ≤ p_j")
+def stop_with_noise(seed: int, scale: float) -> Sides:
+    """Signs, the errors with the heaviest averages: the margin of ḡ, and the mean of K fresh gradients."""
+    rng, beta, n, p, found = np.random.default_rng(seed), 0.9, 60, 0.2, []
+    runs, weights, exact = enough(20_000, scale, 4000), beta ** np.arange(59, -1.0, -1), True
+    errors = 2 * np.abs(rng.choice([-1.0, 1.0], (runs, n)) @ weights) / weights.sum()
+    for j in (1, 3):
+        share, margin = p / (j * (j + 1)), theory.noise_margin(j, n, beta, noise=2.0, failure=p)
+        pinelis = 2 * math.sqrt(2 / (1 - beta**2) * math.log(2 / share))
+        exact &= math.isclose(margin, (1 - beta) / (1 - beta**n) * pinelis, rel_tol=1e-9)
+        found.append(((errors > margin).mean() / share, (errors > margin).mean(), share))
+        k = theory.holdout_samples(j, 0.8, largest=2.0, failure=p)
+        exact &= 2 * math.exp(-k * 0.8**2 / 32) <= share < 2 * math.exp(-(k - 1) * 0.8**2 / 32)
+        off = np.abs(2 * rng.choice([-1.0, 1.0], (runs // 10, k)).mean(1)) > 0.8
+        found.append((off.mean() / share, off.mean(), share))
+    _, left, right = worst(found)
+    measured = f"largest share of failures, checks 1 and 3, {runs} averages of signs and {runs // 10} hold-outs"
+    return Sides(measured, left, right, also=exact)
+
+
+# ---- Plateaus: m_t = b·m_{t−1} + g_t, x_{t+1} = x_t − s·ℓ·m_t
+
+
+class Run(NamedTuple):
+    """Many runs of momentum, (steps, runs, d) each."""
+
+    x: Array
+    g: Array
+    m: Array
+
+
+def momentum(
+    start: Array, lr: float, b: float, steps: int, law: Law, seed: int, slope: Callable[[Array], Array], noise: float
+) -> Run:
+    """Run momentum from every row of ``start``, with s of its own."""
+    rng, x, m, rows = np.random.default_rng(seed), start.copy(), np.zeros_like(start), []
+    seeds = range(seed, seed + len(start))
+    for t in range(1, steps + 1):
+        g = slope(x) + noise * rng.standard_normal(x.shape)
+        m = b * m + g
+        rows.append((x, g, m))
+        x = x - lr * scalars([law] * len(seeds), seeds, t).numpy() * m
+    return Run(*(np.stack(part) for part in zip(*rows, strict=True)))
+
+
+def bumpy(x: Array) -> Array:
+    """Return a function with convex and concave kinks and a bowl."""
+    return (np.abs(x) - 0.6 * np.abs(x - 1) + 0.1 * x**2).sum(-1)
+
+
+def bumpy_slope(x: Array) -> Array:
+    """Return its gradient."""
+    return np.sign(x) - 0.6 * np.sign(x - 1) + 0.2 * x
+
+
+@row("plateau", "F(x_M)−F(x_N) = (ℓ/2b)E[(1−b²)Σ‖m‖²+…−Σ‖g‖²]")
+def plateau(seed: int, scale: float) -> Sides:
+    """The energy identity over a stretch, with noise; under Gamma(16) it fails, and ρ = 1 where F is stationary."""
+    b, lr, first, last, z = 0.8, 0.1, 7, 40, []
+    sides = (0.0, 0.0, 1.0)
+    for law in (Exponential(), Gamma(16.0)):
+        run = momentum(np.full((enough(2500, scale, 1000), 2), 1.4), lr, b, last, law, seed, bumpy_slope, 0.5)
+        m, g = (run.m**2).sum(2), (run.g**2).sum(2)
+        fell = bumpy(run.x[first - 1]) - bumpy(run.x[-1])
+        right = (1 - b**2) * m[first - 1 : -1].sum(0) + m[-1] - m[first - 1] - g[first:].sum(0)
+        mean, error = mean_error(fell - lr / (2 * b) * right)
+        z.append(abs(mean) / error)
+        sides = sides if len(z) > 1 else (float(fell.mean()), float(lr / (2 * b) * right.mean()), error)
+    run = momentum(np.ones((40, 1)), 0.05, 0.9, enough(1600, scale, 800), Exponential(), seed, np.sign, 0.0)
+    m2, g2 = ((part[400:] ** 2).mean() for part in (run.m, run.g))
+    ratio = theory.energy_ratio(float(m2), float(g2), 0.9)
+    measured = f"both sides in the mean; Gamma(16) is off by {z[1]:.0f} errors; on |x| ρ = {ratio:.3f}"
+    also = z[1] > Z and abs(ratio - 1) < 0.1
+    return Sides(measured, sides[0], sides[1], "==", also=also, tolerance=Z * sides[2])
+
+
+@row("progress-error", "E(F(x_n) − F(x_0) − R_n)² = E Σ⟨g,Δ⟩²")
+def progress_error(seed: int, scale: float) -> Sides:
+    """The error that the progress has, and the statistic that knows it."""
+    b, lr = 0.8, 0.15
+    run = momentum(np.full((enough(6000, scale, 1500), 2), 1.4), lr, b, 25, Exponential(), seed, bumpy_slope, 0.5)
+    gains = -lr * (run.g[1:] * run.m[:-1]).sum(2)
+    squared, known = (bumpy(run.x[-1]) - bumpy(run.x[0]) - gains.sum(0)) ** 2, (gains**2).sum(0)
+    t = theory.fall_seen(float(gains.sum()), float(known.sum()))
+    also = math.isclose(t, -gains.sum() / math.sqrt(known.sum()), rel_tol=1e-12)
+    measured = f"both sides, mean of {squared.size} runs of 25 steps"
+    tolerance = Z * mean_error(squared - known)[1]
+    return Sides(measured, squared.mean(), known.mean(), "==", also=also, tolerance=tolerance)
+
+
+@row("kink-level", "at a kink E F − F* = κℓ̄ρE‖g‖², any law")
+def kink_level(seed: int, scale: float) -> Sides:
+    """The level of stationary runs on ‖x‖₁ with noise, under Exp(1) and Gamma(2)."""
+    found = []
+    for b, law in ((0.0, Exponential()), (0.9, Exponential()), (0.9, Gamma(2.0))):
+        start = np.random.default_rng(seed).normal(size=(60, 2))
+        run = momentum(start, 0.02, b, enough(4000, scale, 2000), law, seed, np.sign, 0.5)
+        x, g, m = (part[1000:] for part in run)
+        m2, g2 = (float((part**2).sum(2).mean()) for part in (m, g))
+        level = theory.kink_level(0.02, b, gradient_squares=g2, ratio=theory.energy_ratio(m2, g2, b), law=law)
+        left = float(np.abs(x).sum(2).mean())
+        found.append((abs(left / level - 1), left, level))
+    _, left, right = worst(found)
+    return Sides("level furthest from its formula, of 3 stationary runs", left, right, "==", tolerance=0.05 * right)
+
+
+@row("convex", "mean E F − F* ≤ D²/2ℓ̄n + κℓ̄A² + …, convex F")
+def convex(seed: int, scale: float) -> Sides:
+    """The bound for convex F on ‖x‖ in three dimensions, nearly attained; and stages that halve the distance."""
+    found, halves = [], []
+    for b, noise in ((0.0, 0.0), (0.9, 1.0)):
+        lr, steps = 0.03 * (1 - b), enough(3000, scale, 1500)
+        start = np.tile([[0.3, 0.0, 0.0]], (60, 1))
+        run = momentum(
+            start, lr, b, steps, Exponential(), seed,
+            lambda x: x / np.linalg.norm(x, axis=1, keepdims=True), noise / 3**0.5,
+        )  # fmt: skip
+        levels = np.linalg.norm(run.x, axis=2).mean(0)
+        bound = theory.convex_bound(steps, lr, b, distance=0.3, gap=0.3, lipschitz=1.0, noise=noise)
+        found.append((levels.mean() / bound, levels.mean() - Z * mean_error(levels)[1], bound))
+        stage = theory.sharp_stage(0.5, b, distance=1.0, lipschitz=1.0, noise=noise)
+        run = momentum(
+            np.ones((200, 1)), stage.lr, b, stage.steps, Exponential(), seed,
+            lambda x: np.where(x > 0, 0.5, -1.0), noise,
+        )  # fmt: skip
+        halves.append(np.abs(run.x).mean())
+        promised = theory.convex_bound(stage.steps, stage.lr, b, distance=1.0, gap=1.0, lipschitz=1.0, noise=noise)
+        halves.append(2 * promised)  # at most μD/2
+    ratio, left, right = worst(found)
+    measured = f"closest of 2 means to its bound; a sharp stage leaves {max(halves):.2f} of the distance, at most ½"
+    return Sides(measured, left, right, also=ratio > 0.9 and max(halves) <= 0.5 + 1e-9)
+
+
+@row("learned-scale", "price of the gap: R_N(D)/DN, coin betting")
+def learned_scale(seed: int, scale: float) -> Sides:
+    """A bettor's regret on signs that turn late, the worst for it, against what the theorem charges."""
+    plan, steps, largest, wealth = theory.adaptive_plan(400, 1.0, 1.0), 400, 1.0, 0.1
+    charged = plan.price_of_the_gap(largest, wealth) * plan.radius * steps
+    better, ratios = CoinBetting(wealth=wealth, lipschitz=2 * largest), []
+    rng = np.random.default_rng(seed)
+    for share in np.linspace(0, 1, enough(12, scale, 6)):
+        bet, total, lost = torch.zeros(1, dtype=torch.float64), 0.0, 0.0
+        purse = [better.init(bet)]
+        for t in range(steps):
+            push = (-2.0 if t < share * steps else 2.0) * largest * rng.choice([1.0, -1.0], p=[0.75, 0.25])
+            lost, total = lost + push * bet.item(), total + push
+            better.update([bet], [torch.tensor([push], dtype=torch.float64)], purse, [1.0], beta=1.0)
+        ratios.append((lost + abs(total) * plan.radius) / charged)
+    bets = 2 * largest * plan.radius * (steps + 1)
+    by_hand = wealth + 2 * largest * plan.radius * math.sqrt((steps + 1) * math.log1p((bets / wealth) ** 2))
+    measured = f"greatest regret over the charge in {len(ratios)} games of {steps} bets"
+    return Sides(measured, float(np.max(ratios)), 1.0, also=math.isclose(charged, by_hand, rel_tol=1e-9))

@@ -1,0 +1,230 @@
+"""What a run is doing, in one word, with its evidence and one action: ``opt.diagnose()``.
+
+    broken       x, x̄ or a gradient is not finite
+    too early    fewer steps than the statistics need
+    spike        an increment was more than twice as long as all before it
+    stationary   J is small: the run hops in one place at this learning rate
+    too hot      F(x) is far above F(x̄), or the weights are exchanged too fast, or the increments grow
+    straight     J is large, or F(x̄) is above F(x): the run goes one way, and could go faster
+    travelling   none of these
+
+J is the displacement of `o2nc.certificates.displacement`, the heat F(x) − F(x̄) what a decay would gain now, the
+turnover which share of the weights changed over the snapshots that J is of: V/(V + ‖ȳ‖²) of every tensor, its mean over
+all coordinates. None has a scale to be chosen. The first line that applies, from above, is the verdict. docs/run.md has the measurements behind
+the thresholds.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from o2nc.certificates.displacement import USED, momentum_of
+from o2nc.optimizers import accessors
+from o2nc.persist.plain import KEY
+from o2nc.persist.shards import local, total
+from o2nc.text import printable
+
+STATIONARY, STRAIGHT = 0.25, 1.5  # J below and above these
+HOT, TURNOVER = 0.25, 0.05  # heat above this share of |F(x̄)|; turnover above this
+GROWTH = 16.0  # squared increments of so many times those at first
+SPIKE = 4.0  # a squared increment of so many times all before it
+
+ADVICE = {
+    "broken": "Go back to a checkpoint from before, and lower the learning rate or clip the gradients.",
+    "too early": "Ask again after {wait} more steps.",
+    "spike": "Look at the batches of step {spike_step:.0f} and before; if it happens again, clip the gradients.",
+    "stationary": "Lower the learning rate, as o2nc.Ladder does, or stop and take x̄.",
+    "too hot": "Lower the learning rate, by half to begin with.",
+    "straight": "Raise the learning rate, by half to begin with.",
+    "travelling": "Go on.",
+}
+REPLAYED = "Call step() outside of the CUDA graph, which runs no code of the host, to have a displacement."
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a run is doing.
+
+    Attributes:
+        verdict: "too early", "straight", "travelling", "stationary", "too hot", "spike" or "broken".
+        evidence: the numbers behind it by name. Always ``displacement``, J: 1 for a random walk, about 13 on a straight
+            line, 0.1 or less where the run hops in one place, nan where it is not known; ``steps``, how many it is of.
+            ``heat``, F(x) − F(x̄), with ``loss`` and ``loss_averaged``, if a loss was given. With a certificate
+            ``gradient`` ‖ḡ‖.
+        advice: one sentence, one action.
+        by_parameter: the same for every parameter alone, by name (or index), with its own displacement.
+
+    Example:
+        >>> print(Diagnosis("stationary", {"displacement": 0.08, "steps": 400.0}, "Lower the learning rate."))
+        stationary: displacement 0.08, steps 400. Lower the learning rate.
+    """
+
+    verdict: str
+    evidence: Mapping[str, float]
+    advice: str
+    by_parameter: Mapping[str | int, "Diagnosis"] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in self.evidence.items())
+        return printable(f"{self.verdict}: {numbers}. {self.advice}")
+
+
+class _Measured(NamedTuple):
+    """What is measured of a run, summed over all processes."""
+
+    displacement: float  # J of all parameters together
+    displacements: dict[Any, float]  # J of every one
+    steps: int  # that they are of
+    turnover: float  # the mean over all coordinates of their tensor's V/(V + ‖ȳ‖²)
+    growth: float  # the last quarter's squared increments in times of the first quarter's
+    spike: int | None  # the step at which a spike began
+    faults: dict[Any, str]  # what is not finite of which parameter
+
+
+@torch.no_grad()
+def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis:
+    """Return what the run of ``optimizer`` is doing, as `Averaged.diagnose` says."""
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function without arguments that returns a scalar, got {loss!r}")
+    if optimizer._window is None:
+        accessors.published(optimizer, "diagnose()")  # raises, and says why
+    optimizer._refuse_swapped("diagnose()")
+    found, has_averages = _measure(optimizer), accessors.has_averages(optimizer)
+    evidence = {
+        "displacement": found.displacement,
+        "steps": float(found.steps),
+        "turnover": found.turnover,
+        "growth": found.growth,
+    }
+    if loss is not None and has_averages and not found.faults:
+        evidence |= _heat(optimizer, loss)
+    if accessors.has_certificate(optimizer):
+        evidence["gradient"] = optimizer.certificate().gradient
+    if found.spike is not None:
+        evidence["spike_step"] = float(found.spike)
+    trail, names = optimizer._trail, accessors.parameter_names(optimizer)
+    values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps), "spike_step": math.nan, **evidence}
+    alone = {}
+    for p, j in found.displacements.items():
+        verdict = "broken" if p in found.faults else verdict_of({"displacement": j})
+        alone[names[p]] = Diagnosis(verdict, {"displacement": j}, ADVICE[verdict].format(**values))
+    verdict = verdict_of(evidence) if has_averages else "too early"
+    advice = ADVICE[verdict].format(**values)
+    if found.faults:
+        p, what = next(iter(found.faults.items()))
+        verdict, advice = "broken", f"{what} of parameter {names[p]!r} is not finite: {ADVICE['broken']}"
+    elif optimizer._engine.has_captured:
+        verdict, advice = "too early", REPLAYED
+    return Diagnosis(verdict, evidence, advice, alone)
+
+
+def verdict_of(evidence: Mapping[str, float]) -> str:
+    """Return the verdict on finite numbers: the first line of the module's table that applies."""
+    j = evidence["displacement"]
+    if math.isnan(j):
+        return "too early"
+    if "spike_step" in evidence:
+        return "spike"
+    if j < STATIONARY:
+        return "stationary"
+    heat, is_straight = evidence.get("heat", 0.0), j > STRAIGHT
+    if (
+        heat > HOT * abs(evidence.get("loss_averaged", 0.0))
+        or evidence.get("growth", 0.0) > GROWTH
+        or (evidence.get("turnover", 0.0) > TURNOVER and not is_straight)
+    ):
+        return "too hot"
+    return "straight" if is_straight or heat < 0 else "travelling"
+
+
+def _advise(verdict: str, evidence: Mapping[str, float], wait: int) -> str:
+    return ADVICE[verdict].format(**{"spike_step": math.nan, **evidence}, wait=wait)
+
+
+def _measure(optimizer: Any) -> _Measured:
+    """Measure displacements and look for what is not finite; where parameters are sharded, collectively."""
+    params, settings = optimizer._known_params, optimizer.param_groups[0][KEY]
+    data, entries = optimizer._data(params), optimizer._entries()
+    kept = [{"x": x} | entries.get(p, {}) for x, p in zip(data, params, strict=True)]
+    home = data[0].device
+    rows = [
+        torch.stack([_count_faults(entry.get(key)).to(home) for entry in kept])
+        for key in ("x", "average", "gradient")
+    ]
+    latest = None if optimizer._engine.has_captured else optimizer._trail.latest(optimizer)
+    if latest is not None:
+        rows += latest.measure(data)
+    values = torch.stack(rows)
+    values = (total(values, params) if optimizer._is_sharded else values).cpu()
+    at = values[:3].gt(0).int().argmax(0).tolist()
+    faults = {p: ("x", "x̄", "ḡ")[at[i]] for i, p in enumerate(params) if values[:3, i].any()}
+    if latest is None:
+        return _Measured(math.nan, dict.fromkeys(params, math.nan), 0, math.nan, math.nan, None, faults)
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    joint, *parts = latest.compare(values[4:], [momentum_of(groups[p], settings) for p in params])
+    changed = (values[4] / (values[3] + values[4])).nan_to_num(0.0)
+    sizes, increments = torch.tensor([float(p.numel()) for p in params]), values[5:].sum(1).tolist()
+    times, spike, quarter = [step for step, _ in latest.taken], _spike(increments), len(increments) // 4
+    return _Measured(
+        displacement=joint,
+        displacements=dict(zip(params, parts, strict=True)),
+        steps=times[-1] - times[0],
+        turnover=float((sizes * changed).sum() / sizes.sum()),
+        growth=math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
+        spike=None if spike is None else times[spike],
+        faults=faults,
+    )
+
+
+def _count_faults(x: Any) -> Tensor:
+    """Return how many numbers of a tensor, or of its local shard, are not finite."""
+    return torch.zeros((), dtype=torch.float64) if x is None else (~torch.isfinite(local(x))).sum(dtype=torch.float64)
+
+
+def _spike(increments: Sequence[float]) -> int | None:
+    """Return the snapshot before the last increment that exceeds all earlier ones by far, or None."""
+    later = range(len(increments) - 1, len(increments) // 2, -1)
+    return next((i for i in later if increments[i] > SPIKE * max(increments[:i])), None)
+
+
+def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:
+    """Return F(x) − F(x̄) and both, with the same random numbers; buffers of modules that run are restored."""
+    devices = {p.device for p in optimizer._known_params if p.device.type == "cuda"}
+    values = []
+    with _kept_buffers():
+        for block in (nullcontext, optimizer.averaged):
+            with torch.random.fork_rng(devices), block():
+                values.append(_scalar(loss()))
+    x, average = values
+    return {"heat": x - average, "loss": x, "loss_averaged": average}
+
+
+def _scalar(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"loss must return a scalar, got {value!r}") from error
+
+
+@contextmanager
+def _kept_buffers() -> Iterator[None]:
+    """Restore on leaving what modules that ran inside have as buffers, such as BatchNorm's statistics."""
+    kept: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+
+    def keep(module: Any, _: Any) -> None:
+        if module not in kept:
+            kept[module] = [(b, b.clone()) for b in module.buffers(recurse=False)]
+
+    hook = register_module_forward_pre_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for b, former in (pair for pairs in kept.values() for pair in pairs):
+            b.copy_(former)

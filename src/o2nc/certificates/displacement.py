@@ -1,0 +1,136 @@
+"""How far a run has moved, against a random walk with the same increments: the number behind `diagnose`.
+
+N snapshots of the parameters have the spread V = (1/N) Σ‖y_i − ȳ‖² and increments
+q_i = ‖y_{i+1} − y_i‖². If the increments were independent, V would have the mean Σ q_i (i/N)(1 − i/N); so
+
+    J = V / (κ Σ_i q_i (i/N)(1 − i/N))
+
+is 1 for a random walk, whatever its learning rates were, about 13 on a straight line (N = 32, at uneven distances) and
+3/N or less where the run hops in one place. κ >= 1 accounts for momentum b, which correlates increments that are less than about 1/(1 − b) steps long.
+Nothing in J has a unit, and no scale is chosen: the increments are as long as a share of the run.
+
+All sums over coordinates are estimated from a fixed sample of them, which is all of them for small tensors.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+COORDINATES, LEAST = 4096, 8  # sampled of all tensors together, and at least of each
+MOST, USED = 128, 32  # snapshots that are kept at most, and the last ones that J is of
+FIRST_STRIDE = 4  # steps from snapshot to snapshot at first, about
+GOLDEN = 0.6180339887498949  # its multiples lie evenly in [0, 1) after the point, in no period
+
+
+def strides(xs: Sequence[Tensor]) -> list[int]:
+    """Return of every tensor which share of its coordinates is sampled: one in so many, an odd number."""
+    most = max(LEAST, COORDINATES // max(1, len(xs)))
+    return [-(-x.numel() // most) | 1 for x in xs]
+
+
+@torch.no_grad()
+def sample(xs: Sequence[Tensor]) -> Tensor:
+    """Return the sampled coordinates of some tensors as one vector, on the first one's device."""
+    flat = (x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).reshape(-1) for x in xs)  # a view, if dense
+    return torch.cat([x[::stride].to(xs[0].device) for x, stride in zip(flat, strides(xs), strict=True)])
+
+
+def by_tensor(values: Tensor, xs: Sequence[Tensor]) -> Tensor:
+    """Return what sums over all coordinates are, of values (rows, sampled coordinates): (rows, tensors), float64."""
+    sizes = [-(-x.numel() // stride) for x, stride in zip(xs, strides(xs), strict=True)]
+    parts = values.double().split(sizes, dim=1)
+    return torch.stack(
+        [part.sum(1) * (x.numel() / max(1, n)) for part, x, n in zip(parts, xs, sizes, strict=True)], 1
+    )
+
+
+class Snapshots:
+    """Samples of the parameters at some steps of a run; none of this waits for a device."""
+
+    def __init__(self, taken: Sequence[tuple[int, Tensor]] = ()) -> None:
+        self.taken = list(taken)  # the step, and the coordinates after it
+
+    def follow(self, step: int, stride: int, tensors: Callable[[], Sequence[Tensor]]) -> None:
+        """Take a snapshot if it is time: one in every ``stride`` steps, at irregular moments.
+
+        At regular ones a run that goes round in a period of so many steps would seem to stand still.
+        """
+        turn, place = divmod(step, stride)
+        if place == int(stride * (turn * GOLDEN % 1)):
+            self.taken.append((step, sample(tensors())))
+
+    def measure(self, xs: Sequence[Tensor]) -> Tensor:
+        """Return ‖ȳ‖², V and then q_1, q_2, …, one column per tensor, summed over all its coordinates."""
+        points = torch.stack([x.to(xs[0].device) for _, x in self.taken]).double()
+        mean = points.mean(0, keepdim=True)
+        spread = (points - mean).square().mean(0, keepdim=True)
+        return by_tensor(torch.cat([mean.square(), spread, points.diff(dim=0).square()]), xs)
+
+    def compare(self, measured: Tensor, momenta: Sequence[float]) -> list[float]:
+        """Return J of all tensors together, then of each, from V and q as `measure` has them and each one's b."""
+        spread, increments = measured[0].tolist(), measured[1:].cpu().numpy()
+        weights = {b: walk([step for step, _ in self.taken], b) for b in {*momenta}}
+        expected = [float(weights[b] @ increments[:, i]) for i, b in enumerate(momenta)]
+        return [_ratio(math.fsum(spread), math.fsum(expected)), *map(_ratio, spread, expected)]
+
+
+def _ratio(spread: float, expected: float) -> float:
+    return spread / expected if expected > 0 else math.nan  # nothing moves
+
+
+class Trail:
+    """Snapshots all over a run, at most MOST: then every other is dropped, and there is one in twice as many steps.
+
+    It is kept on the host's side of a step, and is not saved: it begins again after a checkpoint was loaded, and when
+    parameters are added or exchanged.
+    """
+
+    def __init__(self) -> None:
+        self._begin(None)
+
+    def _begin(self, params: Any) -> None:
+        self._params, self._taken, self.stride, self.steps = params, Snapshots(), FIRST_STRIDE, 0
+
+    def follow(self, optimizer: Any) -> None:
+        """Count a step that was taken, and take a snapshot if it is time."""
+        if optimizer._known_params is not self._params:
+            self._begin(optimizer._known_params)
+        self.steps += 1
+        self._taken.follow(self.steps, self.stride, lambda: optimizer._data(optimizer._known_params))
+        if len(self._taken.taken) == MOST:
+            del self._taken.taken[::2]
+            self.stride *= 2
+
+    def latest(self, optimizer: Any) -> Snapshots | None:
+        """Return the last USED snapshots, or None if there are not so many."""
+        if optimizer._known_params is not self._params or len(self._taken.taken) < USED:
+            return None
+        return Snapshots(self._taken.taken[-USED:])
+
+
+def walk(times: Sequence[int], momentum: float) -> np.ndarray:
+    """Return κ(i/N)(1 − i/N), i = 1, …, N − 1: what every increment of a random walk adds to E V.
+
+    With momentum b the squared distance of points τ steps apart is proportional to c(τ) = τ − 2b(1 − b^τ)/(1 − b²),
+    and V is half of the mean squared distance of two points.
+
+    Args:
+        times: the steps of the N points.
+        momentum: b in [0, 1).
+    """
+    t, b = np.asarray(times, dtype=float), momentum
+    apart = np.abs(t[:, None] - t)
+    squares = apart - 2 * b * (1 - b**apart) / (1 - b**2)
+    shares = np.arange(1, len(t)) / len(t)
+    weights = shares * (1 - shares)
+    return weights * (squares.mean() / 2 / (weights @ squares.diagonal(1)))
+
+
+def momentum_of(group: dict[str, Any], settings: dict[str, Any]) -> float:
+    """Return b as far as a parameter group says it; 0 if it does not."""
+    b = float(group.get("momentum", group.get("betas", (settings.get("beta") or 0.0,))[0]))
+    return b if 0 <= b < 1 else 0.0

@@ -1,0 +1,105 @@
+"""A schedule without a horizon: lower the learning rate when, and only when, the run is stationary at it.
+
+The run is looked at in windows, of 40 steps at first and later of a share of the run. At the end of each its
+displacement J (`o2nc.certificates.displacement`) is compared with that of a random walk, 1:
+
+    J < LOW     the run hops in one place at this learning rate: halve it
+    J >= HIGH   it travels: double it, up to where it began
+
+On sharp non-smooth functions the learning rate then falls geometrically, and F with it; where the run travels, as
+networks do in most of their training, nothing happens. docs/run.md has the measurements.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from o2nc.certificates.displacement import Snapshots, momentum_of
+from o2nc.persist.plain import KEY
+from o2nc.persist.shards import is_sharded, local, total
+from o2nc.vector import real
+
+LOW, HIGH = 0.35, 1.0
+SHORTEST, SHARE = 40, 0.1  # steps of a window: so many at least, and so large a share of all before it
+POINTS = 32  # snapshots in a window, about
+
+
+class Ladder(LRScheduler):
+    """Halves the learning rate when the run is stationary at it, and brings it back when the run travels again.
+
+    Call ``step()`` once after every ``optimizer.step()``. No learning rate is ever above the one that it had when this
+    was made. It multiplies what it finds in the groups, so that other schedulers may change the learning rate as well:
+    for a warm-up chain them, or give both to ``torch.optim.lr_scheduler.SequentialLR``. Evaluate at x̄
+    (``opt.averaged()``). At the end of a window it waits for the device. Where parameters are sharded all processes
+    decide together; a checkpoint then begins a new window, and otherwise goes on bitwise.
+
+    Args:
+        optimizer: any torch optimizer, such as ``o2nc.SGD(…, average=o2nc.Polynomial(12))``.
+        last_epoch: as in torch: -1, or the step to resume from, if the groups have ``initial_lr``.
+
+    Example:
+        >>> import torch, o2nc
+        >>> x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+        >>> opt = o2nc.SGD([x], lr=0.1, momentum=0.9, average=o2nc.Polynomial(12))
+        >>> ladder = o2nc.Ladder(opt)
+        >>> for _ in range(1000):
+        ...     opt.zero_grad()
+        ...     x.abs().sum().backward()
+        ...     opt.step()
+        ...     ladder.step()
+        >>> with opt.averaged():
+        ...     bool(x.abs().sum() < 1e-3), ladder.get_last_lr()[0] < 1e-3
+        (True, True)
+    """
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        self.rung = 0  # how often the learning rate is halved now
+        self.displacement = math.nan  # J of the last window
+        self._snapshots: list[tuple[int, torch.Tensor]] = []
+        self._begun, self._length = 0, SHORTEST  # of the window
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates to go on with."""
+        change = self._change() if self.last_epoch > 0 else 1.0
+        return [group["lr"] * change for group in self.optimizer.param_groups]
+
+    @torch.no_grad()
+    def _change(self) -> float:
+        """Take a snapshot if it is time; at the end of a window return what to multiply the learning rate by."""
+        now = self.last_epoch - self._begun
+        snapshots = Snapshots(self._snapshots)
+        snapshots.follow(now, max(1, self._length // POINTS), self._tensors)
+        self._snapshots = snapshots.taken
+        if now < self._length:
+            return 1.0
+        former, self.displacement = self.rung, self._measure(snapshots)
+        if self.displacement < LOW:
+            self.rung += 1
+        elif self.displacement >= HIGH:
+            self.rung = max(0, self.rung - 1)
+        self._snapshots, self._begun = [], self.last_epoch
+        self._length = max(SHORTEST, int(SHARE * self.last_epoch))
+        return 2.0 ** (former - self.rung)
+
+    def _params(self) -> list[Any]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [real(local(p.detach())) for p in self._params()]
+
+    def _measure(self, snapshots: Snapshots) -> float:
+        params, groups = self._params(), self.optimizer.param_groups
+        measured, settings = snapshots.measure(self._tensors()), groups[0].get(KEY, {})
+        momenta = [momentum_of(group, settings) for group in groups for _ in group["params"]]
+        return snapshots.compare(total(measured[1:], params), momenta)[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch does; without the samples of a window that is not over if they are of shards."""
+        state = super().state_dict() | {"_snapshots": list(self._snapshots)}
+        if any(map(is_sharded, self._params())):
+            state |= {"_snapshots": [], "_begun": self.last_epoch}
+        return state

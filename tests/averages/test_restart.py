@@ -1,0 +1,77 @@
+"""Averages that begin anew, and what is said of a certificate that is not finite."""
+
+import copy
+
+import pytest
+import torch
+
+import fused_device as rig
+import o2nc
+from registry import WINDOWED, build, claims, ours_of, same
+
+BACKENDS = pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+BROKEN = r"an iterate or a gradient of b was not at one of the steps 4 to 6 .* restart_averages\(\) begins anew"
+
+
+@pytest.fixture
+def backend(fused, device, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(rig.engine, "DEVICES", ())
+    return device
+
+
+@BACKENDS
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_what_came_before_is_forgotten(name, every, fused, backend):
+    """A run that is restarted after k steps has the averages of a window with start=k."""
+    runs = []
+    for restarts in (True, False):
+        params = rig.begin(backend, torch.float32)
+        window = o2nc.Polynomial(3, start=0 if restarts else 4, every=every)
+        opt = rig.advance(build(name, params, fused, average=window), params, range(1, 5))
+        if restarts:
+            opt.restart_averages()
+            with pytest.raises(RuntimeError, match="averages begin after 4 steps, and 4 were taken"):
+                opt.averaged().__enter__()
+            opt = copy.deepcopy(opt)
+            params = [p for group in opt.param_groups for p in group["params"]]
+        rig.advance(opt, params, range(5, 10))
+        assert rig.is_fused(opt) == fused
+        runs.append(claims(opt))
+        runs[-1].pop("progress", None)  # one of the steps since
+    same(*runs)
+
+
+@BACKENDS
+def test_a_gradient_that_is_not_finite(fused, backend):
+    """Issue: the certificate was nan for ever and did not say why, although x had recovered."""
+    params = dict(zip("ab", rig.begin(backend, torch.float32), strict=True))
+    opt = build("SGD", params.items(), fused, momentum=0.0, weight_decay=0.0)
+    rig.advance(opt, params.values(), range(1, 4))
+    assert opt.certificate().value > 0
+    for t in (4, 5, 6):
+        rig.set_noise(params.values(), t)
+        before = params["b"].detach().clone()
+        if t == 5:
+            params["b"].grad[1] = torch.nan
+        opt.step()
+        params["b"].data.copy_(before)
+    for _ in range(2):  # the same words, so that Python shows them once
+        with pytest.warns(UserWarning, match=BROKEN) as caught:
+            found = opt.certificate()
+        assert caught[0].filename == __file__
+    assert found.by_parameter["a"].value < float("inf")
+    opt.restart_averages()
+    rig.advance(opt, params.values(), range(7, 10))
+    assert 0 < opt.certificate().value < 100
+    assert ours_of(opt)["average"]["start"] == 6
+
+
+def test_what_cannot_begin_anew():
+    x = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(RuntimeError, match="made with average=None"):
+        o2nc.SGD([x], lr=0.1).restart_averages()
+    opt = o2nc.OriginalO2NC([x], o2nc.learners.BallOGD(lr=0.1, radius=1.0), period=3)
+    with pytest.raises(RuntimeError, match=r"needs a window that has start, got average=Blocks\(period=3\)"):
+        opt.restart_averages()

@@ -1,0 +1,306 @@
+"""`diagnose`: the displacement against its definition, every verdict on a run that shows it, and that nothing changes."""
+
+import copy
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import o2nc
+from o2nc.certificates import displacement
+from o2nc.certificates.diagnosis import ADVICE, STATIONARY, STRAIGHT, verdict_of
+from o2nc.certificates.displacement import COORDINATES, MOST, USED, Snapshots, Trail, by_tensor, sample, walk
+from problem import parameters, set_gradients
+from registry import OURS, identical, ours_of
+
+VERDICTS = ("too early", "straight", "travelling", "stationary", "too hot", "spike", "broken")
+
+
+def run(opt, gradient, steps):
+    """Take steps with the gradients that a function of the step gives to the first parameter."""
+    (x,) = opt.param_groups[0]["params"]
+    for t in range(1, steps + 1):
+        x.grad = gradient(t, x.detach())
+        opt.step()
+    return opt
+
+
+def noise(t, d=200):
+    return torch.randn(d, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
+
+
+def sgd(d=200, momentum=0.9, **options):
+    x = torch.nn.Parameter(torch.full((d,), 100.0, dtype=torch.float64))
+    return o2nc.SGD([x], lr=0.01, momentum=momentum, average=o2nc.Polynomial(12), **options)
+
+
+# --- the displacement
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("steps", [150, 3000])
+def test_a_random_walk_has_displacement_1_and_a_line_13(momentum, steps):
+    """With momentum, before and after increments are longer than its memory; in 200 dimensions 1 is sharp."""
+    walks = run(sgd(momentum=momentum), lambda t, x: noise(t), steps).diagnose()
+    assert walks.evidence["displacement"] == pytest.approx(1, abs=0.2)
+    assert walks.verdict == "travelling"
+    line = run(sgd(momentum=0.0), lambda t, x: torch.ones_like(x), steps).diagnose()
+    assert line.evidence["displacement"] == pytest.approx(13, rel=0.1)
+    assert line.verdict == "straight"
+
+
+def test_displacement_equals_its_definition():
+    points, steps = (
+        np.cumsum(np.random.default_rng(0).normal(size=(12, 5)), axis=0),
+        [2, 3, 7, 8, 9, 13, 20, 21, 22, 30, 31, 40],
+    )
+    taken = [(t, torch.tensor(y)) for t, y in zip(steps, points, strict=True)]
+    found = Snapshots(taken).compare(Snapshots(taken).measure([torch.zeros(2, 1), torch.zeros(3)])[1:], [0.5, 0.5])
+
+    def expected(y):
+        spread = ((y - y.mean(0)) ** 2).sum(1).mean()
+        squares = ((y[1:] - y[:-1]) ** 2).sum(1)
+        i = np.arange(1, 12)
+        shares = i / 12 * (1 - i / 12)
+        c = lambda tau: tau - 2 * 0.5 * (1 - 0.5**tau) / (1 - 0.25)  # noqa: E731
+        kappa = (
+            sum(c(abs(s - t)) for s in steps for t in steps)
+            / 2
+            / 144
+            / sum(share * c(t - s) for share, s, t in zip(shares, steps, steps[1:], strict=False))
+        )
+        return spread / (kappa * shares @ squares)
+
+    assert found == pytest.approx([expected(points), expected(points[:, :2]), expected(points[:, 2:])], rel=1e-12)
+
+
+def test_a_walk_with_momentum_has_the_spread_that_the_weights_say():
+    """E V over 4,000 walks."""
+    b, times = 0.8, (3, 4, 6, 11, 15, 30)
+    kicks = np.random.default_rng(0).normal(size=(30, 4000))
+    m, x, points = np.zeros(4000), np.zeros(4000), []
+    for kick in np.concatenate([np.random.default_rng(1).normal(size=(50, 4000)), kicks]):
+        m = b * m + kick
+        x = x + m
+        points.append(x)
+    y = np.array(points)[[50 + t - 1 for t in times]]
+    spread, squares = y.var(0).mean(), (np.diff(y, axis=0) ** 2).mean(1)
+    assert walk(times, b) @ squares == pytest.approx(spread, rel=0.05)
+
+
+def test_a_period_does_not_look_like_rest():
+    """Snapshots at regular moments would see a run that goes round in 8 steps stand still, and J would be of noise."""
+    d = run(
+        sgd(d=4, momentum=0.0), lambda t, x: torch.full_like(x, math.cos(math.pi * t / 4)) + 1e-3 * noise(t, 4), 900
+    )
+    assert d.diagnose().evidence["displacement"] < 0.1
+
+
+def test_sums_over_a_sample_estimate_those_over_all():
+    """Large tensors are sampled, in any layout, small ones taken whole; together no more than so many coordinates."""
+    generator = torch.Generator().manual_seed(0)
+    xs = [torch.randn(s, generator=generator) for s in ((300, 128), (7, 3), (), (5, 64, 9, 9))]
+    xs[-1] = xs[-1].to(memory_format=torch.channels_last)
+    found = sample(xs)
+    assert len(found) < 1.01 * COORDINATES
+    sums = by_tensor(found.square().unsqueeze(0), xs)[0]
+    exact = torch.stack([x.double().square().sum() for x in xs])
+    torch.testing.assert_close(sums[1:3], exact[1:3], rtol=1e-6, atol=0)
+    torch.testing.assert_close(sums, exact, rtol=0.15, atol=0)
+
+
+def test_the_trail_is_thinned_and_small():
+    opt = run(sgd(d=10_000), lambda t, x: noise(t, 10_000), 700)
+    taken = opt._trail._taken.taken
+    assert USED <= MOST // 2 <= len(taken) < MOST
+    assert sum(y.nbytes for _, y in taken) < MOST * COORDINATES * 8
+    assert opt._trail.stride == 8
+    steps = [t for t, _ in taken]
+    assert steps == sorted(steps)
+    assert steps[-1] > 680
+
+
+# --- verdicts
+
+
+def test_every_verdict_has_an_advice():
+    assert set(ADVICE) == set(VERDICTS)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "verdict"),
+    [
+        ({"displacement": math.nan, "heat": 5.0, "loss_averaged": 1.0}, "too early"),
+        ({"displacement": 0.9 * STATIONARY, "spike_step": 7.0}, "spike"),
+        ({"displacement": 0.9 * STATIONARY, "heat": 5.0, "loss_averaged": 1.0}, "stationary"),
+        ({"displacement": 1.0, "heat": 0.9, "loss_averaged": -1.0}, "too hot"),
+        ({"displacement": 1.0, "turnover": 0.2, "growth": 1.0}, "too hot"),
+        ({"displacement": 5.0, "turnover": 0.9, "growth": 99.0}, "too hot"),
+        ({"displacement": 1.0, "heat": 0.01, "loss_averaged": 1.0, "turnover": 0.01, "growth": 2.0}, "travelling"),
+        ({"displacement": 1.1 * STRAIGHT, "heat": 0.1, "loss_averaged": 1.0, "turnover": 0.9}, "straight"),
+        ({"displacement": 1.0, "heat": -0.1, "loss_averaged": 1.0, "turnover": 0.01}, "straight"),
+    ],
+)
+def test_the_first_line_that_applies_is_the_verdict(evidence, verdict):
+    assert verdict_of(evidence) == verdict
+
+
+def test_a_kink_at_a_constant_learning_rate_is_stationary():
+    opt = run(sgd(d=20), lambda t, x: (x - 101).sign(), 800)
+    found = opt.diagnose(lambda: (opt.param_groups[0]["params"][0] - 101).abs().sum())
+    assert found.verdict == "stationary"
+    assert found.evidence["heat"] == pytest.approx(found.evidence["loss"] - found.evidence["loss_averaged"])
+    assert found.evidence["heat"] > 0
+    assert "learning rate" in found.advice
+
+
+def test_a_run_that_exchanges_its_weights_or_diverges_is_too_hot():
+    """A walk that began at 0, and |x| growing by 1 % a step; neither needs the loss to be seen."""
+    opt = sgd()
+    opt.param_groups[0]["params"][0].data.zero_()
+    assert run(opt, lambda t, x: noise(t), 600).diagnose().verdict == "too hot"
+    assert run(sgd(momentum=0.0), lambda t, x: -x, 600).diagnose().verdict == "too hot"
+
+
+def test_a_spike_is_found_and_dated():
+    opt = run(sgd(), lambda t, x: noise(t) * (50 if t == 580 else 1), 600)
+    found = opt.diagnose()
+    assert found.verdict == "spike"
+    assert 560 <= found.evidence["spike_step"] <= 580
+    assert str(round(found.evidence["spike_step"])) in found.advice
+
+
+@pytest.mark.parametrize("where", ["x", "x̄", "ḡ"])
+def test_what_is_not_finite_is_named(where):
+    params = parameters()
+    opt = o2nc.AdamW([(f"layer{i}", p) for i, p in enumerate(params)], average=0.9, certificate=True)
+    for t in range(3):
+        set_gradients(params, t)
+        opt.step()
+    entry = ours_of(opt, params[2])
+    with torch.no_grad():
+        {"x": params[2], "x̄": entry["average"], "ḡ": entry["gradient"]}[where].fill_(math.inf)
+    found = opt.diagnose(lambda: pytest.fail("the loss is not called"))
+    assert found.verdict == "broken"
+    assert found.advice.startswith(f"{where} of parameter 'layer2' is not finite")
+    assert [name for name, part in found.by_parameter.items() if part.verdict == "broken"] == ["layer2"]
+
+
+def test_before_the_averages_begin_it_is_too_early():
+    opt = sgd()
+    assert opt.diagnose().verdict == "too early"
+    late = o2nc.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1, average=o2nc.Polynomial(2, start=1000))
+    found = run(late, lambda t, x: torch.ones_like(x), 300).diagnose(lambda: pytest.fail("there is no x̄ to compare"))
+    assert found.verdict == "too early"
+
+
+def test_too_early_says_how_long_to_wait():
+    opt = run(sgd(), lambda t, x: noise(t), 100)
+    found = opt.diagnose()
+    assert found.verdict == "too early"
+    assert math.isnan(found.evidence["displacement"])
+    wait = int("".join(filter(str.isdigit, found.advice)))
+    assert run(opt, lambda t, x: noise(t), wait).diagnose().verdict == "travelling"
+
+
+def test_replayed_steps_have_no_displacement():
+    """A captured graph runs no code of the host: its steps leave no trail."""
+    opt = run(sgd(), lambda t, x: noise(t), 300)
+    opt._engine.captured.append(None)
+    found = opt.diagnose()
+    assert found.verdict == "too early"
+    assert math.isnan(found.evidence["displacement"])
+    assert "CUDA graph" in found.advice
+
+
+# --- what it may be asked, and what it leaves alone
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_optimizer_has_it_and_it_changes_nothing(name):
+    """Parameters, gradients, state, random numbers, buffers and mode of the model; and the run goes on bitwise."""
+    runs = []
+    for asks in (True, False):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(), torch.nn.ReLU()
+        )
+        opt = OURS[name](list(model.parameters()))
+        for t in range(140):
+            opt.zero_grad()
+            model(torch.randn(8, 4)).sum(1).abs().mean().backward()
+            opt.step()
+            if asks and t in (0, 60, 139):
+                before = copy.deepcopy((model.state_dict(), opt.state_dict(), [p.grad for p in model.parameters()]))
+                state = torch.get_rng_state()
+                found = opt.diagnose(lambda model=model: model(torch.randn(8, 4)).sum(1).abs().mean())
+                assert torch.equal(state, torch.get_rng_state())
+                identical(before, (model.state_dict(), opt.state_dict(), [p.grad for p in model.parameters()]))
+                assert model.training
+                assert found.verdict in VERDICTS
+                assert len(found.by_parameter) == 4
+        runs.append(copy.deepcopy((model.state_dict(), opt.state_dict())))
+        if asks:
+            assert math.isfinite(found.evidence["displacement"])
+            assert found.verdict != "too early"
+            assert "heat" in found.evidence
+    identical(*runs)
+
+
+def test_heat_is_of_the_same_random_numbers():
+    """Where x = x̄ two calls of a loss with dropout are equal."""
+    x = torch.nn.Parameter(torch.ones(50))
+    opt = o2nc.SGD([x], lr=0.0, average=0.9)
+    run(opt, lambda t, x: torch.ones_like(x), 2)
+    found = opt.diagnose(lambda: torch.nn.functional.dropout(x).sum())
+    assert found.evidence["heat"] == 0
+
+
+def test_it_is_printed_readably_in_any_encoding(monkeypatch):
+    opt = run(sgd(d=20), lambda t, x: (x - 101).sign(), 800)
+    text = str(opt.diagnose())
+    assert text.startswith("stationary: displacement 0.0")
+    assert "x̄" in text
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert str(opt.diagnose()).isascii()
+
+
+def test_a_loaded_run_begins_its_trail_again():
+    opt = run(sgd(), lambda t, x: noise(t), 200)
+    again = sgd()
+    again.load_state_dict(opt.state_dict())
+    assert again.diagnose().verdict == "too early"
+    assert run(again, lambda t, x: noise(t), 200).diagnose().verdict == "travelling"
+    again.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    assert again.diagnose().verdict == "too early"
+
+
+def test_bad_input():
+    with pytest.raises(RuntimeError, match="average=None"):
+        o2nc.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1).diagnose()
+    opt = run(sgd(), lambda t, x: noise(t), 2)
+    with pytest.raises(TypeError, match=r"loss must be a function without arguments.*got 3\.0"):
+        opt.diagnose(3.0)
+    with pytest.raises(TypeError, match="loss must return a scalar"):
+        opt.diagnose(lambda: torch.ones(3))
+    x = opt.param_groups[0]["params"][0]
+    before = x.detach().clone()
+    with pytest.raises(ZeroDivisionError):
+        opt.diagnose(lambda: 1 / 0)
+    assert torch.equal(x, before)
+    with opt.averaged(), pytest.raises(RuntimeError, match=r"diagnose\(\) inside averaged"):
+        opt.diagnose()
+
+
+def test_the_trail_costs_a_snapshot_in_so_many_steps(monkeypatch):
+    """In 10,000 steps some 400 snapshots are taken, and without averages none."""
+    taken = []
+    monkeypatch.setattr(displacement, "sample", lambda xs: taken.append(1) or torch.zeros(1))
+    trail, opt = Trail(), sgd()
+    for _ in range(10_000):
+        trail.follow(opt)
+    assert len(taken) < 600
+    run(o2nc.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), lambda t, x: x, 8)
+    assert len(taken) < 600

@@ -1,0 +1,152 @@
+"""`Ladder`: it comes down at kinks, stays where the run travels, goes up again, resumes bitwise."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, LRScheduler, SequentialLR
+
+import o2nc
+from problem import parameters, set_gradients
+from registry import OURS, TORCH, identical
+
+
+def kink(steps, schedule=o2nc.Ladder, start=3.0, **options):
+    """Run SGD on Σ|x|; return the optimizer, the schedule and all learning rates."""
+    x = torch.nn.Parameter(torch.full((20,), start, dtype=torch.float64))
+    opt = o2nc.SGD([x], lr=0.1, momentum=0.9, average=o2nc.Polynomial(12), **options)
+    ladder, lrs = schedule(opt), []
+    for _ in range(steps):
+        x.grad = x.detach().sign()
+        opt.step()
+        ladder.step()
+        lrs.append(opt.param_groups[0]["lr"])
+    return opt, ladder, lrs
+
+
+def test_it_comes_down_at_a_kink_and_f_with_it():
+    opt, ladder, lrs = kink(1000)
+    assert isinstance(ladder, LRScheduler)
+    assert ladder.get_last_lr() == [lrs[-1]]
+    assert lrs[-1] == 0.1 * 2.0**-ladder.rung < 1e-4
+    with opt.averaged():
+        assert opt.param_groups[0]["params"][0].abs().max() < 1e-3
+
+
+def test_it_leaves_a_run_alone_that_travels_or_walks():
+    for slope in (0.0, 1.0):
+        x = torch.nn.Parameter(torch.zeros(200, dtype=torch.float64))
+        opt = torch.optim.SGD([x], lr=0.1, momentum=0.9)
+        ladder = o2nc.Ladder(opt)
+        for t in range(1000):
+            x.grad = slope + torch.randn(200, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
+            opt.step()
+            ladder.step()
+            assert ladder.get_last_lr() == [0.1]
+        assert ladder.displacement > 0.5
+
+
+def test_it_goes_up_again_but_never_above_its_start():
+    """The minimum moves away once the learning rate is low."""
+    x = torch.nn.Parameter(torch.full((20,), 3.0, dtype=torch.float64))
+    opt = torch.optim.SGD([x], lr=0.1, momentum=0.9)
+    ladder, lrs = o2nc.Ladder(opt), []
+    for t in range(1500):
+        x.grad = (x.detach() - (0 if t < 400 else 10_000)).sign()
+        opt.step()
+        ladder.step()
+        lrs.append(ladder.get_last_lr()[0])
+    assert min(lrs) < 0.01
+    assert lrs[-1] == 0.1 == max(lrs)
+
+
+def test_nothing_moves_nothing_changes():
+    """As when lr is 0, or all parameters are frozen."""
+    x = torch.nn.Parameter(torch.zeros(3))
+    opt = torch.optim.SGD([x], lr=0.1)
+    ladder = o2nc.Ladder(opt)
+    for _ in range(100):
+        opt.step()
+        ladder.step()
+    assert ladder.get_last_lr() == [0.1]
+
+
+# torch's NAdam loads a number of its state in another precision
+@pytest.mark.parametrize(
+    "name", [*(name for name in OURS if "NAdam" not in name), "torch SGD fused", "torch AdamW maximize"]
+)
+def test_resume_is_bitwise_with_every_optimizer(name):
+    """Saved in the midst of a window, through a file."""
+
+    def make():
+        params = parameters()
+        opt = TORCH[name[6:]](params) if name.startswith("torch ") else OURS[name](params)
+        return params, opt, o2nc.Ladder(opt)
+
+    def train(params, opt, ladder, begin, end):
+        for t in range(begin, end):
+            set_gradients(params, t)
+            opt.step()
+            ladder.step()
+
+    once, again = make(), make()
+    train(*once, 0, 300)
+    train(*again, 0, 130)
+    file = io.BytesIO()
+    torch.save([[p.detach() for p in again[0]], again[1].state_dict(), again[2].state_dict()], file)
+    file.seek(0)
+    values, *states = torch.load(file, weights_only=True)
+    resumed = make()
+    with torch.no_grad():
+        for p, value in zip(resumed[0], values, strict=True):
+            p.copy_(value)
+    resumed[1].load_state_dict(states[0])
+    resumed[2].load_state_dict(states[1])
+    train(*resumed, 130, 300)
+    identical(
+        [list(once[0]), once[1].state_dict(), once[2].state_dict()],
+        [list(resumed[0]), resumed[1].state_dict(), resumed[2].state_dict()],
+    )
+
+
+def test_a_state_that_was_taken_does_not_change_as_the_run_goes_on():
+    _, ladder, _ = kink(50)
+    state = ladder.state_dict()
+    before = copy.deepcopy(state)
+    for _ in range(20):
+        ladder.optimizer.step()
+        ladder.step()
+    identical(state, before)
+
+
+@pytest.mark.parametrize("combine", ["sequential", "chained"])
+def test_a_warm_up_comes_before_it(combine):
+    def schedule(opt):
+        parts = [LinearLR(opt, start_factor=0.1, total_iters=60), o2nc.Ladder(opt)]
+        return SequentialLR(opt, parts, [60]) if combine == "sequential" else ChainedScheduler(parts, opt)
+
+    _, combined, lrs = kink(1000, schedule)
+    assert lrs[:59] == sorted(lrs[:59])
+    assert lrs[58] > 0.09
+    assert max(lrs) <= 0.1 * (1 + 1e-12)
+    assert lrs[-1] < 1e-4
+
+
+def test_groups_keep_their_proportions():
+    a, b = (torch.nn.Parameter(torch.full((5,), 2.0)) for _ in range(2))
+    opt = torch.optim.SGD([{"params": [a]}, {"params": [b], "lr": torch.tensor(0.02)}], lr=0.1, momentum=0.5)
+    ladder = o2nc.Ladder(opt)
+    for _ in range(500):
+        a.grad, b.grad = a.detach().sign(), b.detach().sign()
+        opt.step()
+        ladder.step()
+    assert ladder.rung > 2
+    assert [float(lr) for lr in ladder.get_last_lr()] == pytest.approx(
+        [0.1 * 2.0**-ladder.rung, 0.02 * 2.0**-ladder.rung]
+    )
+
+
+def test_bad_input():
+    with pytest.raises(TypeError, match="is not an Optimizer"):
+        o2nc.Ladder(3.0)
