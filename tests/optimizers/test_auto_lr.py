@@ -13,10 +13,9 @@ from o2nc.optimizers.auto_lr import LONGEST, SHARE, WARMUP
 from registry import identical, ours_of, params_of
 
 OPTIONS = {"average": o2nc.Polynomial(3, start=2, every=3), "certificate": True, "betas": (0.8, 0.95)}
-SHAPES = ((7, 5), (5,), ())
 
 
-def weights(dtype=torch.float32, shapes=SHAPES):
+def weights(dtype=torch.float32, shapes=((7, 5), (5,), ())):
     """Return parameters at x_0."""
     generator = torch.Generator().manual_seed(0)
     return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
@@ -113,6 +112,15 @@ def test_a_run_resumes_bitwise_in_every_phase(at, into):
     assert rates[0] == rates[1] == rates[2]
     identical(whole(first), whole(second))
     identical(whole(first), whole(copied))
+
+
+def test_a_log_begins_with_the_run(tmp_path):
+    for _ in range(2):
+        opt = o2nc.AdamW(weights(), lr="auto", **OPTIONS)
+        with o2nc.CertificateLogger(opt, tmp_path / "log.csv", every=7):
+            train(opt, 0, PROBED + 25)
+        rows = (tmp_path / "log.csv").read_text().splitlines()
+        assert [row.split(",")[0] for row in rows] == ["step", "7", "14", "21"]
 
 
 def test_a_number_in_a_checkpoint_wins():
