@@ -1,10 +1,11 @@
 """Is ``opt.diagnose()`` right? 200 runs whose state is known by construction, half of them held out.
 
-    python experiments/benchmarks/verdicts.py --out verdicts
+    python experiments/benchmarks/verdicts.py --out verdicts               # docs/results/verdicts.json
+    python experiments/benchmarks/verdicts.py --out verdicts --pictures    # docs/images/verdicts.png
 
-Labels were fixed before any threshold: a run at a kink or at its noise floor, long after it arrived, is "stationary"; a
-network in the midst of its training, at a good learning rate, "travelling"; one at a tenth of it, and a function at a
-hundredth, "straight"; a network at ten times it "too hot"; one that met a batch with gradients 30 times as long in
+Labels were fixed before any threshold: a run at a kink or at its noise floor, long after it arrived, is "stationary";
+a network in the midst of its training, at a good learning rate, "travelling"; one at a tenth of it, and a function at
+a hundredth, "straight"; a network at ten times it "too hot"; one that met a batch with gradients 30 times as long in
 the last tenth of its run "spike". Every other run of each kind is held out.
 
 Result: docs/run.md (two cores, torch 2.13 on a CPU).
@@ -22,10 +23,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import o2nc
 from o2nc.certificates.diagnosis import ADVICE
-from o2nc_experiments import kit
+from o2nc_experiments import kit, nonsmooth
 from o2nc_experiments.nonsmooth import PROBLEMS
 from o2nc_experiments.nonsmooth_runs import Arm
-from o2nc_experiments import nonsmooth
 
 AVERAGE = o2nc.Polynomial(12, every=4)
 KINKS = {  # by problem, log2 of a learning rate that reaches its kinks soon
@@ -189,9 +189,37 @@ def cases() -> Iterator[Case]:
         yield Case("spike", f"bad batch: {task}", run)
 
 
-def main(out: Path) -> None:
-    """Run all cases, write them down and print who was right."""
+def picture() -> Any:
+    """Return paths of two coordinates, one for every verdict that needs no broken run."""
+    gradients: dict[str, tuple[float, Callable[[int, Tensor], Tensor]]] = {  # the start, and g at step t and x
+        "straight": (30.0, lambda t, x: torch.tensor([1.0, 0.5], dtype=x.dtype)),
+        "travelling": (30.0, lambda t, x: torch.randn(2, dtype=x.dtype)),
+        "stationary": (30.0, lambda t, x: (x - 30.5).sign()),
+        "too hot": (0.0, lambda t, x: torch.randn(2, dtype=x.dtype)),
+        "spike": (30.0, lambda t, x: torch.randn(2, dtype=x.dtype) * (40.0 if t == 370 else 1.0)),
+    }
+    figure = kit.new_figure(10.0, 2.4)
+    for axes, (name, (start, gradient)) in zip(figure.subplots(1, 5), gradients.items(), strict=True):
+        torch.manual_seed(2)
+        x = nn.Parameter(torch.full((2,), start, dtype=torch.float64))
+        opt, path = optimizer("SGD", [x], 0.01), []
+        for t in range(400):
+            x.grad = gradient(t, x.detach())
+            opt.step()
+            path.append(x.detach().clone())
+        axes.plot(*torch.stack(path[200:]).T, linewidth=0.8)
+        found = opt.diagnose()
+        kit.style_panel(axes, f"{found.verdict}: J = {found.evidence['displacement']:.2g}")
+        print(name, found)
+    return figure
+
+
+def main(out: Path, pictures: bool = False) -> None:
+    """Run all cases, write them down and print who was right; or draw one run for every verdict."""
     kit.make_folder(out)
+    if pictures:
+        kit.write_bytes(out / "verdicts.png", kit.draw(picture(), "png"))
+        return
     found = []
     for case in cases():
         result = case.run()
@@ -199,7 +227,7 @@ def main(out: Path) -> None:
         found.append({"label": case.label, "name": case.name, "verdict": result.verdict, "evidence": numbers})
         print(len(found), case.label, case.name, str(result)[:150], flush=True)
     kit.write_json(out / "verdicts.json", {"circumstances": kit.circumstances("verdicts.py"), "runs": found})
-    labels = list(dict.fromkeys(run["label"] for run in found))
+    labels = [label for label in ADVICE if any(run["label"] == label for run in found)]
     for half, title in ((0, "used to choose the thresholds"), (1, "held out")):
         runs = [run for label in labels for run in [r for r in found if r["label"] == label][half::2]]
         head = ["verdict", "runs", "recall", "false alarms", "said instead"]
