@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import o2nc
+from o2nc.certificates.minimize import Minimum
 from o2nc.problems import Problem
 from o2nc_experiments import kit
 from o2nc_experiments.nonsmooth import PROBLEMS
@@ -48,7 +49,7 @@ def start(problem: Problem, seed: int) -> Tensor:
     return problem.start() + 0.1 * problem.gap / problem.lipschitz * direction / direction.norm()
 
 
-def recomputed(problem: Problem, found: o2nc.Minimum, c: float) -> float:
+def recomputed(problem: Problem, found: Minimum, c: float) -> float:
     """Return the certificate of the witness, from scratch."""
     y, w = (part.numpy() for part in found.witness)
     x = (w[:, None] * y).sum(0)

@@ -24,7 +24,7 @@ from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
 from o2nc.certificates.diagnosis import Diagnosis
 from o2nc.certificates.ladder import Ladder
-from o2nc.certificates.minimize import Minimum, minimize
+from o2nc.certificates.minimize import minimize
 from o2nc.laws import Gamma, Jitter, Uniform, Weibull
 from o2nc.logger import CertificateLogger
 from o2nc.optimizers.extend import extend, random_scaling
@@ -52,7 +52,6 @@ __all__ = [
     "Jitter",
     "Ladder",
     "Law",
-    "Minimum",
     "OriginalO2NC",
     "Polynomial",
     "Posthoc",

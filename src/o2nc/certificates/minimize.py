@@ -3,7 +3,8 @@
 The certificate ‖Σw∇F(y)‖ + cΣw‖y − x̄‖² holds whatever the steps were, so they may be the best that are known for
 exact gradients of non-smooth functions: BFGS with a weak Wolfe line search (Lewis and Overton). It works at kinks,
 but can stall at one. The next direction is then that of the weights with the least certificate, −Σw∇F(y) over
-evaluated points near x (Goldstein's direction). Either F falls along it, or a gradient found there cuts the certificate.
+evaluated points near x (Goldstein's direction). Either F falls along it, or a gradient found there is news that
+lowers the certificate.
 """
 
 import math

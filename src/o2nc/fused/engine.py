@@ -206,8 +206,8 @@ class Engine:
         before, same = self.missing.get(row.param, (t, missing))
         if before < t and same == missing:
             raise RuntimeError(
-                f"the device form {request.rule.form} works on state {missing}, which no step creates: a parameter of "
-                f"shape {tuple(row.param.shape)} has {[*row.state]} and, of ours, {[*row.entry]}"
+                f"the device form {request.rule.form} works on state {missing}, which no step creates: a parameter "
+                f"of shape {tuple(row.param.shape)} has {[*row.state]} and, of ours, {[*row.entry]}"
             )
         self.missing[row.param] = (t, missing)
 
