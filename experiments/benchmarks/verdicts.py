@@ -22,10 +22,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import o2nc
 from o2nc.certificates.diagnosis import ADVICE
-from o2nc_experiments import kit
+from o2nc_experiments import kit, nonsmooth
 from o2nc_experiments.nonsmooth import PROBLEMS
 from o2nc_experiments.nonsmooth_runs import Arm
-from o2nc_experiments import nonsmooth
 
 AVERAGE = o2nc.Polynomial(12, every=4)
 KINKS = {  # by problem, log2 of a learning rate that reaches its kinks soon
