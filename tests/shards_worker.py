@@ -129,6 +129,17 @@ class Wrapper:
 # --- tasks
 
 
+def converted(mesh=None, rank=0, size=1):
+    """Train, convert the model while the optimizer has it, which exchanges what is in its DTensors, and train on."""
+    model, optimizer = make("SGD", mesh)
+    for begin in range(0, STEPS, 2):
+        train(model, optimizer, begin, begin + 2, rank, size)
+        with optimizer.averaged(model):  # a block that was left keeps nothing
+            pass
+        model.float().double()
+    return summary(model, optimizer)
+
+
 def equal(mesh, rank, size):
     """Train every optimizer on shards."""
     found = {}
@@ -162,6 +173,7 @@ def equal(mesh, rank, size):
             found["loss at the average"] = model(torch.ones(1, 5).double()).sum().item()
             shipped = optimizer.averaged_state_dict(model)
     found["evaluated"], found["shipped"] = summary(model, optimizer), whole(shipped.values())
+    found["converted"] = converted(mesh, rank, size)
     try:
         OPTIMIZERS["SGD"]([distribute_tensor(torch.zeros(4, 3, dtype=torch.complex64), mesh, [Shard(0)])])
     except TypeError as error:

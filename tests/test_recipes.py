@@ -1,4 +1,4 @@
-"""Every recipe of docs/recipes.md runs as written, in a folder of its own, and does what it says."""
+"""Every recipe of docs/recipes*.md runs as written, in a folder of its own, and does what it says."""
 
 import importlib.util
 import math
@@ -27,13 +27,18 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
 ]
 
-OPENING, *SECTIONS = re.split(r"^## ", PAGES["docs/recipes.md"], flags=re.MULTILINE)
-RECIPES = dict(section.split("\n", 1) for section in SECTIONS)
+OPENINGS, RECIPES = {}, {}
+for page in ("docs/recipes.md", "docs/recipes-trainers.md", "docs/recipes-distributed.md"):
+    OPENINGS[page], *sections = re.split(r"^## ", PAGES[page], flags=re.MULTILINE)
+    RECIPES[page] = dict(section.split("\n", 1) for section in sections)
+OPENING, ALL = OPENINGS["docs/recipes.md"], {name: text for own in RECIPES.values() for name, text in own.items()}
 NEEDED = {
     "A log of certificates": ("tensorboard", "matplotlib"),
-    "Hugging Face transformers": ("transformers", "accelerate", "tensorboard"),
+    "Hugging Face transformers": ("transformers", "accelerate"),
     "accelerate": ("accelerate", "tensorboard"),
-    "Lightning": ("lightning", "tensorboard"),
+    "A diffusion model": ("accelerate",),
+    "Export to safetensors": ("safetensors",),
+    "Lightning": ("lightning",),
 }
 
 
@@ -58,7 +63,7 @@ def namespace(tmp_path, monkeypatch):
         GradientState._reset_state()
 
 
-IN_PROCESS = [name for name, text in RECIPES.items() if blocks(text) and not any(map(is_script, blocks(text)))]
+IN_PROCESS = [name for name, text in ALL.items() if blocks(text) and not any(map(is_script, blocks(text)))]
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)
@@ -68,8 +73,8 @@ def test_recipe(name, namespace):
             pytest.skip(f"{package} is not installed")
     if name == "Muon" and not hasattr(torch.optim, "Muon"):
         pytest.skip("torch has no Muon before 2.9")
-    for block in blocks(RECIPES[name]):
-        exec(compile(block, f"docs/recipes.md, {name}", "exec"), namespace)
+    for block in blocks(ALL[name]):
+        exec(compile(block, name, "exec"), namespace)
     if name == "torch.compile":
         torch._dynamo.reset()
     SAYS[name](namespace)
@@ -90,7 +95,7 @@ def begun():
 def accumulates(names):
     assert int(optimizer_of(names).param_groups[0]["o2nc"]["step"]) == 2
     twin = begun()
-    opt = o2nc.ScaledSGDM(twin["model"].parameters(), lr=0.01, momentum=0.9, average=0.99)
+    opt = o2nc.AdamW(twin["model"].parameters(), lr=1e-3, average=o2nc.Polynomial(12), certificate=True)
     for half in (slice(0, 128), slice(128, 256)):
         opt.zero_grad()
         twin["loss_of"](twin["model"](twin["data"][half]), twin["target"][half]).backward()
@@ -105,8 +110,8 @@ def clips(names):
 
 def keeps_groups(names):
     first, second = names["opt"].param_groups
-    assert (first["lr"], first["weight_decay"]) == (0.01, 5e-4)
-    assert (second["lr"], second["weight_decay"]) == (0.02, 0)
+    assert (first["lr"], first["weight_decay"]) == (1e-3, 0.1)
+    assert (second["lr"], second["weight_decay"]) == (2e-3, 0)
 
 
 def ends_at_zero(names):
@@ -128,7 +133,7 @@ def has_two_averages(names):
 def is_as_before(names):
     assert names["model"].training
     assert names["model"][1].num_batches_tracked == len(names["batches"])
-    saved = torch.load("averaged.pt")
+    saved = torch.load("averaged.pt")  # with the statistics of x̄
     assert torch.equal(saved["0.weight"], names["opt"].state[names["model"][0].weight]["o2nc"]["average"])
     assert not torch.equal(saved["1.running_mean"], names["model"][1].running_mean)
 
@@ -136,7 +141,7 @@ def is_as_before(names):
 def is_as_without_a_scaler(names):
     steps_with_every_batch(names)
     twin = begun()
-    opt = o2nc.ScaledSGDM(twin["model"].parameters(), lr=0.01, momentum=0.9, average=0.99)
+    opt = o2nc.AdamW(twin["model"].parameters(), lr=1e-3, average=o2nc.Polynomial(12), certificate=True)
     for x, y in twin["batches"]:
         opt.zero_grad()
         twin["loss_of"](twin["model"](x), y).backward()
@@ -171,12 +176,13 @@ def leaves_a_log(names):
     assert list(Path("runs").iterdir())
 
 
-def is_in_the_history(names):
-    assert sum("certificate/value" in entry for entry in names["trainer"].state.log_history) == 4
-    assert optimizer_of(names).param_groups[0]["lr"] == pytest.approx(1e-3)
-    saved = type(names["model"]).from_pretrained("gpt/averaged")
-    with optimizer_of(names).averaged():
-        assert all(map(torch.equal, saved.parameters(), names["model"].parameters()))
+def ships_the_best(names):
+    trainer = names["trainer"]
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(losses) == 4
+    saved = type(names["model"]).from_pretrained("gpt/best")
+    assert all(map(torch.equal, saved.parameters(), names["model"].parameters()))
+    assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric == min(losses)
 
 
 def is_prepared(names):
@@ -188,14 +194,13 @@ def is_prepared(names):
 
 
 def is_monitored(names):
-    trainer = names["trainer"]
-    assert int(trainer.optimizers[0].param_groups[0]["o2nc"]["step"]) == 24
-    assert isinstance(trainer.optimizers[0], torch.optim.AdamW)
-    value = trainer.optimizers[0].certificate().value
-    assert float(trainer.callback_metrics["certificate/value"]) == pytest.approx(value, rel=1e-6)
-    saved = torch.load("averaged.ckpt")["state_dict"]
-    average = trainer.optimizers[0].state[trainer.lightning_module.net[0].weight]["o2nc"]["average"]
-    assert torch.equal(saved["net.0.weight"], average)
+    best = names["best"]
+    state = torch.load(best.best_model_path)["state_dict"]
+    module = names["Regression"]()
+    module.load_state_dict(state)
+    losses = [names["loss_of"](module.eval()(x), y).item() for x, y in names["loader"]]
+    assert sum(losses) / len(losses) == pytest.approx(float(best.best_model_score), rel=1e-6)
+    assert f"{best.best_model_score:.4f}" in best.best_model_path
 
 
 def ships_the_average(names):
@@ -204,6 +209,33 @@ def ships_the_average(names):
     saved = torch.load("averaged.pt")
     with opt.averaged():
         assert all(torch.equal(saved[key], value) for key, value in model.state_dict().items())
+
+
+def exports(names):
+    with names["opt"].averaged():
+        assert all(map(torch.equal, names["shipped"].parameters(), names["model"].parameters()))
+
+
+def keeps_the_best(names):
+    names["model"].load_state_dict(torch.load("best.pt"))
+    with torch.no_grad():
+        assert names["loss_of"](names["model"](names["data"]), names["target"]).item() == names["best"]
+    assert torch.load("last.pt")["optimizer"]["param_groups"][0]["o2nc"]["step"] == 40
+
+
+def teaches(names):
+    with names["opt"].averaged():
+        assert all(map(torch.equal, names["teacher"].parameters(), names["model"].parameters()))
+    assert not any(map(torch.equal, names["teacher"].parameters(), names["model"].parameters()))
+
+
+def samples(names):
+    assert names["sampled"].isfinite().all()
+    from safetensors.torch import load_file
+
+    saved = load_file("pipeline/model.safetensors")
+    with optimizer_of(names).averaged():
+        assert all(torch.equal(saved[name], p) for name, p in names["unet"].named_parameters())
 
 
 def is_extended(names):
@@ -296,7 +328,11 @@ SAYS = {
     "Clipping": clips,
     "Parameter groups": keeps_groups,
     "Learning-rate schedules": ends_at_zero,
-    "No schedule": ships_the_average,
+    "Ship the average": ships_the_average,
+    "Export to safetensors": exports,
+    "The best checkpoint": keeps_the_best,
+    "Mean teacher": teaches,
+    "A diffusion model": samples,
     "A window chosen afterwards": is_decided_afterwards,
     "Any optimizer": is_extended,
     "Muon": is_of_the_whole_model,
@@ -311,7 +347,7 @@ SAYS = {
     "torch.compile": is_scheduled_and_compiled,
     "Freezing": joins_late,
     "A log of certificates": leaves_a_log,
-    "Hugging Face transformers": is_in_the_history,
+    "Hugging Face transformers": ships_the_best,
     "accelerate": is_prepared,
     "Lightning": is_monitored,
 }
@@ -322,11 +358,11 @@ SAYS = {
 
 def launch(name, folder):
     """Write a recipe's script, run its commands one after the other, and return what they print."""
-    (script,) = (block for block in blocks(RECIPES[name]) if is_script(block))
+    (script,) = (block for block in blocks(ALL[name]) if is_script(block))
     # torch's threads may abort a process that ends in the ordinary way, also one without o2nc (torch 2.13, gloo)
     (folder / script.split()[1]).write_text(script + "\nimport os, sys\n\nsys.stdout.flush()\nos._exit(0)\n")
     printed = []
-    for line in "".join(blocks(RECIPES[name], "sh")).splitlines():
+    for line in "".join(blocks(ALL[name], "sh")).splitlines():
         program, *arguments = shlex.split(line, comments=True)
         assert program == "torchrun"
         command = [sys.executable, "-m", "torch.distributed.run", *arguments]
@@ -343,7 +379,7 @@ def alone(steps):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
         data = torch.randn(256, 10)
-    opt = o2nc.ScaledSGDM(model.parameters(), lr=0.01, momentum=0.9, average=0.99, seed=0)
+    opt = o2nc.AdamW(model.parameters(), lr=1e-3, average=o2nc.Polynomial(12), certificate=True)
     for _ in range(steps):
         opt.zero_grad()
         model(data).abs().mean().backward()
@@ -404,12 +440,18 @@ def test_pretraining(tmp_path):
 
 
 def test_all_recipes_are_tested():
-    scripts = {name for name, text in RECIPES.items() if any(map(is_script, blocks(text)))}
+    scripts = {name for name, text in ALL.items() if any(map(is_script, blocks(text)))}
     assert scripts == {"DistributedDataParallel", "FSDP2", "A pretraining loop"}
     assert SAYS.keys() == set(IN_PROCESS)
 
 
-def test_the_contents_link_to_every_recipe():
-    links = set(re.findall(r"\]\(#([\w-]+)\)", OPENING))
-    anchors = {re.sub(r"[^\w\- ]", "", name).lower().replace(" ", "-") for name in RECIPES}
-    assert links == anchors
+@pytest.mark.parametrize("page", OPENINGS)
+def test_the_contents_link_to_every_recipe(page):
+    links = set(re.findall(r"\]\(#([^)]+)\)", OPENINGS[page]))
+    names = [name for name, text in RECIPES[page].items() if blocks(text) or page.endswith("distributed.md")]
+    names += ["Which window?"] if page == "docs/recipes.md" else []
+    assert links == {re.sub(r"[^\w\- ]", "", name).lower().replace(" ", "-") for name in names}
+
+
+def test_the_pages_begin_alike():
+    assert blocks(OPENING) == blocks(OPENINGS["docs/recipes-trainers.md"])

@@ -20,7 +20,6 @@ import time
 import tomllib
 import venv
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
@@ -46,31 +45,35 @@ print(json.dumps(versions | {"gpu": torch.cuda.is_available() and torch.cuda.get
 """
 
 
-def floor() -> str:
-    """The oldest torch that the library says it needs."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def lines(name):
+    return (ROOT / name).read_text(encoding="utf-8").splitlines()
+
+
+def floor():
+    """Return the oldest torch that the library says it needs."""
+    project = tomllib.loads("\n".join(lines("pyproject.toml")))["project"]
     (bound,) = (found[1] for line in project["dependencies"] if (found := re.fullmatch(r"torch>=([\d.]+)", line)))
     return bound
 
 
-def constraints() -> list[str]:
-    """The versions that the other tests run with."""
-    return (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-
-
-def pinned() -> str:
-    """The torch among them."""
-    (version,) = (line.removeprefix("torch==") for line in constraints() if line.startswith("torch=="))
+def pinned():
+    """Return the torch that the other tests run with."""
+    (version,) = (line.removeprefix("torch==") for line in lines("constraints.txt") if line.startswith("torch=="))
     return version
 
 
-def default() -> list[str]:
-    """The versions that are tested when none are named."""
+def default():
+    """Return the versions that are tested when none are named."""
     return [f"{floor()}.0", *BETWEEN, NEWEST]
 
 
-def tests(part: str) -> list[Path]:
-    """The files of a part; the others need packages that come and go with the experiments."""
+def order(version):
+    """Return a key to sort versions by."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def tests(part):
+    """Return the files of a part; the others need packages that come and go with the experiments."""
     kernels = sorted((TESTS / "fused").glob("test_*.py"))
     if part == "kernels":
         return kernels
@@ -79,7 +82,7 @@ def tests(part: str) -> list[Path]:
     return [path for path in files if not outside.search(path.read_text(encoding="utf-8"))]
 
 
-def main(versions: list[str]) -> None:
+def main(versions):
     """Test every version, note what comes out after each, and fail if one of them fails."""
     failed = []
     for wanted in versions or default():
@@ -87,30 +90,26 @@ def main(versions: list[str]) -> None:
         print(f"torch {version}", flush=True)
         found = measure(version)
         note(version, found)
-        if not passed(found):
-            failed.append(version)
+        failed += [] if passed(found) else [version]
         print(f"torch {version}: {json.dumps(found)}", flush=True)
     if failed:
         sys.exit(f"o2nc fails on torch {', '.join(failed)}")
 
 
-def newest() -> str:
-    """The version that pip takes when it may choose."""
-    command = (*pip(Path(sys.executable)), "--dry-run", "--ignore-installed", "--no-deps", "--report", "-", "torch")
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    (torch,) = json.loads(done.stdout)["install"]
-    return str(torch["metadata"]["version"]).split("+")[0]
-
-
-def pip(python: Path) -> tuple[str | Path, ...]:
-    """The beginning of an installation."""
+def pip(python):
     return (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
-def environment(version: str) -> Path:
-    """The Python of an environment with that torch, made if there is none."""
+def newest():
+    """Return the version that pip takes when it may choose."""
+    command = (*pip(sys.executable), "--dry-run", "--ignore-installed", "--no-deps", "--report", "-", "torch")
+    done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True)
+    (torch,) = json.loads(done.stdout)["install"]
+    return torch["metadata"]["version"].split("+")[0]
+
+
+def environment(version):
+    """Return the Python of an environment with that torch, made if there is none."""
     folder = ENVIRONMENTS / version
     python = folder / "bin" / "python"
     if not python.exists():
@@ -120,41 +119,31 @@ def environment(version: str) -> Path:
     numpy = "numpy<2.4" if order(version) < order(pinned()) else "numpy"
     own = ("torch==", "triton==", *(["numpy=="] if numpy != "numpy" else []))
     others = folder / "constraints.txt"
-    others.write_text("\n".join(line for line in constraints() if not line.startswith(own)), encoding="utf-8")
+    others.write_text("\n".join(line for line in lines("constraints.txt") if not line.startswith(own)))
     subprocess.run([*pip(python), "-c", others, f"torch=={version}", numpy, *PACKAGES], check=True)
     return python
 
 
-def order(version: str) -> tuple[int, ...]:
-    """A key to sort versions by."""
-    return tuple(int(part) for part in version.split("."))
-
-
-def measure(version: str) -> dict[str, Any]:
+def measure(version):
     """Import the library and run its tests; return the counts."""
     python = environment(version)
     variables = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [python, "-W", "error", "-c", WHAT], env=variables, capture_output=True, encoding="utf-8", check=False
-    )
+    done = subprocess.run([python, "-W", "error", "-c", WHAT], env=variables, stdout=subprocess.PIPE, check=False)
     if done.returncode:
-        print(done.stderr, flush=True)
         return {"import": False}
-    found: dict[str, Any] = json.loads(done.stdout)
-    found |= {"import": True, "processor": processor(), "cores": os.cpu_count()}
+    found = json.loads(done.stdout) | {"import": True, "processor": processor(), "cores": os.cpu_count()}
     begin = time.monotonic()
     for part in PARTS:
-        print(f"  {part}: {len(tests(part))} files", flush=True)
         report = python.parent.parent / f"{part}.xml"
         report.unlink(missing_ok=True)
-        command = (str(python), *PYTEST, "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, tests(part)))
+        command = (python, *PYTEST, "-p", "no:cacheprovider", f"--junitxml={report}", *tests(part))
         code = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
         found[part] = count(report, code)
     return found | {"seconds": round(time.monotonic() - begin)}
 
 
-def count(report: Path, code: int) -> dict[str, int]:
-    """How many tests passed, failed and were skipped; a run that died has failed at least once."""
+def count(report, code):
+    """Return how many tests passed, failed and were skipped; a run that died has failed at least once."""
     if not report.exists():
         return {"passed": 0, "failed": 1, "skipped": 0}
     (suite,) = ElementTree.parse(report).getroot()
@@ -163,46 +152,39 @@ def count(report: Path, code: int) -> dict[str, int]:
     return {"passed": number["tests"] - failed - skipped, "failed": max(failed, int(code != 0)), "skipped": skipped}
 
 
-def processor() -> str:
-    """The name of the CPU."""
-    try:
-        names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    except OSError:
-        names = []
+def processor():
+    """Return the name of the CPU."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text() if info.exists() else "")
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def passed(found: dict[str, Any]) -> bool:
-    """Whether a version can be relied on: nothing failed, and the core was run."""
+def passed(found):
+    """Return whether a version can be relied on: nothing failed, and the core was run."""
     return bool(found["import"] and found["core"]["passed"] and not any(found[part]["failed"] for part in PARTS))
 
 
-def note(version: str, found: dict[str, Any]) -> None:
-    """Keep what was found, with what is known of other versions, and write the page's table anew."""
-    known = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    known[version] = found
+def note(version, found):
+    """Keep what was found, with what is known of other versions, and write the page's table again."""
+    known = json.loads(RECORD.read_text(encoding="utf-8")) | {version: found}
     known = {key: known[key] for key in sorted(known, key=order)}
     RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     page = PAGE.read_text(encoding="utf-8")
-    page = re.sub(r"(?m)^\| torch \| Triton \|(.*\n)(^\|.*\n)+", lambda _: table(known), page)
-    PAGE.write_text(page, encoding="utf-8")
+    PAGE.write_text(
+        re.sub(r"(?m)^\| torch \| Triton \|(.*\n)(^\|.*\n)+", lambda _: table(known), page), encoding="utf-8"
+    )
 
 
-def table(known: dict[str, Any]) -> str:
-    """What is known, as the page shows it."""
-
-    def counts(part: dict[str, int]) -> str:
-        return " / ".join(str(part[key]) for key in ("passed", "failed", "skipped"))
-
-    lines = ["| torch | Triton | import | core tests | kernels | minutes |", "|---|---|---|--:|--:|--:|"]
+def table(known):
+    """Return what is known, as the page shows it."""
+    rows = ["| torch | Triton | import | core tests | kernels | minutes |", "|---|---|---|--:|--:|--:|"]
     for version, found in known.items():
+        cells = [version, "", "no", "", "", ""]
         if found["import"]:
-            cells = [found["build"], found["triton"], "yes", *(counts(found[part]) for part in PARTS)]
-            cells.append(f"{found['seconds'] / 60:.0f}")
-        else:
-            cells = [version, "", "no", "", "", ""]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            counts = [" / ".join(str(found[part][k]) for k in ("passed", "failed", "skipped")) for part in PARTS]
+            cells = [found["build"], found["triton"], "yes", *counts, f"{found['seconds'] / 60:.0f}"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from o2nc import laws, scaling, theory
 from o2nc.certificates import certificate
 from o2nc.learners import OGD, ball_adagrad
-from o2nc.problems import hard, separable
+from o2nc.problems import chain, separable
 from o2nc.theory import adaptive as adaptive_theory
 from o2nc.theory import lemmas as theory_lemmas
 from o2nc.theory import planning, plans
@@ -124,7 +124,7 @@ BREAKS = {  # by row: ways to break it, each an attribute to replace
     "rate-smooth": [(planning, "plan", plan_with_fixed_c)],
     "rate-second-order": [(planning, "plan", plan_with_growing_c)],
     "steps-for": [times(theory_lemmas, "spread_constant", 1.1)],
-    "lower-bound": [(hard.ZeroChainOracle, "sample", lambda self, x, generator=None: self.problem.gradient(x))],
+    "lower-bound": [(chain.ZeroChainOracle, "sample", lambda self, x, generator=None: self.problem.gradient(x))],
     "stopping-time": [times(theory_lemmas, "spread_constant", 1.1), nearly_one],
     "ladder": [times(theory, "ladder_steps", 0.99)],
     "stop-with-noise": [times(theory, "noise_margin", 0.9), times(theory, "holdout_samples", 2)],

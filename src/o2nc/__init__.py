@@ -13,7 +13,8 @@
 
 The paper's own: `ScaledSGDM`, `ExponentiatedO2NC` (Algorithm 2, any of the `learners`), `OriginalO2NC` (Algorithm 1).
 `posthoc` makes averages of averages, `recalibrated` recomputes BatchNorm's statistics, `CertificateLogger` writes
-certificates to CSV and TensorBoard, `certify` certifies a list of iterates, `theory` has the theorems as functions,
+certificates to CSV and TensorBoard, `certify` certifies a list of iterates, `minimize` searches a
+certified point of a function with exact gradients, `theory` has the theorems as functions,
 `problems` objectives with known constants.
 """
 
@@ -23,6 +24,7 @@ from o2nc.certificates.certificate import Certificate, Goldstein
 from o2nc.certificates.certify import certify
 from o2nc.certificates.diagnosis import Diagnosis
 from o2nc.certificates.ladder import Ladder
+from o2nc.certificates.minimize import minimize
 from o2nc.laws import Gamma, Jitter, Uniform, Weibull
 from o2nc.logger import CertificateLogger
 from o2nc.optimizers.extend import extend, random_scaling
@@ -62,6 +64,7 @@ __all__ = [
     "certify",
     "extend",
     "learners",
+    "minimize",
     "posthoc",
     "problems",
     "random_scaling",

@@ -7,8 +7,10 @@ make the progress an unbiased estimate of finite variance.
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +19,17 @@ from o2nc import checks, renewal
 from o2nc.scaling import make_plain_, uniform
 
 
+class _Priced:
+    """The price of a law, which a grid finds where it has no formula."""
+
+    @property
+    def price(self) -> float:
+        """L of s over its mean: 2.8 for U(0, 2), 40 for U(¾, 5/4); ¼, 0.45, 4.8 for Gamma of shape 2, 4, 16."""
+        return _price(self)
+
+
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(_Priced):
     """U(low, high), mean (low + high)/2: U(0, 2) and U(¾, 5/4) have mean 1, U(0, 1) is Algorithm 1's law.
 
     Args:
@@ -52,11 +63,6 @@ class Uniform:
     def second_moment(self) -> float:
         """E s² = (low² + low·high + high²)/3."""
         return (self.low**2 + self.low * self.high + self.high**2) / 3
-
-    @property
-    def price(self) -> float:
-        """L of s over its mean: 2.8 for U(0, 2), 5.0 for U(½, 3/2), 40 for U(¾, 5/4)."""
-        return _price(self)
 
     def sample(self, seed: int, step: int) -> float:
         """Return s_step = low + (high − low)·u."""
@@ -98,7 +104,33 @@ class Jitter(Uniform):
 
 
 @dataclass(frozen=True)
-class Weibull:
+class _ShapeScale(_Priced, ABC):
+    """A law with a shape and a scale, which is the one of mean 1 if left out."""
+
+    shape: float
+    scale: float = None  # type: ignore[assignment]  # filled in below
+
+    def __post_init__(self) -> None:
+        checks.positive("shape", self.shape)
+        if self.scale is not None:
+            checks.positive("scale", self.scale)
+        make_plain_(self)
+        if self.scale is None:
+            scale = self._scale_of_mean_one()
+            checks.number("shape", self.shape, "at least 0.006 when the scale is left open", lambda v: scale > 0)
+            object.__setattr__(self, "scale", scale)
+
+    @abstractmethod
+    def _scale_of_mean_one(self) -> float: ...
+
+    @property
+    def estimates(self) -> bool:
+        """Whether w⟨g, Δ⟩ is an estimate of the decrease of finite variance."""
+        return self.shape < 2
+
+
+@dataclass(frozen=True)
+class Weibull(_ShapeScale):
     """Weibull(shape k, scale λ); the default scale 1/Γ(1 + 1/k) gives mean 1. k = 1 is Exp.
 
     E[w²] = (λ/k)² Γ(2/k − 1) is finite only for k < 2.
@@ -113,20 +145,8 @@ class Weibull:
         1.0
     """
 
-    shape: float
-    scale: float = None  # type: ignore[assignment]  # filled in below
-
-    def __post_init__(self) -> None:
-        _check_shape_scale(self)
-        if self.scale is None:
-            scale = math.exp(-math.lgamma(1 + 1 / self.shape))
-            checks.number("shape", self.shape, "at least 0.006 when the scale is left open", lambda v: scale > 0)
-            object.__setattr__(self, "scale", scale)
-
-    @property
-    def estimates(self) -> bool:
-        """Whether w⟨g, Δ⟩ is an estimate of the decrease of finite variance."""
-        return self.shape < 2
+    def _scale_of_mean_one(self) -> float:
+        return math.exp(-math.lgamma(1 + 1 / self.shape))
 
     @property
     def mean(self) -> float:
@@ -138,11 +158,6 @@ class Weibull:
         """E s² = λ²Γ(1 + 2/k)."""
         return math.exp(math.lgamma(1 + 2 / self.shape) + 2 * math.log(self.scale))  # Γ alone may overflow
 
-    @property
-    def price(self) -> float:
-        """L of s over its mean."""
-        return _price(self)
-
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by inversion: λ(−log u)^{1/k}."""
         return self.scale * (-math.log(uniform(seed, step))) ** (1 / self.shape)
@@ -153,7 +168,7 @@ class Weibull:
 
 
 @dataclass(frozen=True)
-class Gamma:
+class Gamma(_ShapeScale):
     """Gamma(shape k, scale θ); the default scale 1/k gives mean 1. k = 1 is Exp.
 
     E[w²] is finite only for k < 2 (the density vanishes like s^{k−1} at 0).
@@ -167,18 +182,8 @@ class Gamma:
         1.0
     """
 
-    shape: float
-    scale: float = None  # type: ignore[assignment]  # filled in below
-
-    def __post_init__(self) -> None:
-        _check_shape_scale(self)
-        if self.scale is None:
-            object.__setattr__(self, "scale", 1 / self.shape)
-
-    @property
-    def estimates(self) -> bool:
-        """Whether w⟨g, Δ⟩ is an estimate of the decrease of finite variance."""
-        return self.shape < 2
+    def _scale_of_mean_one(self) -> float:
+        return 1 / self.shape
 
     @property
     def mean(self) -> float:
@@ -189,11 +194,6 @@ class Gamma:
     def second_moment(self) -> float:
         """E s² = k(k + 1)θ²."""
         return self.shape * (self.shape + 1) * self.scale**2
-
-    @property
-    def price(self) -> float:
-        """L of s over its mean: ¼ for k = 2, 0.45 for k = 4, 4.8 for k = 16."""
-        return _price(self)
 
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by Marsaglia and Tsang's rejection; every trial has its own counters."""
@@ -220,15 +220,8 @@ class Gamma:
         return self.scale * math.exp(math.log(survival) + math.lgamma(k) + z + (1 - k) * math.log(z))
 
 
-def _check_shape_scale(law: Weibull | Gamma) -> None:
-    checks.positive("shape", law.shape)
-    if law.scale is not None:
-        checks.positive("scale", law.scale)
-    make_plain_(law)
-
-
 @lru_cache(maxsize=256)
-def _price(law: Uniform | Weibull | Gamma) -> float:
+def _price(law: Any) -> float:
     """Return L = ∫ u|dk(u)| of s/E s.
 
     For a falling hazard (shape <= 1) the renewal density falls to 1 (Brown 1980), for Gamma with 1 <= shape <= 2 it

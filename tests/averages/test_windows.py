@@ -33,6 +33,13 @@ def test_gamma_gives_the_weights_of_the_definition(window):
     np.testing.assert_array_equal(window.gamma(np.arange(1, 9)), [window.gamma(k) for k in range(1, 9)])
 
 
+def test_a_share_in_place_of_a_power_is_noticed():
+    with pytest.warns(
+        UserWarning, match=r"averages the last 93% of the run; for the last 0.08 of it.*Polynomial\(11.5\)"
+    ):
+        o2nc.Polynomial(0.08)
+
+
 def test_weights_grow_like_a_power():
     """p_{n,t} is about t^r, so the effective number of iterates is a fixed share of the run."""
     for power in (0, 1, 3, 12):

@@ -174,14 +174,6 @@ def test_complex_numbers_are_pairs():
     assert certificate.point.is_complex()
 
 
-def test_noise_floor_stands_beside_the_value():
-    g, x = run(4, 2, 0)
-    certificate = o2nc.certify(g, x, noise=3.0, beta=0.5)
-    assert certificate.noise_floor == pytest.approx(3 / certificate.ess**0.5)
-    assert f"noise floor σ/√ess = {certificate.noise_floor:.4g}" in str(certificate)
-    assert o2nc.certify(g, x).noise_floor is None
-
-
 X = torch.ones(3, 2)
 REFUSED = [
     ((X, []), {}, ValueError, "at least one point"),
@@ -198,7 +190,6 @@ REFUSED = [
     ((X, X), {"c": 0.0}, ValueError, "c must be"),
     ((X, X), {"beta": 1.0}, ValueError, "beta must be"),
     ((X, X), {"weights": "best"}, ValueError, "weights must be one of"),
-    ((X, X), {"noise": -1.0}, ValueError, "noise must be"),
 ]
 
 

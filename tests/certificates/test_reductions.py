@@ -183,13 +183,13 @@ def test_printing_on_any_terminal(encoding, monkeypatch):
     written = io.BytesIO()
     stream = io.TextIOWrapper(written, encoding=encoding)
     monkeypatch.setattr(sys, "stdout", stream)
-    certificate = o2nc.Certificate(c=2.0, gradient=0.5, spread=0.1, ess=10.0, noise=1.0)
+    certificate = o2nc.Certificate(c=2.0, gradient=0.5, spread=0.1, ess=10.0)
     known = {"steps": 1000, "c": 1.0, "gap": 1.0, "lipschitz": 1.0}
     for thing in (certificate, o2nc.theory.guarantee(lr=0.01, momentum=0.9, **known), o2nc.theory.plan(**known)):
         print(thing)
         print(repr(thing))
     stream.flush()
     text = written.getvalue().decode("utf-8" if encoding == "utf-8" else "ascii")
-    plain = "|gbar| + c*V = 0.5 + 2*0.1 = 0.7 over 10 iterates, noise floor sigma/sqrt ess = 0.3162"
+    plain = "|gbar| + c*V = 0.5 + 2*0.1 = 0.7 over 10 iterates"
     assert text.startswith("‖ḡ‖ + c·V = 0.5" if encoding == "utf-8" else plain)
     assert ("E‖∇F(x̄)‖_c <= " if encoding == "utf-8" else "E|grad F(xbar)|_c <= ") in text

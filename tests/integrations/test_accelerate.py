@@ -25,17 +25,15 @@ def _new_accelerator():
     accelerate.state.GradientState._reset_state()
 
 
-def make(
-    precision="no", accumulate=1, dtype=torch.float32, batch_size=8, shuffle=True, dropout=0.2, name="ScaledSGDM"
-):
+def make(precision="no", accumulate=1, name="ScaledSGDM"):
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=accumulate)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1)).to(dtype)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizer = OURS[name](model.named_parameters())
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
-    x = torch.randn(64, 4, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    loader = DataLoader(TensorDataset(x, x[:, :1].abs()), batch_size=batch_size, shuffle=shuffle)
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(TensorDataset(x, x[:, :1].abs()), batch_size=8, shuffle=True)
     return accelerator, *accelerator.prepare(model, optimizer, schedule, loader)
 
 
@@ -66,26 +64,6 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name, precision, tmp_path
     first, second = (run[2].optimizer for run in (whole, resumed))
     assert first.param_groups[0]["o2nc"]["step"] == 3 * 4
     same(claims(first), claims(second))
-
-
-def test_accumulated_micro_batches_are_one_batch():
-    runs = []
-    for k in (1, 4):
-        run = make(accumulate=k, batch_size=16 // k, shuffle=False, dropout=0.0, dtype=torch.float64)
-        train(*run)
-        runs.append(claims(run[2].optimizer))
-    for key in ("x", "average", "output"):
-        torch.testing.assert_close(runs[0][key], runs[1][key], rtol=0, atol=1e-12)
-
-
-def test_bf16_computes_in_bfloat16_and_averages_in_float32():
-    run = make("bf16")
-    seen = []
-    run[1][0].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
-    train(*run)
-    assert set(seen) == {torch.bfloat16}
-    for p in run[1].parameters():
-        assert p.dtype == run[2].optimizer.state[p]["o2nc"]["average"].dtype == torch.float32
 
 
 def test_certificate_and_average_are_within_reach(tmp_path):

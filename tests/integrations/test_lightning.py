@@ -1,6 +1,7 @@
-"""Lightning's Trainer: certificates in its logs, validation at x̄, checkpoints that continue to the bit."""
+"""Lightning's Trainer: what it validates is what it saves, and checkpoints continue bitwise."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import o2nc
-from o2nc.integrations.lightning import CertificateCallback, averaged
+from o2nc.integrations.lightning import AveragingCallback
 from registry import OURS, claims
 from registry import same as assert_same
 
@@ -26,6 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:.*was called without a model. The best model of the previous `fit` call"),
 ]
 NAMES = {f"certificate/{key}" for key in ("value", "gradient", "spread", "progress", "ess")}
 
@@ -35,8 +38,13 @@ def data(seed):
     return TensorDataset(x, x[:, :1].abs())
 
 
+def shuffled():
+    """Batches for BatchNorm, in an order that torch's generator draws."""
+    return DataLoader(data(2), batch_size=16, shuffle=True)
+
+
 def sgdm(module):
-    return OURS["ScaledSGDM"](module.named_parameters())
+    return OURS["ScaledSGDM"](module.parameters())
 
 
 class Tiny(LightningModule):
@@ -53,7 +61,7 @@ class Tiny(LightningModule):
         return self.net(x)
 
     def loss(self, batch):
-        return (self(batch[0]) - batch[1]).abs().mean()
+        return (self.net(batch[0]) - batch[1]).abs().mean()
 
     def training_step(self, batch, _):
         loss = self.loss(batch)
@@ -62,9 +70,11 @@ class Tiny(LightningModule):
 
     def validation_step(self, batch, _):
         self.log("val_loss", self.loss(batch))
-        self.validated.append([t.detach().clone() for t in self.net.state_dict().values()])
+        self.validated.append(copy.deepcopy(self.net.state_dict()))
         if self.fails and not self.trainer.sanity_checking:
             raise RuntimeError("on purpose")
+
+    test_step = validation_step
 
     def configure_optimizers(self):
         return self.make_optimizer(self)
@@ -89,22 +99,23 @@ class Resumable(DataLoader):
         self.at = state["at"]
 
 
+VAL = DataLoader(data(1), batch_size=32)
+
+
 def fit(folder, module=None, callback=None, *, epochs=2, ckpt_path=None, checkpoints=(), **more):
     """Fit a module, 8 batches an epoch."""
     module = module or Tiny()
-    settings = {
-        "log_every_n_steps": 3,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary"), False)
     trainer = Trainer(
         max_epochs=epochs,
         default_root_dir=folder,
         callbacks=[*([callback] if callback else []), *checkpoints],
-        **settings | more,
+        **{"log_every_n_steps": 3, "accelerator": "cpu"} | quiet | more,
     )
-    trainer.fit(module, Resumable(data(0), batch_size=8), DataLoader(data(1), batch_size=32), ckpt_path=ckpt_path)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        trainer.fit(module, Resumable(data(0), batch_size=8), VAL, ckpt_path=ckpt_path)
+        module.drawn = torch.get_rng_state()
     return module, trainer
 
 
@@ -113,28 +124,112 @@ def events_of(folder):
     return EventAccumulator(str(run)).Reload()
 
 
-def everything(module, trainer):
-    (optimizer,) = trainer.optimizers
-    averages = [optimizer.state[p]["o2nc"]["average"] for p in module.parameters()]
-    return [*module.state_dict().values(), *averages]
-
-
 def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def score(state):
+    """Return the validation loss of a model file, as Lightning prints it."""
+    module = Tiny()
+    module.load_state_dict(state)
+    with torch.no_grad():
+        return torch.stack([module.eval().loss(batch) for batch in VAL]).mean().item()
+
+
+@pytest.mark.parametrize("at_train_end", [True, False])
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_the_score_in_the_name_is_that_of_the_file(weights_only, at_train_end, tmp_path):
+    """With BatchNorm, to the last digit: of every file, and of the best, which trainer.test() loads."""
+    keep = ModelCheckpoint(
+        tmp_path / "kept",
+        monitor="val_loss",
+        save_top_k=-1,
+        filename="{val_loss:.7f}-{step}",
+        save_weights_only=weights_only,
+        save_on_train_epoch_end=at_train_end,
+    )
+    module, trainer = fit(tmp_path, callback=AveragingCallback(shuffled()), checkpoints=[keep], epochs=4)
+    files = {path: re.findall(r"val_loss=(\S+)-step", path.name) for path in (tmp_path / "kept").iterdir()}
+    assert len(files) == 4
+    for path, (printed,) in files.items():
+        state = torch.load(path)["state_dict"]
+        assert f"{score(state):.7f}" == printed
+        assert ("o2nc_iterate" in torch.load(path)) != weights_only
+    assert f"{trainer.test(dataloaders=VAL, verbose=False)[0]['val_loss']:.7f}" == min(p for (p,) in files.values())
+    assert same(module.validated[-1], {k.removeprefix("net."): v for k, v in module.state_dict().items()})
+
+
+@pytest.mark.parametrize(("name", "at"), [("ScaledSGDM", 8), ("AdamW", 6), ("extend(Lion)", 11), ("OriginalO2NC", 6)])
+def test_a_resumed_run_ends_where_an_unbroken_one_does(name, at, tmp_path):
+    """From checkpoints within an epoch and at its end, bitwise; and as without the callback."""
+
+    def run(folder, ckpt_path=None, callback=None):
+        keep = ModelCheckpoint(tmp_path / folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+        module = Tiny(lambda module: OURS[name](module.named_parameters()))
+        module, trainer = fit(tmp_path, module, callback, checkpoints=[keep], epochs=3, ckpt_path=ckpt_path)
+        assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 24
+        trainer.save_checkpoint(tmp_path / folder / "end.ckpt")
+        end = torch.load(tmp_path / folder / "end.ckpt")
+        found = claims(trainer.optimizers[0])
+        del found["x"]  # which is x̄ after fit with the callback
+        return end["state_dict"], end.get("o2nc_iterate", end["state_dict"]), found
+
+    average, x, found = run("kept", callback=AveragingCallback(shuffled()))
+    resumed = run("resumed", tmp_path / "kept" / f"step={at}.ckpt", AveragingCallback(shuffled()))
+    undisturbed = run("plain")
+    assert same(resumed[1], x)
+    assert same(undisturbed[0], undisturbed[0] | x)
+    assert not same(average, average | x)
+    assert_same(resumed[2], found)
+    assert_same(undisturbed[2], found)
+
+
+def test_after_fit_the_module_holds_the_average(tmp_path):
+    """Its statistics, too; the run does not notice what is drawn for them."""
+    module, trainer = fit(tmp_path, callback=AveragingCallback(shuffled()))
+    plain, other = fit(tmp_path / "plain")
+    assert torch.equal(module.drawn, plain.drawn)
+    with o2nc.averaged(*other.optimizers, model=plain, batches=DataLoader(data(2), batch_size=64)):
+        expected = copy.deepcopy(plain.state_dict())
+    found, mean = module.state_dict(), expected["net.1.running_mean"]
+    torch.testing.assert_close(module.net[1].running_mean, mean)  # over batches of one size: in any order
+    assert not torch.allclose(plain.net[1].running_mean, mean, rtol=1e-3)
+    assert all(torch.equal(found[name], value) for name, value in expected.items() if "net.1" not in name)
+    tested = trainer.validate(module, VAL, verbose=False)[0]["val_loss"]
+    assert tested == pytest.approx(score(module.state_dict()))
+    assert list(other.optimizers[0].certificate().by_parameter) == list(range(6))
+    assert "net.0.weight" in trainer.optimizers[0].certificate().by_parameter  # from the module
+
+
+def test_scores_before_the_window_do_not_compete(tmp_path):
+    """The first, of x, is the largest and would be the best; also of a run that was resumed in between."""
+
+    def run(ckpt_path=None):
+        module = Tiny(lambda module: o2nc.AdamW(module.parameters(), lr=0.01, average=o2nc.Polynomial(3, start=10)))
+        keep = ModelCheckpoint(tmp_path / "kept", monitor="val_loss", mode="max", filename="{step}")
+        other = ModelCheckpoint(tmp_path / "other", monitor="loss", save_top_k=-1, filename="{step}")
+        stop = EarlyStopping("val_loss", patience=2, mode="max")
+        fit(tmp_path, module, AveragingCallback(), checkpoints=[keep, other, stop], ckpt_path=ckpt_path, epochs=6)
+        assert Path(keep.best_model_path).stem.startswith("step=16")
+        assert f"{score(torch.load(keep.best_model_path)['state_dict']):.6f}" == f"{keep.best_model_score:.6f}"
+        assert stop.stopped_epoch == 3  # counted from the first validation of x̄, in epoch 1
+        assert len(other.best_k_models) == (3 if ckpt_path else 4)  # of training: not touched
+
+    with pytest.warns(UserWarning, match="nothing is averaged yet, so the module is validated") as warned:
+        run()
+    assert sum("nothing is averaged" in str(w.message) for w in warned) == 1
+    run(tmp_path / "kept" / "step=8.ckpt")  # nothing was deleted
 
 
 def test_certificates_are_logged_where_lightning_logs(tmp_path):
-    _, trainer = fit(tmp_path, callback=CertificateCallback(c=2.0), log_every_n_steps=4)
-    (optimizer,) = trainer.optimizers
-    assert optimizer.param_groups[0]["o2nc"]["step"] == 16
-    certificate = optimizer.certificate(c=2.0)
+    _, trainer = fit(tmp_path, callback=AveragingCallback(c=2.0), log_every_n_steps=4)
+    certificate = trainer.optimizers[0].certificate(c=2.0)
     assert float(trainer.callback_metrics["certificate/value"]) == pytest.approx(certificate.value, rel=1e-6)
     events = events_of(tmp_path)
     for name in NAMES:
         assert [event.step for event in events.Scalars(name)] == [event.step for event in events.Scalars("loss")]
         assert len(events.Scalars(name)) == 4
     assert events.Scalars("certificate/gradient")[-1].value == pytest.approx(certificate.gradient, rel=1e-6)
-    assert events.Scalars("certificate/progress")[-1].value == pytest.approx(optimizer.progress, rel=1e-5)
 
 
 class Every(Tiny):
@@ -154,95 +249,28 @@ class Every(Tiny):
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_accumulated_gradients_are_logged_once_per_step(by_hand, tmp_path, monkeypatch):
-    asked, certificate = [], o2nc.ScaledSGDM.certificate
-    monkeypatch.setattr(o2nc.ScaledSGDM, "certificate", lambda *args: asked.append(args) or certificate(*args))
+def test_accumulated_gradients_are_logged_once_per_step(by_hand, tmp_path):
     module, more = (Every(), {}) if by_hand else (None, {"accumulate_grad_batches": 2})
-    _, trainer = fit(tmp_path, module, CertificateCallback(), log_every_n_steps=4 if by_hand else 2, **more)
+    _, trainer = fit(tmp_path, module, AveragingCallback(), log_every_n_steps=4 if by_hand else 2, **more)
     assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 8
-    assert len(asked) == 4
     found, losses = ([e.step for e in events_of(tmp_path).Scalars(name)] for name in ("certificate/value", "loss"))
     assert found == losses
-    _, trainer = fit(tmp_path / "silent", callback=CertificateCallback(), log_every_n_steps=0)
-    assert "certificate/value" not in trainer.callback_metrics
-
-
-@pytest.mark.parametrize(("name", "at"), [("ScaledSGDM", 8), ("AdamW", 6), ("extend(Lion)", 11), ("OriginalO2NC", 6)])
-def test_a_resumed_run_ends_where_an_unbroken_one_does(name, at, tmp_path):
-    """From checkpoints within an epoch and at its end, bitwise."""
-
-    def run(ckpt_path=None):
-        keep = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=1, save_top_k=-1, filename="{step}")
-        module = Tiny(lambda module: OURS[name](module.named_parameters()))
-        callback = CertificateCallback(averaged=True)
-        return fit(tmp_path, module, callback, checkpoints=[keep], epochs=3, ckpt_path=ckpt_path)
-
-    whole = run()
-    module, trainer = run(tmp_path / "kept" / f"step={at}.ckpt")
-    assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 24
-    assert same(module.state_dict().values(), whole[0].state_dict().values())
-    assert_same(claims(trainer.optimizers[0]), claims(whole[1].optimizers[0]))
-
-
-def test_validation_is_at_the_average_and_checkpoints_are_not(tmp_path):
-    keep = ModelCheckpoint(tmp_path / "kept", monitor="val_loss", save_top_k=-1, filename="{step}")
-    module, trainer = fit(tmp_path, callback=CertificateCallback(averaged=True), checkpoints=[keep])
-    sanity, first, last = module.validated[0], module.validated[2], module.validated[-1]
-    names = list(module.net.state_dict())
-    saved = torch.load(tmp_path / "kept" / "step=8.ckpt")
-    state = saved["optimizer_states"][0]["state"]
-    parameters = [k for k, name in enumerate(names) if "running" not in name and "batches" not in name]
-    assert same([first[k] for k in parameters], [state[i]["o2nc"]["average"] for i in range(len(state))])
-    live = [saved["state_dict"][f"net.{names[k]}"] for k in parameters]
-    assert not same([first[k] for k in parameters], live)
-    assert same(sanity, Tiny().net.state_dict().values())  # nothing is averaged before the first step
-    (optimizer,) = trainer.optimizers
-    assert same([last[k] for k in parameters], [optimizer.state[p]["o2nc"]["average"] for p in module.parameters()])
-    plain = fit(tmp_path / "plain")
-    assert same(everything(module, trainer), everything(*plain))
-
-
-def test_statistics_are_made_for_the_average(tmp_path):
-    """From a loader that draws from torch's generator, which the run does not notice."""
-    batches = DataLoader(data(2), batch_size=16, shuffle=True)
-    states = []
-    for callback in (CertificateCallback(averaged=True), CertificateCallback(averaged=True, batches=batches)):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            module, trainer = fit(tmp_path / str(len(states)), callback=callback)
-            states.append([torch.get_rng_state(), *everything(module, trainer)])
-    assert same(*states)
-    at = list(module.net.state_dict()).index("1.running_mean")
-    with averaged(trainer), o2nc.recalibrated(module, DataLoader(data(2), batch_size=64)):
-        expected = module.net[1].running_mean.clone()
-    torch.testing.assert_close(module.validated[-1][at], expected)  # a mean over batches of one size: in any order
-    assert not torch.allclose(module.net[1].running_mean, expected)
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
-def test_statistics_in_other_precisions(precision, tmp_path):
-    batches = DataLoader(data(2), batch_size=16)
-    module, _ = fit(tmp_path, callback=CertificateCallback(averaged=True, batches=batches), precision=precision)
-    at = list(module.net.state_dict()).index("1.running_mean")
-    assert not torch.equal(module.validated[-1][at], module.net[1].running_mean)
+def test_other_precisions(precision, tmp_path):
+    module, plain = (fit(tmp_path, callback=c, precision=precision)[0] for c in (AveragingCallback(shuffled()), None))
+    assert not torch.equal(module.validated[-1]["1.running_mean"], plain.validated[-1]["1.running_mean"])
 
 
-def test_what_is_asked_of_validate_is_validated(tmp_path):
-    """A checkpoint's weights, not the averages that the optimizer of an earlier fit has."""
-    keep = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=4, save_top_k=-1, filename="{step}")
-    module, trainer = fit(tmp_path, callback=CertificateCallback(averaged=True), checkpoints=[keep])
-    path = tmp_path / "kept" / "step=4.ckpt"
-    trainer.validate(module, DataLoader(data(1), batch_size=32), ckpt_path=path, verbose=False)
-    assert same(module.validated[-1], torch.load(path)["state_dict"].values())
-
-
-def test_an_error_in_a_validation_leaves_the_live_weights(tmp_path):
+def test_an_error_in_a_validation_leaves_the_iterate(tmp_path):
     module = Tiny(fails=True)
     with pytest.raises(RuntimeError, match="on purpose"):
-        fit(tmp_path, module, CertificateCallback(averaged=True, batches=DataLoader(data(2), batch_size=16)))
+        fit(tmp_path, module, AveragingCallback(shuffled()))
     plain, _ = fit(tmp_path / "plain", epochs=1)
-    assert same(module.net.state_dict().values(), plain.net.state_dict().values())
-    assert not same(module.validated[-1], plain.net.state_dict().values())
+    assert same(module.net.state_dict(), plain.net.state_dict())
+    assert not same(module.validated[-1], plain.net.state_dict())
 
 
 def test_the_wrapper_that_lightning_hands_out(tmp_path):
@@ -253,41 +281,33 @@ def test_the_wrapper_that_lightning_hands_out(tmp_path):
     assert wrapper.certificate() == optimizer.certificate()
     live = copy.deepcopy(module.net.state_dict())
     with o2nc.averaged(wrapper, model=module):
-        assert not same(module.net.state_dict().values(), live.values())
-    assert same(module.net.state_dict().values(), live.values())
+        assert not same(module.net.state_dict(), live)
+    assert same(module.net.state_dict(), live)
     for outer, inner in ((wrapper, optimizer), (optimizer, wrapper)):
         with outer.averaged(), pytest.raises(RuntimeError, match=r"step\(\) inside averaged"):
             inner.step()
 
 
-def test_the_average_is_saved(tmp_path):
-    module, trainer = fit(tmp_path, callback=CertificateCallback())
-    live = copy.deepcopy(module.net.state_dict())
-    with averaged(trainer):
-        trainer.save_checkpoint(tmp_path / "averaged.ckpt", weights_only=True)
-        average = copy.deepcopy(module.net.state_dict())
-    assert same(module.net.state_dict().values(), live.values())
-    loaded = Tiny.load_from_checkpoint(tmp_path / "averaged.ckpt")
-    assert same(loaded.net.state_dict().values(), average.values())
-    assert not same(average.values(), live.values())
-
-
-def test_a_validation_without_a_fit_is_left_alone(tmp_path):
-    module = Tiny()
-    callback = CertificateCallback(averaged=True, batches=DataLoader(data(2), batch_size=16))
-    trainer = Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", callbacks=[callback], enable_progress_bar=False, logger=False
-    )
-    trainer.validate(module, DataLoader(data(1), batch_size=32), verbose=False)
-    assert same(module.validated[0], Tiny().net.state_dict().values())
+def test_a_checkpoint_is_not_loaded_over_the_average(tmp_path):
+    """trainer.test() without a model loads the best checkpoint, which is x without the callback."""
+    module, trainer = fit(tmp_path, checkpoints=[ModelCheckpoint(tmp_path / "kept", monitor="val_loss")])
+    with o2nc.averaged(*trainer.optimizers, model=module):
+        trainer.test(module, VAL, verbose=False)
+        copied = copy.deepcopy(module)
+        with pytest.raises(RuntimeError, match="would replace x̄"):
+            trainer.test(dataloaders=VAL, verbose=False)
+    assert same(module.validated[-1], copied.net.state_dict())
+    copied.load_state_dict(module.state_dict())
+    module.load_state_dict(copied.state_dict())
 
 
 class Two(Every):
-    """One optimizer for each half."""
+    """One optimizer for each half; neither has a certificate of the whole."""
 
     def configure_optimizers(self):
-        halves = (self.net[0].parameters(), self.net[3].parameters())
-        return [OURS["AdamW"](halves[0]), OURS["OriginalO2NC"](halves[1], period=5)]
+        halves = (self.net[:2].parameters(), self.net[3].parameters())
+        first = o2nc.AdamW(halves[0], lr=0.01, average=0.9)  # certificate=False
+        return [first, OURS["OriginalO2NC"](halves[1], period=5)]
 
     def training_step(self, batch, _):
         for optimizer in self.optimizers():
@@ -297,24 +317,31 @@ class Two(Every):
             optimizer.step()
 
 
-def test_two_optimizers(tmp_path):
-    _, trainer = fit(tmp_path, Two(), CertificateCallback(averaged=True), log_every_n_steps=4)
-    first, second = trainer.optimizers
+def test_two_optimizers_one_without_a_certificate(tmp_path):
+    module, trainer = fit(tmp_path, Two(), AveragingCallback(), log_every_n_steps=4)
     events = events_of(tmp_path)
-    found = events.Scalars("certificate/value/0"), events.Scalars("certificate/value/1")
-    assert [len(f) for f in found] == [4, 3]  # no block is complete after 4 steps
-    for optimizer, f in zip((first, second), found, strict=True):
-        assert f[-1].value == pytest.approx(optimizer.certificate().value, rel=1e-6)
+    assert [len(events.Scalars("certificate/value/1")), "certificate/value/0" in events.Tags()["scalars"]] == [
+        3,
+        False,
+    ]
+    for optimizer in trainer.optimizers:
+        before = copy.deepcopy(module.state_dict())
+        with optimizer.averaged():
+            assert same(module.state_dict(), before)  # both are x̄ already
+
+
+class Headless(Tiny):
+    forward = LightningModule.forward
 
 
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="c must be a finite number > 0"):
-        CertificateCallback(c=0.0)
-    with pytest.raises(ValueError, match="pass averaged=True as well"):
-        CertificateCallback(batches=[torch.ones(2, 4)])
-    with pytest.raises(ValueError, match="batches must be there for every validation"):
-        CertificateCallback(averaged=True, batches=iter([torch.ones(2, 4)]))
+        AveragingCallback(c=0.0)
+    with pytest.raises(ValueError, match="batches must be there for every evaluation"):
+        AveragingCallback(iter([torch.ones(2, 4)]))
     with pytest.raises(TypeError, match=r"one of o2nc.s with averages.*got SGD"):
-        fit(tmp_path, Tiny(lambda module: torch.optim.SGD(module.parameters())), CertificateCallback())
+        fit(tmp_path, Tiny(lambda module: torch.optim.SGD(module.parameters())), AveragingCallback())
     with pytest.raises(ValueError, match="keeps no averages"):
-        fit(tmp_path, Tiny(lambda module: o2nc.ScaledSGDM(module.parameters())), CertificateCallback())
+        fit(tmp_path, Tiny(lambda module: o2nc.ScaledSGDM(module.parameters())), AveragingCallback())
+    with pytest.raises(TypeError, match=r"Headless has no forward\(\): define one"):
+        fit(tmp_path, Headless(), AveragingCallback(shuffled()))

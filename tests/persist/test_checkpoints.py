@@ -11,7 +11,6 @@ import o2nc
 from fused_device import begin, set_noise
 from o2nc import learners
 from problem import SHAPES, parameters, set_gradients
-from processes import runs_alone
 from registry import OURS, TORCH, identical, ours_of, params_of
 
 SGDM = {"lr": 0.02, "momentum": 0.9, "average": 0.9, "seed": 3}
@@ -78,9 +77,8 @@ def test_loading_does_not_share_memory(name):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_old_state_is_let_go(device, fused, request):
-    if not runs_alone(request):
-        return
+def test_the_old_state_is_let_go(device, fused):
+    pytest.importorskip("torch.distributed.optim", reason="torch is built without processes")  # looked for then
     params = begin(device)
     opt = o2nc.ScaledSGDM(params, **SGDM, **({"fused": True} if fused else {"foreach": True}))
     for t in (1, 2, 3):
@@ -209,6 +207,11 @@ DAMAGES = {
     "certificate": lambda saved: settings_of(saved).update(certificate="yes"),
     "parameter 1 lacks .*spread": lambda saved: saved["state"][1]["o2nc"].pop("spread"),
     "parameter 1 lacks .*since": lambda saved: saved["state"][1]["o2nc"].pop("since"),
+    "parameter 1 lacks .*average": lambda saved: saved["state"][1]["o2nc"].pop("average"),
+    "average of parameter 0 must be a floating": lambda saved: saved["state"][0]["o2nc"].update(average=None),
+    "gradient of parameter 0 must be a floating": lambda saved: saved["state"][0]["o2nc"].update(gradient=1.0),
+    "spread .* without axes": lambda saved: saved["state"][0]["o2nc"].update(spread=torch.ones(3)),
+    "since of parameter 0": lambda saved: saved["state"][0]["o2nc"].update(since=-5),
     "none of its groups": lambda saved: saved["state"].update({7: {}}),
     "another order": lambda saved: saved["state"].update({0: saved["state"][1], 1: saved["state"][0]}),
 }
@@ -223,6 +226,17 @@ def test_damaged_ones_are_refused(what, saved):
         opt.load_state_dict(saved)
     identical(opt.state_dict(), before)
     advance(opt, 1)
+
+
+def test_one_without_state_begins_with_the_next_gradient(saved):
+    """It counts steps and has no averages: averaged() was x, and certificate() an obscure error."""
+    opt = o2nc.ScaledSGDM(parameters(), **SGDM)
+    opt.load_state_dict(saved | {"state": {}})
+    for ask in (opt.certificate, opt.averaged().__enter__):
+        with pytest.raises(RuntimeError, match="no parameter has averages yet, which begin with its next gradient"):
+            ask()
+    advance(opt, 6)
+    assert opt.certificate().spread == 0
 
 
 def test_those_of_other_parameters_change_nothing(saved):

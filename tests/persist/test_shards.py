@@ -14,7 +14,7 @@ from logged import read
 from logged import steps as logged_steps
 from o2nc.logger import CertificateLogger
 from processes import NO_FSDP2, needs_fsdp2, torchrun
-from shards_worker import LATER, OPTIMIZERS, STEPS, make, summary, train
+from shards_worker import LATER, OPTIMIZERS, STEPS, converted, make, summary, train
 
 TESTS = Path(__file__).parent.parent
 SAMPLE = ("AdamW", "AdamW offload", "CoinBetting", "OriginalO2NC")
@@ -62,6 +62,11 @@ def test_two_processes_equal_one(runs, name):
     assert difference(first, alone(name, STEPS)) < 1e-13
     assert difference(first, second) == 0
     assert all(map(torch.equal, [first["restored"][i] for i in first["at"]], first["x"]))
+
+
+def test_a_model_that_is_converted_goes_on(runs):
+    """Issue: model.to(…) failed once the optimizer existed, since it had weak references to parameters."""
+    assert difference(runs["equal"][0]["converted"], converted()) < 1e-13
 
 
 @every_optimizer

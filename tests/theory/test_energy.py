@@ -30,7 +30,6 @@ def test_guarantee_is_the_written_bound(n, beta, log_lr, output, noise):
     found = theory.guarantee(lr=lr, momentum=beta, steps=n, output=output, **known)
     assert found.bound == pytest.approx(energy_bound(n, beta, lr / beta, output=output, **known), rel=1e-9)
     assert sum(found.terms.values()) == found.bound
-    assert found.terms[found.dominant] == max(found.terms.values())
     assert found.vacuous == (found.bound >= 1.5)
 
 

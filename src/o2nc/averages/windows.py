@@ -7,6 +7,7 @@ of n alone, so the number of steps is the only counter that a run keeps.
     Polynomial(r)   γ_n = (r + 1)/(n + r)                  weights ∝ about t^r: the last 1/(r + 1) of the run
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -154,6 +155,12 @@ class Polynomial(Window):
 
     def __post_init__(self) -> None:
         checks.non_negative("power", self.power)
+        if 0 < self.power < 1:
+            warnings.warn(
+                f"Polynomial({self.power:g}) averages the last {1 / (self.power + 1):.0%} of the run; for the last "
+                f"{self.power:.3g} of it write Polynomial({1 / self.power - 1:.3g})",
+                stacklevel=3,
+            )
         super().__post_init__()
 
     def gamma(self, n: Any) -> Any:

@@ -63,7 +63,6 @@ class Certificate:
         point: x̄, shaped like an iterate; None in the same case.
         gap: no weights reach less than ``value − gap``, their spread taken around ``point``; None if they were not
             optimised.
-        noise: σ, a bound on the noise of one stochastic gradient, √E‖g − ∇F‖²; None if unknown.
 
     Example:
         >>> certificate = Certificate(c=2.0, gradient=0.5, spread=0.1, ess=10.0)
@@ -81,7 +80,6 @@ class Certificate:
     weights: Tensor | None = field(default=None, repr=False, compare=False, kw_only=True)
     point: Point | None = field(default=None, repr=False, compare=False, kw_only=True)
     gap: float | None = field(default=None, kw_only=True)
-    noise: float | None = field(default=None, kw_only=True)
     _trajectory: Trajectory | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @property
@@ -89,17 +87,9 @@ class Certificate:
         """‖ḡ‖ + c·V; above 0 if V is, even where float64 has no room for c·V."""
         return self.gradient + max(self.c * self.spread, 5e-324 if self.spread > 0 else 0.0)
 
-    @property
-    def noise_floor(self) -> float | None:
-        """σ/√ess, which noise of size σ alone puts into ‖ḡ‖ (root mean square); None when σ is unknown."""
-        return None if self.noise is None else self.noise / self.ess**0.5
-
     def __str__(self) -> str:
         terms = f"{self.gradient:.4g} + {self.c:.4g}·{self.spread:.4g}"
-        text = f"‖ḡ‖ + c·V = {terms} = {self.value:.4g} over {self.ess:.4g} iterates"
-        if self.noise_floor is not None:
-            text += f", noise floor σ/√ess = {self.noise_floor:.4g}"
-        return printable(text)
+        return printable(f"‖ḡ‖ + c·V = {terms} = {self.value:.4g} over {self.ess:.4g} iterates")
 
     def gradient_norm(
         self, *, smoothness: float | None = None, second_order: float | None = None, constants: str = "sharp"

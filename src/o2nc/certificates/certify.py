@@ -20,7 +20,6 @@ def certify(
     *,
     weights: str | Sequence[float] | Tensor = "exponential",
     beta: float = 0.99,
-    noise: float | None = None,
 ) -> Certificate:
     """Certify an average of iterates: ‖∇F(x̄)‖_c <= ‖Σp g‖ + c Σp‖y − x̄‖² at x̄ = Σp y.
 
@@ -34,7 +33,7 @@ def certify(
     matrix, K²d multiplications, and a few passes over data.
 
     With stochastic gradients optimised weights fit the noise, and ``value`` comes out too small: evaluate the weights
-    again on fresh gradients, or at least compare with ``noise_floor``, which ``noise=σ`` puts beside the value.
+    again on fresh gradients, or at least compare with σ/√ess, which noise of size σ alone puts into ‖ḡ‖.
 
     Args:
         gradient: a function of a point, called once per iterate in order with a detached copy (autograd is enabled:
@@ -43,7 +42,6 @@ def certify(
         c: the price of spread, > 0.
         weights: "exponential", "optimal", or K numbers of your own, >= 0.
         beta: the discount of the exponential weights, in (0, 1).
-        noise: σ, the noise of one gradient, or None.
 
     Returns:
         A certificate with ``weights``, ``point`` (at least float32) and, for optimal weights, ``gap``. It refers to
@@ -65,8 +63,6 @@ def certify(
     else:
         weights = _listed(weights)
     checks.fraction("beta", beta)
-    if noise is not None:
-        checks.non_negative("noise", noise)
     with torch.enable_grad():  # the gradient may need it; what it returns is detached
         trajectory = Trajectory(gradient, iterates)
     if isinstance(weights, Tensor):
@@ -87,7 +83,6 @@ def certify(
         weights=p,
         point=trajectory.mean(p),
         gap=gap,
-        noise=noise,
         _trajectory=trajectory,
     )
 

@@ -104,7 +104,7 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
     }
     if loss is not None and has_averages and not found.faults:
         evidence |= _heat(optimizer, loss)
-    if accessors.has_certificate(optimizer):
+    if accessors.has_certificate(optimizer) and not found.faults:
         evidence["gradient"] = optimizer.certificate().gradient
     if found.spike is not None:
         evidence["spike_step"] = float(found.spike)

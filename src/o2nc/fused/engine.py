@@ -68,7 +68,9 @@ class Engine:
         self.tables: list[Tables] = []  # one for each device
         self.captured: list[Tables] = []  # out of use, but a graph may still be replayed that reads them
         self.known: tuple[Any, ...] = ()
-        self.missing: dict[Any, tuple[int, list[str]]] = {}  # the step before which a parameter lacked state, and which
+        self.missing: dict[
+            Any, tuple[int, list[str]]
+        ] = {}  # the step before which a parameter lacked state, and which
         self.begins = False  # the last step was torch's only for the state that it created
 
     @property
@@ -198,15 +200,14 @@ class Engine:
         self.known = (request.state, _cache_key(request, rule), params, outside)
         return None
 
-
     def _refuse_misspelt(self, request: Request, row: "Row", missing: list[str]) -> None:
         """Raise if a parameter lacks the same state as before the step that should have created it."""
         t = int(request.settings["step"])
         before, same = self.missing.get(row.param, (t, missing))
         if before < t and same == missing:
             raise RuntimeError(
-                f"the device form {request.rule.form} works on state {missing}, which no step creates: a parameter of "
-                f"shape {tuple(row.param.shape)} has {[*row.state]} and, of ours, {[*row.entry]}"
+                f"the device form {request.rule.form} works on state {missing}, which no step creates: a parameter "
+                f"of shape {tuple(row.param.shape)} has {[*row.state]} and, of ours, {[*row.entry]}"
             )
         self.missing[row.param] = (t, missing)
 

@@ -22,7 +22,7 @@ As η_t does not grow and ‖Δ_t − u‖ <= 2D, the first terms add up to at m
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,14 +51,10 @@ class BallAdaGrad:
     """
 
     lr: float
+    device_rule: ClassVar[str] = "o2nc.fused.rules.linear:ball_adagrad"
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)
-
-    @property
-    def device_rule(self) -> str:
-        """Where its form for kernels is."""
-        return "o2nc.fused.rules.linear:ball_adagrad"
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep this parameter's share of v_t."""

@@ -11,7 +11,7 @@ Regret, for ‖u‖ <= D, one lr for all parameters, nonincreasing η_t:
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -41,6 +41,7 @@ class BallOGD:
     lr: float
     radius: float
     decay: float = 0.0
+    device_rule: ClassVar[str] = "o2nc.fused.rules.linear:ball_ogd"
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)
@@ -51,11 +52,6 @@ class BallOGD:
     def elementwise(self) -> bool:
         """Whether every coordinate is played by itself."""
         return self.radius == float("inf")
-
-    @property
-    def device_rule(self) -> str:
-        """Where its form for kernels is."""
-        return "o2nc.fused.rules.linear:ball_ogd"
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Δ is the whole state."""

@@ -25,7 +25,7 @@ up to β + β² a step, exponentially when β > 0.62; it is capped at the square
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -61,20 +61,12 @@ class CoinBetting:
 
     wealth: float = 1.0
     lipschitz: float = 1.0
+    lr: ClassVar[float] = 1.0  # a multiplier of the bet; up to 1 the wealth stays positive
+    device_rule: ClassVar[str] = "o2nc.fused.rules.leader:coin_betting"
 
     def __post_init__(self) -> None:
         checks.positive("wealth", self.wealth)
         checks.positive("lipschitz", self.lipschitz)
-
-    @property
-    def lr(self) -> float:
-        """A multiplier of the bet; up to 1 the wealth stays positive."""
-        return 1.0
-
-    @property
-    def device_rule(self) -> str:
-        """Where its form for kernels is."""
-        return "o2nc.fused.rules.leader:coin_betting"
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and this parameter's shares of the gain w_t − ε and of A_t."""

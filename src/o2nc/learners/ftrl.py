@@ -11,7 +11,7 @@ Regret, for ‖u‖ <= D and nonincreasing η_t (proved by the usual telescoping
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class FTRL:
     lr: float
     decay: float = 0.0
     radius: float = float("inf")
+    device_rule: ClassVar[str] = "o2nc.fused.rules.leader:ftrl"
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)
@@ -53,11 +54,6 @@ class FTRL:
     def elementwise(self) -> bool:
         """Whether every coordinate is played by itself."""
         return self.radius == float("inf")
-
-    @property
-    def device_rule(self) -> str:
-        """Where its form for kernels is."""
-        return "o2nc.fused.rules.leader:ftrl"
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and the sum of the regularisers' weights W_{t+1} (W_1 = 1)."""

@@ -19,7 +19,7 @@ Regret, for nonincreasing η_t (h may grow by 1/β a step):
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -68,21 +68,13 @@ class OGD:
     lr: float
     decay: float = 0.0
     kappa: int = 1
+    elementwise: ClassVar[bool] = True
+    device_rule: ClassVar[str] = "o2nc.fused.rules.linear:ogd"
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)
         checks.non_negative("decay", self.decay)
         checks.choice("kappa", self.kappa, (1, 2))
-
-    @property
-    def elementwise(self) -> bool:
-        """Whether every coordinate is played by itself."""
-        return True
-
-    @property
-    def device_rule(self) -> str:
-        """Where its form for kernels is."""
-        return "o2nc.fused.rules.linear:ogd"
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep h_t, the lr of the last step; 0 before the first."""

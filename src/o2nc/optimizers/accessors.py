@@ -51,6 +51,8 @@ def published(optimizer: Any, wish: str) -> Published:
     for p, entry in optimizer._entries().items():
         found = {key: entry[prefix + key] for key in keys if prefix + key in entry}
         entries[p] = found | {"since": entry["since"]}
+    if not entries:  # as after loading a checkpoint without state
+        raise NoAverages(f"{wish}: no parameter has averages yet, which begin with its next gradient")
     return Published(entries, turn.n)
 
 
@@ -121,7 +123,7 @@ def _say_where_it_broke(optimizer: Any, values: dict[str | int, float]) -> None:
     if not optimizer._broken:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         optimizer._broken = (
-            f"the certificate is not finite, since an iterate or a gradient of {', '.join(map(str, names[:3]))}{more} "
+            f"the certificate is not finite: an iterate or a gradient of {', '.join(map(str, names[:3]))}{more} "
             f"was not at one of the steps {optimizer._finite_at + 1} to {t} (it is known as exactly as certificates "
             "were asked for); once they are finite again, restart_averages() begins anew"
         )
@@ -152,10 +154,13 @@ def _square(x: Tensor) -> Tensor:
 
 
 def parameter_names(optimizer: Any) -> dict[Any, str | int]:
-    """Return the name of every parameter, or its index if it has none or not its own."""
+    """Return the name of every parameter, given or from a trainer's model, or its index if it has none of its own."""
     names: dict[Any, str | int] = {}
+    model = optimizer._model()
+    known = {p: name for name, p in model.named_parameters()} if model is not None else {}
     for group in optimizer.param_groups:
-        for p, name in zip(group["params"], group.get("param_names", [None] * len(group["params"])), strict=True):
+        given = group.get("param_names", [known.get(p) for p in group["params"]])
+        for p, name in zip(group["params"], given, strict=True):
             names[p] = len(names) if name is None or name in names.values() else name
     return names
 

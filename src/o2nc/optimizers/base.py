@@ -58,6 +58,10 @@ def new_settings(average: Any, scaling: Any, seed: int, certificate: bool, offlo
     }
 
 
+def _no_model() -> None:
+    """Return None, as a weak reference to a model that is gone does."""
+
+
 class Averaged(Optimizer):
     """Puts averages, a certificate and scaling before a torch optimizer: ``class AdamW(Averaged, optim.AdamW)``.
 
@@ -106,6 +110,7 @@ class Averaged(Optimizer):
     _engine: Engine
     _host_copies: HostCopies
     _trail: Trail  # for diagnose()
+    _model: Callable[[], nn.Module | None]  # a weak reference to the model that a trainer has, for its names
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Set what does not survive in copies."""
@@ -135,6 +140,7 @@ class Averaged(Optimizer):
         register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
         self._trail = Trail()
+        self._model = _no_model
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings

@@ -53,6 +53,14 @@ def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
         foreach_copy_(targets, sources)
 
 
+def _refuse_loading(model: nn.Module, *_: Any) -> None:
+    if any(id(p) in SWAPPED for p in model.parameters()):  # not in a copy that was made inside the block
+        raise RuntimeError(
+            "load_state_dict() inside averaged() would replace x̄; Lightning's trainer.test() loads the best "
+            "checkpoint unless it is given the model: trainer.test(model, …)"
+        )
+
+
 class Swap:
     """A ``with`` block inside which the parameters of some optimizers are x̄. Make it by ``opt.averaged()``.
 
@@ -92,6 +100,7 @@ class Swap:
         try:
             if self._model is not None:
                 self._stack.enter_context(resharded(self._model))
+                self._stack.callback(self._model.register_load_state_dict_pre_hook(_refuse_loading).remove)
             for optimizer in self._optimizers:
                 self._swap(optimizer)
             clear_cast_caches()

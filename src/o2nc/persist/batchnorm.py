@@ -47,6 +47,7 @@ def recalibrated(model: nn.Module, batches: Iterable[Any]) -> "Recalibrated":
 
     Raises:
         ValueError: ``batches`` is empty, as a generator is when it is used a second time.
+        TypeError: the model has no ``forward``, as a LightningModule may have none.
 
     Example:
         >>> import torch, o2nc
@@ -132,9 +133,15 @@ def _calibrate(model: nn.Module, layers: list[BatchNorm], batches: Iterable[Any]
     batch = None
     for batch in batches:
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
-        if isinstance(inputs, Mapping):
-            model(**inputs)
-        else:
-            model(inputs)
+        try:
+            if isinstance(inputs, Mapping):
+                model(**inputs)
+            else:
+                model(inputs)
+        except NotImplementedError as error:
+            if "forward" not in str(error):
+                raise
+            name = type(model).__name__
+            raise TypeError(f"recalibrated() needs model(inputs), and {name} has no forward(): define one") from error
     if batch is None:
         raise ValueError("batches must not be empty: a generator can be used only once")

@@ -153,11 +153,17 @@ def _check(settings: dict[str, Any]) -> None:
 
 def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return a parameter's entry with tensors of its own, where they belong."""
-    missing = [] if "average" not in entry else [key for key in ("since",) if key not in entry]
-    if settings["average"] is not None and settings["certificate"] and "average" in entry:
-        missing += [key for key in ("gradient", "spread") if key not in entry]
-    if missing:
+    certifies = settings["average"] is not None and settings["certificate"]
+    wanted = ("average", "since", *(("gradient", "spread") if certifies else ())) if _AVERAGES & entry.keys() else ()
+    if missing := [key for key in wanted if key not in entry]:
         raise ValueError(f"the checkpoint is incomplete: its state of parameter {i} lacks {missing}")
+    for key in wanted:
+        value = entry[key]
+        if key == "since":
+            checks.integer(f"the checkpoint's since of parameter {i}", value, 1)
+        elif not isinstance(value, Tensor) or not value.is_floating_point() or (key == "spread" and value.dim()):
+            allowed = "a floating-point tensor" + " without axes" * (key == "spread")
+            raise ValueError(f"the checkpoint's {key} of parameter {i} must be {allowed}, got {value!r}")
     sharded = optimizer._is_sharded and is_sharded(p)
     entry = with_own_sums(p, entry) if sharded else entry
     shape, device = (p.shape if not p.is_complex() else (*p.shape, 2)), p.device

@@ -40,8 +40,8 @@ class Guarantee:
 
     Example:
         >>> found = guarantee(lr=3e-5, momentum=0.99, steps=30_000, c=1.0, gap=1.0, lipschitz=1.0)
-        >>> f"{found.bound:.3f}", found.dominant, found.vacuous
-        ('0.132', 'gap', False)
+        >>> f"{found.bound:.3f}", found.vacuous
+        ('0.132', False)
     """
 
     steps: int
@@ -54,11 +54,6 @@ class Guarantee:
     def bound(self) -> float:
         """B >= E‖∇F(x̄)‖_c."""
         return sum(self.terms.values())
-
-    @property
-    def dominant(self) -> str:
-        """The largest of the terms, which is the one to work on."""
-        return max(self.terms, key=lambda name: self.terms[name])
 
     @property
     def vacuous(self) -> bool:

@@ -41,7 +41,7 @@ def least(at: Callable[[float], tuple[float, Found]], low: float) -> Found:
 def variance_weights(n: int, beta: float) -> NDArray[np.float64]:
     """Return λ_{n,1}, …, λ_{n,n} of the variance lemma, E V_n <= Σ_t λ_{n,t} E‖Δ_t‖².
 
-    λ_{n,t} = 4 Σ_{i>=t>i'} p_i p_i'(i − i') = 4(aβ^a(1 − β^n) − nβ^n(1 − β^a))/(1 − β^n)²,  a = n − t + 1.
+    λ_{n,t} = 4 Σ_{i>=t>i'} p_i p_i'(i − i') with p_i ∝ β^{n−i}.
     Half of it is true too, since V = ½ Σ p_i p_j‖x_i − x_j‖².
 
     Args:
@@ -54,14 +54,12 @@ def variance_weights(n: int, beta: float) -> NDArray[np.float64]:
     """
     checks.integer("n", n, 1)
     checks.fraction("beta", beta)
-    rate = -math.log(beta)
-    y = rate * np.arange(n, 0, -1.0)  # rate·a; at t = 1, a = n
-    # aβ^a/(1 − β^a) = (1 + φ(rate·a))/rate with φ(y) = y/(e^y − 1) − 1: without the 1, nothing cancels
-    small = np.minimum(y, 0.1)
-    series = small * (-1 / 2 + small * (1 / 12 - small**2 * (1 / 720 - small**2 * (1 / 30240 - small**2 / 1209600))))
-    phi = np.where(y < 0.1, series, y / np.expm1(np.maximum(y, 0.1)) - 1)
-    share = np.expm1(-y) / np.expm1(-y[0])  # (1 − β^a)/(1 − β^n)
-    weights: NDArray[np.float64] = 4 * share * (phi - phi[0]) / rate
+    p = beta ** np.arange(n - 1.0, -1, -1)
+    p /= p.sum()
+    since = p[::-1].cumsum()[::-1]  # Σ_{i>=t} p_i
+    before = p.cumsum() - p  # Σ_{i'<t} p_i'
+    # Σ_{i>=t} p_i(i − t) and Σ_{i'<t} p_i'(t − i'): i − i' is the sum of two distances, and nothing cancels
+    weights: NDArray[np.float64] = 4 * (before * (since[::-1].cumsum()[::-1] - since) + since * before.cumsum())
     return weights
 
 

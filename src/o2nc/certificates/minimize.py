@@ -1,0 +1,358 @@
+"""`minimize`: descend until the certificate of one's own iterates is at most eps.
+
+The certificate ‖Σw∇F(y)‖ + cΣw‖y − x̄‖² holds whatever the steps were, so they may be the best that are known for
+exact gradients of non-smooth functions: BFGS with a weak Wolfe line search (Lewis and Overton). It works at kinks,
+but can stall at one. The next direction is then that of the weights with the least certificate, −Σw∇F(y) over
+evaluated points near x (Goldstein's direction). Either F falls along it, or a gradient found there is news that
+lowers the certificate.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from o2nc import checks
+from o2nc.certificates import simplex
+
+DENSE = 1000  # dimension up to which BFGS keeps a matrix; above it, PAIRS pairs of steps and gradient differences
+PAIRS = 20
+MOST, NUMBERS = 200, 10**8  # recent points kept for certificates, and the numbers that they may hold
+EVERY = 20  # evaluations between checks on the way; a twentieth of all, once that is more
+ARMIJO, WOLFE = 1e-4, 0.5
+TRIALS, DOUBLINGS = 30, 100  # of a line search: after these it fails, and F is unbounded below
+
+
+class Check(NamedTuple):
+    """What a check of the certificate found: evaluations so far, the least F met, the certificate."""
+
+    nfev: int
+    fun: float
+    certificate: float
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """What `minimize` returns, and what its callback is given.
+
+    Args:
+        x: the weighted mean of the witness's points, of the kind, shape and dtype of x0.
+        fun: F(x); in a callback nan where x has not been evaluated.
+        certificate: ‖Σw∇F(y)‖ + cΣw‖y − x‖² of the witness, in float64.
+        success: whether the certificate is at most eps, rounding included.
+        nfev: evaluations of fun.
+        message: why it stopped.
+        witness: the points (K, *x.shape) and their K weights, >= 0 with sum 1.
+        history: a `Check` (nfev, fun, certificate) for every check.
+    """
+
+    x: Any
+    fun: float
+    certificate: float
+    success: bool
+    nfev: int
+    message: str
+    witness: tuple[Any, Any]
+    history: list[Check]
+
+
+class Sample(NamedTuple):
+    """A point as fun saw it, F and the gradient there, in float64 and flat."""
+
+    y: Tensor
+    f: float
+    g: Tensor
+
+
+class Stop(Exception):
+    """Ends the search; the text is the result's message."""
+
+
+def minimize(
+    fun: Callable[[Any], Any],
+    x0: Any,
+    *,
+    eps: float,
+    c: float = 1.0,
+    max_evaluations: int = 100_000,
+    seed: int = 0,
+    callback: Callable[[Minimum], object] | None = None,
+) -> Minimum:
+    """Search a point x with ‖∇F(x)‖_c <= eps, and return it with the points and weights that prove it.
+
+    F may have kinks and need not be convex. The proof needs exact gradients: with noise in them the weights fit the
+    noise (`o2nc.theory.holdout_samples` has what a check on fresh samples takes).
+
+    Args:
+        fun: F. Given a NumPy array or a tensor that requires grad, whichever x0 is, it returns (value, gradient);
+            given a tensor it may instead return a scalar that autograd can differentiate.
+        x0: the point to start from, of any shape: an array, a tensor, a number or a list. It sets the dtype in which
+            fun is called; all else is computed in float64.
+        eps: the certificate to reach, > 0.
+        c: the price of spread, > 0.
+        max_evaluations: the most calls of fun, >= 1.
+        seed: of the random places at which line searches divide an interval.
+        callback: called at every check with the best result so far; it ends the search by raising StopIteration.
+
+    Returns:
+        The point, with ``success`` if its certificate is at most eps, else that with the smallest certificate found.
+
+    Example:
+        >>> found = minimize(lambda x: (x[0] - 1).abs() + 3 * x[1].abs(), torch.tensor([3.0, 2.0]), eps=1e-3)
+        >>> found.success, found.x.round(decimals=1)
+        (True, tensor([1., -0.]))
+    """
+    checks.positive("eps", eps)
+    checks.positive("c", c)
+    checks.integer("max_evaluations", max_evaluations, 1)
+    checks.integer("seed", seed, 0)
+    if not callable(fun) or not (callback is None or callable(callback)):
+        raise TypeError(f"fun and callback must be functions, got {fun!r} and {callback!r}")
+    search = Search(Oracle(fun, x0, int(max_evaluations)), float(eps), float(c), int(seed), callback)
+    try:
+        search.run()
+    except Stop as stop:
+        return search.result(str(stop), final=True)
+
+
+class Oracle:
+    """fun on flat float64 vectors: converts, counts, checks what it returns, and keeps one evaluation for the end."""
+
+    def __init__(self, fun: Callable[[Any], Any], x0: Any, limit: int) -> None:
+        self.fun, self.limit, self.count = fun, limit, 0
+        self.is_tensor = self.needs_grad = isinstance(x0, Tensor)
+        try:
+            start = torch.as_tensor(x0.detach() if self.is_tensor else np.asarray(x0))
+        except TypeError:
+            raise TypeError(f"x0 must be an array or a tensor of real numbers, got {x0!r}") from None
+        if start.is_complex() or start.numel() == 0 or not start.isfinite().all():
+            raise ValueError(f"x0 must have finite real numbers, at least one, got {x0!r}")
+        self.dtype = start.dtype if start.is_floating_point() else torch.float64
+        self.shape, self.start = start.shape, start.double().reshape(-1)
+
+    def shaped(self, flat: Tensor) -> Any:
+        """Return a vector, or several as rows, in the kind, shape and dtype of x0; the memory is new."""
+        x = flat.to(self.dtype, copy=True).reshape((*flat.shape[:-1], *self.shape))
+        return x if self.is_tensor else x.numpy()
+
+    def rounded(self, flat: Tensor) -> Tensor:
+        """Return the vector in float64 as fun will see it."""
+        return flat.to(self.dtype).double()
+
+    def __call__(self, flat: Tensor, last: bool = False) -> Sample:
+        """Return F and gradient; raise Stop if that would leave no evaluation for the result."""
+        if self.count >= max(1, self.limit - 1) and not last:
+            raise Stop(f"max_evaluations = {self.limit} are used up")
+        self.count += 1
+        x = self.shaped(flat)
+        with torch.enable_grad(), warnings.catch_warnings():
+            # x requires grad until fun has returned a pair; it may turn F into a float
+            warnings.filterwarnings("ignore", "Converting a tensor with requires_grad", UserWarning)
+            found = self.fun(x.requires_grad_() if self.needs_grad else x)
+            if self.needs_grad and isinstance(found, Tensor):
+                if found.numel() != 1 or not found.requires_grad:
+                    raise ValueError(f"fun must return a scalar that depends on x within autograd, got {found!r}")
+                found = found, torch.autograd.grad(found.sum(), x, materialize_grads=True)[0]
+            else:
+                self.needs_grad = False
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise TypeError(f"fun must return (value, gradient), for a tensor also a scalar tensor, got {found!r}")
+        value, gradient = (torch.as_tensor(part, dtype=torch.float64).detach() for part in found)
+        if value.numel() != 1 or gradient.shape != self.shape:
+            shapes = f"{tuple(value.shape)} and {tuple(gradient.shape)}"
+            raise ValueError(
+                f"fun's value must be a scalar, its gradient of x0's shape {tuple(self.shape)}, got {shapes}"
+            )
+        return Sample(self.rounded(flat), float(value), gradient.to(flat).reshape(-1).clone())
+
+
+class Search:
+    """The state of a run: the current point, the points kept, the best certificate."""
+
+    def __init__(self, oracle: Oracle, eps: float, c: float, seed: int, callback: Callable[[Minimum], object] | None):
+        self.oracle, self.eps, self.c, self.callback = oracle, eps, c, callback
+        self.random = np.random.default_rng(seed)
+        self.radius = math.sqrt(eps / c / 2)  # at which spread costs eps/2
+        self.most = min(2 * len(oracle.start) + 25, MOST, max(25, NUMBERS // len(oracle.start)))
+        self.kept: list[Sample] = []
+        self.support: list[Sample] = []  # with weight in the last check
+        self.history: list[Check] = []
+        self.lowest = self.certificate = math.inf
+        self.x, self.points, self.weights = oracle.start, oracle.start[None], oracle.start.new_ones(1)
+
+    def run(self) -> NoReturn:
+        """Take steps until something raises Stop."""
+        self.now = self.evaluate(self.oracle.start)
+        if not self.kept:
+            raise Stop("fun or its gradient is not finite at x0")
+        metric, stalled, checked = Metric(len(self.now.y)), 0, 0
+        length = max(self.radius, math.sqrt(float(self.now.g.norm()) / self.c) / 8)  # of the first step
+        while True:
+            if stalled > 10 * self.most:
+                raise Stop(f"F and certificate fall no more: eps = {self.eps:g} is too small, or gradients are wrong")
+            if stalled or self.oracle.count - checked >= max(EVERY, self.oracle.count // EVERY):
+                (u, bound), checked = self.check(), self.oracle.count
+            if stalled and bound > 0:
+                direction, slope = -self.radius * u, -self.radius * bound
+            else:
+                direction = metric.direction(self.now.g, length)
+                slope = float(direction @ self.now.g)
+                if not -math.inf < slope < 0:  # the metric has lost its digits
+                    metric, stalled = Metric(len(self.now.y)), 1
+                    continue
+            before, self.now = self.now, self.line_search(direction, slope, stalled > 0)
+            if self.now is before:
+                stalled += 1
+            else:
+                stalled = 0
+                metric.update(self.now.y - before.y, self.now.g - before.g)
+
+    def evaluate(self, y: Tensor) -> Sample:
+        """Call fun; keep the point if all is finite, and stop if its gradient alone is small enough."""
+        sample = self.oracle(y)
+        if sample.f == -math.inf:
+            raise Stop(f"F is unbounded below: it is -inf at a distance of {float((y - self.x).norm()):.1e} from x")
+        if not (math.isfinite(sample.f) and sample.g.isfinite().all()):
+            return sample._replace(f=math.inf)
+        self.kept = [*self.kept[1 - self.most :], sample]
+        self.lowest = min(self.lowest, sample.f)
+        if float(sample.g.norm()) < self.certificate:
+            self.propose([sample], y.new_ones(1))
+        return sample
+
+    def line_search(self, direction: Tensor, slope: float, is_stalled: bool) -> Sample:
+        """Return a point along the direction where F has fallen enough, or the current one if none was found.
+
+        An interval is divided until the slope has become WOLFE times the given one. For a stalled search that is
+        enough: the gradient there is news, wherever F is.
+        """
+        low, high, t, best, length = 0.0, math.inf, 1.0, self.now, float(direction.norm())
+        for trial in range(DOUBLINGS):
+            y = self.oracle.rounded(self.now.y + t * direction)
+            if torch.equal(y, best.y):
+                if is_stalled:
+                    raise Stop(f"steps of {t * length:.1e} are lost in rounding: eps = {self.eps:g} is too small")
+                return best
+            sample = self.evaluate(y)
+            if sample.f <= self.now.f + (WOLFE / 2 if is_stalled else ARMIJO) * t * slope:
+                low, best = t, sample
+            else:
+                high = t
+            is_flat = sample.f < math.inf and float(sample.g @ direction) >= WOLFE * slope
+            is_short = high < math.inf and ((high - low) * length < 1e-3 * self.radius or trial >= TRIALS)
+            if (is_flat and (best is sample or is_stalled)) or is_short:
+                return best
+            t = 2 * t if high == math.inf else low + (high - low) * self.random.uniform(0.4, 0.6)
+        raise Stop(f"F seems unbounded below: {sample.f:.3g} at a distance of {t * length:.1e} from x")
+
+    def check(self) -> tuple[Tensor, float]:
+        """Search weights for the points near x, and return a direction u, ‖u‖ <= 1, with a bound of the certificate.
+
+        It is the dual point of the weights' problem at the centre x (`simplex`): ⟨u, g_k⟩ + c‖y_k − x‖² >= bound for
+        all k, and u = m/‖m‖ for the mean gradient m unless that is 0. A point near x with ⟨u, g⟩ < bound/2 is news.
+        """
+        centre, found, value = self.now.y, list[tuple[Tensor, float]](), math.inf
+        near = [s for s in (*self.support, *self.kept) if float((s.y - centre).norm()) <= 8 * self.radius]
+        near = list({id(s): s for s in (self.now, *near)}.values())
+        y, g = torch.stack([s.y for s in near]), torch.stack([s.g for s in near])
+        basis, r = (None, g.T) if len(g) >= g.shape[1] else torch.linalg.qr(g.T)
+        tolerance = min(1e-4, max(1e-10, 1e5 * self.eps / float(g.norm(dim=1).min())))  # of values below 1e-6 ‖g‖
+        while True:
+            prices = self.c * (y - centre).square().sum(1)
+            weights, u = (part.to(y) for part in simplex.minimise(r.cpu(), prices.cpu(), tolerance))
+            found.append((u if basis is None else basis @ u, float((u @ r + prices).min())))
+            before, value = value, self.propose(near, weights)
+            if value > min(0.99 * before, 4 * self.eps):
+                break
+            centre = weights @ y
+        heaviest = weights.argsort(descending=True)[: self.most].tolist()
+        self.support = [near[k] for k in heaviest if weights[k] > 1e-3 / len(near)]
+        self.history.append(Check(self.oracle.count, self.lowest, value))
+        if self.callback is not None:
+            try:
+                self.callback(self.result("running"))
+            except StopIteration:
+                raise Stop("the callback raised StopIteration") from None
+        return found[0]
+
+    def propose(self, samples: list[Sample], weights: Tensor) -> float:
+        """Return the certificate of the points under these weights; keep the best, and stop if it is at most eps.
+
+        It is computed from the numbers that are returned, x as rounded to its dtype; ``error`` bounds by how much
+        another order of summation may differ.
+        """
+        samples, weights = [s for s, w in zip(samples, weights, strict=True) if w > 1e-12], weights[weights > 1e-12]
+        weights = weights / weights.sum()
+        y, g = torch.stack([s.y for s in samples]), torch.stack([s.g for s in samples])
+        x = self.oracle.rounded(weights @ y)
+        value = float((weights @ g).norm() + self.c * (weights @ (y - x).square().sum(1)))
+        unit = 4 * len(samples) * 2.0**-53
+        error = unit * (float(weights @ g.norm(dim=1)) + value) + self.c * (unit * float(y.abs().max())) ** 2 * len(x)
+        is_sure = value + error <= self.eps
+        if value < self.certificate and (is_sure or value > self.eps):
+            self.certificate, self.x, self.points, self.weights = value, x, y, weights
+        if is_sure:
+            raise Stop(f"the certificate is at most eps = {self.eps:g}")
+        return value
+
+    def result(self, message: str, final: bool = False) -> Minimum:
+        """Return the best certificate found as a result; only the final one evaluates F at a mean."""
+        fun = next((s.f for s in self.kept if torch.equal(s.y, self.x)), math.nan)
+        if final:
+            if math.isnan(fun) and self.kept and self.oracle.count < self.oracle.limit:
+                fun = self.oracle(self.x, last=True).f
+            self.history.append(Check(self.oracle.count, self.lowest, self.certificate))
+        shaped, weights = self.oracle.shaped, self.weights.clone()
+        return Minimum(
+            x=shaped(self.x),
+            fun=fun,
+            certificate=self.certificate,
+            success=self.certificate <= self.eps,
+            nfev=self.oracle.count,
+            message=message,
+            witness=(shaped(self.points), weights if self.oracle.is_tensor else weights.numpy()),
+            history=list(self.history),
+        )
+
+
+class Metric:
+    """BFGS's approximation of the inverse Hessian: a matrix, or in high dimension the last pairs (s, y)."""
+
+    def __init__(self, dimension: int) -> None:
+        self.is_dense = dimension <= DENSE
+        self.matrix: Tensor | None = None
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+
+    def direction(self, g: Tensor, length: float) -> Tensor:
+        """Return −Hg; before the first update, a step of this length along −g."""
+        if self.matrix is not None:
+            return -(self.matrix @ g)
+        if not self.pairs:
+            return -(length / g.norm()) * g
+        g, dots = g.clone(), []
+        for s, y in reversed(self.pairs):
+            dots.append((s @ g) / (s @ y))
+            g -= dots[-1] * y
+        s, y = self.pairs[-1]
+        g *= (s @ y) / (y @ y)
+        for (s, y), dot in zip(self.pairs, reversed(dots), strict=True):
+            g += (dot - (y @ g) / (s @ y)) * s
+        return -g
+
+    def update(self, s: Tensor, y: Tensor) -> None:
+        """Take a step s and the change y of the gradient in, where F curves upwards along s."""
+        sy = s @ y
+        if not sy > 1e-14 * s.norm() * y.norm():
+            return
+        if not self.is_dense:
+            self.pairs = [*self.pairs[1 - PAIRS :], (s, y)]
+            return
+        if self.matrix is None:
+            self.matrix = sy / (y @ y) * torch.eye(len(s), dtype=s.dtype, device=s.device)
+        hy = self.matrix @ y
+        self.matrix += torch.outer((1 + (y @ hy) / sy) / sy * s - hy / sy, s) - torch.outer(s / sy, hy)
