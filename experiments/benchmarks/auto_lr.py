@@ -3,14 +3,14 @@
     python experiments/benchmarks/auto_lr.py --out results/auto-lr --seeds 10,11
     python experiments/benchmarks/auto_lr.py --out results/auto-lr-tuned --models tuned --seeds 0
 
-Constant learning rates are a factor 2 apart, √2 around the best of each length, after a warm-up of 50 steps.
+Constant learning rates warm up over 50 steps and are √2 apart, those of GPTs only around the best, else 2.
 "no rewind" goes on from the end of the probe at 0.3·d; "estimate" has no probe: lr = d_t = max(d_{t−1}, r_t/‖m_t‖₁)
 throughout. All steps count, those of the probe too. GPTs read Python's standard library, a byte a token; digits need
 scikit-learn. A finished run is not repeated. Result, seeds and hardware: docs/no-learning-rate.md.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ import torch
 import o2nc
 from o2nc.optimizers.auto_lr import GROWTH, SETTLED, SHARE
 from o2nc_experiments import kit
-from small_models import MODELS, Task
+from small_models import MODELS, Task, train_stack
 
 HORIZONS = (300, 1000)
 WARMUP = 50  # steps, of constant learning rates
-FIRST_GRID = (2**-9, 2**-8, 2**-7)
+FIRST_GRID = (2**-9, 2**-8, 2**-7)  # of GPTs; it grows until the best is inside
+GRID = [2 ** (k / 2) for k in range(-22, -3)]
 ARMS = ("auto", "no rewind", "estimate")
 
 
@@ -83,9 +84,9 @@ def train(make: Callable[[int], Task], seed: int, arm: str | float) -> dict[str,
     return run
 
 
-def best_constant(get: Callable[[float], dict[str, Any]]) -> dict[str, tuple[float, float]]:
+def best_constant(get: Callable[[float], dict[str, Any]], grid: Sequence[float]) -> dict[str, tuple[float, float]]:
     """Return the least loss and its learning rate at every horizon, over a grid that grows until both are inside."""
-    rates = [*FIRST_GRID]
+    rates = [*grid]
 
     def best(horizon: int) -> float:
         return min(rates, key=lambda lr: loss_of(get(lr), horizon))
@@ -96,7 +97,8 @@ def best_constant(get: Callable[[float], dict[str, Any]]) -> dict[str, tuple[flo
         if not more:
             break
         rates.append(more[0])
-    rates += [best(h) * 2**k for h in HORIZONS for k in (0.5, -0.5)]
+    if grid is FIRST_GRID:
+        rates += [best(h) * 2**k for h in HORIZONS for k in (0.5, -0.5)]
     return {str(h): (loss_of(get(best(h)), h), best(h)) for h in HORIZONS}
 
 
@@ -125,7 +127,10 @@ def main(out: Path, models: str = "reported", seeds: str = "10,11", quiet: bool 
                     terminal.say(f"{key}: {store.runs[key]['loss']}")
                 return dict(store.runs[key])
 
-            for h, (loss, lr) in best_constant(get).items():
+            if not name.startswith("GPT") and f"{name}, seed {seed}, {GRID[0]:.6g}" not in store.runs:
+                for lr, run in zip(GRID, train_stack(make, seed, GRID, HORIZONS, WARMUP), strict=True):
+                    store.runs[f"{name}, seed {seed}, {lr:.6g}"] = run
+            for h, (loss, lr) in best_constant(get, FIRST_GRID if name.startswith("GPT") else GRID).items():
                 found.setdefault((h, "best"), []).append(loss)
                 found.setdefault((h, "lr"), []).append(lr)
                 for arm in ARMS:
@@ -151,7 +156,8 @@ def draw(runs: dict[str, Any], seed: int, path: Path) -> None:
     """Draw lr and loss along one run of every GPT."""
     figure = kit.new_figure(9, 3.6)
     above, below = figure.subplots(1, 2)
-    for name, colour in zip(list(MODELS["reported"])[:4], ("blue", "red", "green", "orange"), strict=True):
+    names = [name for name in MODELS["reported"] if name.startswith("GPT")]
+    for name, colour in zip(names, ("blue", "red", "green", "orange"), strict=True):
         run, style = runs[f"{name}, seed {seed}, auto"], {"color": kit.COLOURS[colour], "linewidth": 1.4}
         steps, rates, losses = zip(*run["course"], strict=True)
         above.loglog(steps, rates, label=name, **style)

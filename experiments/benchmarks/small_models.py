@@ -3,7 +3,7 @@
 ``MODELS["tuned"]`` are those on which the constants of ``lr="auto"`` were chosen, ``MODELS["reported"]`` the others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+import o2nc
 from o2nc_experiments import text
 from o2nc_experiments.gpt_model import GPT
 
@@ -98,11 +99,47 @@ MODELS: dict[str, dict[str, Callable[[int], Task]]] = {
         "GPT 48 × 2": partial(gpt, width=48, layers=2, context=32, rows=4),
         "GPT 96 × 1": partial(gpt, width=96, layers=1, context=32, rows=4),
         "GPT 24 × 3": partial(gpt, width=24, layers=3, context=32, rows=8),
-        "GPT 64 × 1": partial(gpt, width=64, layers=1, context=64, rows=2),
         "regression 50": partial(regression, features=50, scale=5.0, hidden=0),
         "regression 10-200": partial(regression, features=10, scale=0.3, hidden=200),
         "logistic 200": partial(logistic, features=200, scale=10.0, rows=64),
         "digits 32 × 4": partial(digits, width=32, depth=4, rows=16),
         "digits 256 × 1": partial(digits, width=256, depth=1, rows=64),
+        "GPT 64 × 1": partial(gpt, width=64, layers=1, context=64, rows=2),
     },
 }
+
+
+def train_stack(
+    make: Callable[[int], Task], seed: int, rates: Sequence[float], horizons: Sequence[int], warmup: int
+) -> list[dict[str, Any]]:
+    """Return the losses at x̄ for every constant learning rate; all are trained at once, as one stack of models."""
+    task = make(seed)
+    names = [name for name, _ in task.model.named_parameters()]
+    copies = [[nn.Parameter(p.detach().clone()) for p in task.model.parameters()] for _ in rates]
+    opt = o2nc.AdamW([{"params": own} for own in copies], average=o2nc.Polynomial(12), foreach=True, **task.options)
+
+    class Called(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = task.model
+
+        def forward(self, t: int) -> Tensor:
+            return task.evaluate() if t < 0 else task.loss(t)
+
+    called, found = Called(), [dict[str, float]() for _ in rates]
+
+    def losses(t: int) -> Tensor:
+        stacks = {f"model.{name}": torch.stack(own) for name, *own in zip(names, *copies, strict=True)}
+        return torch.func.vmap(lambda params: torch.func.functional_call(called, params, (t,)))(stacks)
+
+    for t in range(1, horizons[-1] + 1):
+        opt.zero_grad()
+        losses(t - 1).sum().backward()
+        for group, lr in zip(opt.param_groups, rates, strict=True):
+            group["lr"] = lr * min(1, t / warmup)
+        opt.step()
+        if t in horizons:
+            with torch.no_grad(), opt.averaged():
+                for own, loss in zip(found, losses(-1).tolist(), strict=True):
+                    own[str(t)] = loss
+    return [{"loss": own, "lr": lr, "probed": 0} for own, lr in zip(found, rates, strict=True)]
