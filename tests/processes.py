@@ -46,24 +46,3 @@ def torchrun(script, *arguments, processes=2, environment=os.environ, seconds=12
         printed, complaints = out.read(), err.read()
     assert codes == [0] * processes, f"{codes} after at most {seconds} s: {complaints[-3000:]}"
     return printed, complaints
-
-
-def runs_alone(request):
-    """Return whether this process runs nothing but this test; if not, run it in one that does.
-
-    For tests of what is freed: other people's code that earlier tests have run may keep references.
-    """
-    if os.environ.get("O2NC_TEST_ALONE"):
-        return True
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", request.node.nodeid]
-    done = subprocess.run(
-        command,
-        cwd=request.config.rootpath,
-        env=os.environ | {"O2NC_TEST_ALONE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "1 passed" in done.stdout or "[100%]" in done.stdout, done.stdout
-    return False

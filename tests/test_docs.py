@@ -11,7 +11,6 @@ import os
 import pkgutil
 import re
 import shlex
-import statistics
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ import torch
 from pages import DOCS, PAGES, ROOT, blocks
 
 PYTHON = [page for page, text in PAGES.items() if blocks(text) and not page.startswith("docs/recipes")]
-NEEDS_CUDA = ["docs/performance.md"]
+NEEDS_CUDA = ["docs/performance-appendix.md"]
 
 
 @pytest.fixture
@@ -60,19 +59,50 @@ def readme_says(names, printed):
     names["opt"].step()
 
 
-# the lines of the README's table of costs, in its order, by their names in the record
-TIMED = [
-    *("AdamW fused", "o2nc.AdamW fused", "o2nc.AdamW fused, x̄", "o2nc.AdamW fused, x̄ and certificate"),
-    "AdamW fused and swa_utils' EMA",
-]
+# the lines of the README's table of costs, in its order: their names in the record, and in the list of prices
+COSTS = {
+    "AdamW fused": "o2nc.AdamW(params)",
+    "o2nc.AdamW fused": "o2nc.AdamW(params)",
+    "o2nc.AdamW fused, x̄": "o2nc.AdamW(params, average=window)",
+    "o2nc.AdamW fused, x̄ and certificate": "o2nc.AdamW(params, average=window, certificate=True)",
+    "AdamW fused and swa_utils' EMA": "o2nc.AdamW(params, average=window)",  # a second model: 4 bytes as well
+}
 
 
-def test_the_step_times_of_the_readme_are_those_of_the_record():
-    table = PAGES["README.md"].split("| | bytes per parameter", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
-    cells = [row.split("|")[3].strip().removesuffix(" ms") for row in table]
-    record = json.loads((ROOT / "docs" / "results" / "bench_h200_adamw.json").read_text(encoding="utf-8"))["steps"]
-    steps = {row["contender"]: row["step"] * 1e3 for row in record if row["model"] == "gpt2-xl"}
-    assert cells == [f"{steps[name]:.1f}" for name in TIMED]
+def record(name):
+    return json.loads((ROOT / "docs" / "results" / name).read_text(encoding="utf-8"))
+
+
+def test_every_number_of_the_readme_is_held():
+    """Those in code run with it; of the others each has its record, and none is left."""
+    text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", PAGES["README.md"], flags=re.DOTALL)
+    text = re.sub(r"o2nc|GPT-2|H200|CIFAR-10|FSDP\d|float32|Exp\(1\)|ICML 2024", "", text)  # names
+    timed, prices = record("bench_h200_adamw.json")["steps"], PAGES["docs/performance.md"]
+    steps = {row["contender"]: f"{row['step'] * 1e3:.1f}" for row in timed if row["model"] == "gpt2-xl"}
+    size = next(row["numbers"] for row in timed if row["model"] == "gpt2-xl")
+    demo = record("demo.json")
+    held = [
+        f"{max(map(int, demo['average']))}",  # steps of the GPT
+        f"{50 * (len(demo['climber']['momentum alone']) - 1):,}",  # steps on the slope, one in fifty kept
+        f"{100 / (12 + 1):.0f}",  # per cent, of Polynomial(12)
+        f"{size / 1e9:.2f}",
+    ]
+    for name, price in COSTS.items():
+        held += [re.search(rf"^\| `{re.escape(price)}` \| (\d+) ", prices, re.MULTILINE)[1], steps[name]]
+    numbers = re.findall(r"\d[\d.,]*\d|\d", text)
+    numbers.remove("0.1")  # the next test's
+    assert sorted(numbers) == sorted(held)
+    assert "One H200" in PAGES["README.md"]
+    assert record("bench_h200_adamw.json")["circumstances"]["hardware"] == "NVIDIA H200"
+
+
+def test_the_size_of_the_gpt_in_the_readme():
+    demo = pytest.importorskip("o2nc_experiments.demo")
+    from o2nc_experiments.gpt_model import GPT
+
+    size = demo.SIZE
+    model = GPT(size.layers, size.width, size.heads, size.context, 256)  # bytes
+    assert f"a GPT of {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters" in PAGES["README.md"]
 
 
 def tutorial_says(names, printed):
@@ -117,7 +147,7 @@ SAYS = {
     "docs/tutorial.md": tutorial_says,
     "docs/certificate.md": certificate_says,
     "docs/learner.md": learner_says,
-    "docs/performance.md": performance_says,
+    "docs/performance-appendix.md": performance_says,
     "docs/api/theory.md": theory_says,
 }
 

@@ -328,7 +328,7 @@ SAYS = {
     "Clipping": clips,
     "Parameter groups": keeps_groups,
     "Learning-rate schedules": ends_at_zero,
-    "Ship x̄": ships_the_average,
+    "Ship the average": ships_the_average,
     "Export to safetensors": exports,
     "The best checkpoint": keeps_the_best,
     "Mean teacher": teaches,

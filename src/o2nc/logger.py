@@ -153,8 +153,8 @@ class CertificateLogger:
     def _count(self) -> int:
         """Return the step; the first one says whether this run starts from scratch."""
         step = int(self._living().param_groups[0]["o2nc"]["step"])
-        if self._starts is None and step:
-            self._starts = step == 1
+        if self._starts is None:
+            self._starts = step <= 1
         self._is_first = self._is_first and is_first_process()
         return step
 

@@ -72,7 +72,7 @@ def has_certificate(optimizer: Any) -> bool:
 def made_with(optimizer: Any) -> dict[str, Any]:
     """Return the options of the first parameter group and ours, with windows, laws and learners as objects."""
     group = optimizer.param_groups[0]
-    return group | {key: from_dict(value) for key, value in group.get(KEY, {}).items()}
+    return group | {key: from_dict(value) for key, value in group.get(KEY, {}).items() if key != "auto"}
 
 
 def progress_of(optimizer: Any) -> float:

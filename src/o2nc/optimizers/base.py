@@ -29,6 +29,7 @@ from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
 from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers import accessors
+from o2nc.optimizers.auto_lr import AUTO, take_step
 from o2nc.optimizers.swap import SWAPPED, Swap
 from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
@@ -129,6 +130,9 @@ class Averaged(Optimizer):
         **kwargs: Any,
     ) -> None:
         settings = new_settings(average, scaling, seed, certificate, offload)
+        for lr in (*args[:1], kwargs.get("lr")):
+            if isinstance(lr, str):
+                raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r}')
         super().__init__(params, *args, **kwargs)
         self._begin(settings)
 
@@ -173,7 +177,7 @@ class Averaged(Optimizer):
             self._notice_params()
             if closure is not None:
                 loss = self._step_with(closure)
-            elif self._has_gradients():
+            elif self._has_gradients() and not (AUTO in self.param_groups[0][KEY] and take_step(self)):
                 rule = self._device_rule()
                 fused = rule is not None and self._step_fused(rule)
                 if rule is None or not (fused and rule.moves):

@@ -10,6 +10,7 @@ from torch import Tensor, optim
 
 from o2nc.averages.update import Iterate
 from o2nc.fused.rule import DeviceRule
+from o2nc.optimizers.auto_lr import AUTO, FIRST, begin_probe
 from o2nc.optimizers.base import Averaged
 
 _HALF = frozenset((torch.bfloat16, torch.float16))
@@ -117,6 +118,11 @@ class AdamW(Averaged, optim.AdamW):
     It takes all arguments of ``torch.optim.AdamW``, and ``average``, ``scaling``, ``seed``, ``certificate`` and
     ``offload`` as `Averaged` describes them. On a GPU it has the bits of torch's fused step.
 
+    With ``lr="auto"`` the first steps, about 30 and at most 200, are a probe that finds the learning rate. Then the
+    parameters are set back to where they began, lr rises to what was found over 100 steps, and is a plain
+    number in ``param_groups[i]["lr"]`` from then on. Steps of the probe do not count for the window of the averages.
+    What is not a parameter, such as BatchNorm statistics, is not set back.
+
     Example:
         >>> import torch, o2nc
         >>> model = torch.nn.Linear(3, 1)
@@ -132,6 +138,12 @@ class AdamW(Averaged, optim.AdamW):
     is_linear_in_lr = torch_has_fused = True
     numbers = ("lr", "eps", "weight_decay")
     device_rule = DeviceRule("o2nc.fused.rules.adamw:adamw", is_bitwise=True)
+
+    def __init__(self, params: Any, lr: Any = 1e-3, *args: Any, **kwargs: Any) -> None:
+        is_auto = isinstance(lr, str) and lr == AUTO
+        super().__init__(params, FIRST if is_auto else lr, *args, **kwargs)
+        if is_auto:
+            begin_probe(self)
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Have torch step, with the bits of the other steps."""

@@ -112,9 +112,10 @@ def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
 def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
     """Return the settings to go on with: the checkpoint's, and ours where it has none."""
     ours, name = optimizer.param_groups[0][KEY], type(optimizer).__name__
+    ours = {key: value for key, value in ours.items() if key != "auto"}  # the checkpoint's lr wins, found or not yet
     if theirs is None and "learner" not in ours:  # one of torch's own optimizer: the way to averages
         return ours | {key: ours[key].new_zeros((), device="cpu") for key in _COUNTERS & ours.keys()}
-    if theirs is None or theirs.keys() != ours.keys():
+    if theirs is None or theirs.keys() - {"auto"} != ours.keys():
         raise ValueError(f"the checkpoint is not one of {name}: its groups have other entries under {KEY!r}")
     theirs = theirs | {key: theirs[key].detach().cpu().clone() for key in _COUNTERS & theirs.keys()}
     _check(theirs)
@@ -142,6 +143,8 @@ def _check(settings: dict[str, Any]) -> None:
     checks.integer("seed", settings["seed"], 0)
     checks.flag("certificate", settings["certificate"])
     checks.flag("offload", settings["offload"])
+    for key, value in settings.get("auto", {}).items():
+        checks.non_negative(f'"auto" of the checkpoint: {key}', value)
     for key, member in (("average", "gamma"), ("scaling", "sample"), ("learner", "update")):
         found = from_dict(settings.get(key))
         if found is not None and not hasattr(found, member):

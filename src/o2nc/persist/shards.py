@@ -91,9 +91,10 @@ def why_partial(params: Sequence[Tensor]) -> str | None:
     if any(getattr(p, "_fsdp_flattened", False) for p in params):
         return "FullyShardedDataParallel (FSDP1) flattens them; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    frame = sys._getframe() if zero is not None else None
+    frame = sys._getframe(1) if zero is not None else None
     while zero is not None and frame is not None:
-        if isinstance(frame.f_locals.get("self"), zero.ZeroRedundancyOptimizer):
+        # not by f_locals: frames would keep them, and what they refer to, until the garbage collector runs
+        if frame.f_code.co_filename == zero.__file__:
             return "ZeroRedundancyOptimizer deals them out; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
         frame = frame.f_back
     return None

@@ -1,0 +1,161 @@
+"""``lr="auto"``: a short probe finds the learning rate, then the run starts again from its first weights with it.
+
+    probe     AdamW moves at lr = d_t, from d_1 = 1e-3·rms(x_0) on, and d grows as far as a distance estimate allows:
+                  r_t = β₁r_{t−1} + (1 − β₁)⟨g_t, x_0 − x_t⟩,   d_{t+1} = max(d_t, 4r_t/‖m_t‖₁),
+              m_t being Adam's own mean of the gradients. It ends when d has settled, after 20 to 40 steps.
+    rewind    the parameters are x_0 again, and the optimizer's state is dropped
+    warm-up   lr rises to 0.3·d over 100 steps, and is a plain number from then on
+
+The estimate is Prodigy's (Mishchenko and Defazio): where F is convex, ⟨g, x_0 − x⟩ <= ⟨g, x_0 − x*⟩, so the mean r of
+the left sides is at most ⟨m, x_0 − x*⟩ <= ‖m‖₁·max|x_0 − x*|: r/‖m‖₁ never exceeds the distance that a coordinate
+has to go. Prodigy weighs gradients by d², which takes a buffer of its own; Adam's mean is there already. x_0 is kept
+while there is no x̄ yet, which takes its place: the probe needs no memory beyond the run's. The numbers were chosen on
+five small models; docs/no-learning-rate.md has how others fare.
+"""
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from o2nc.averages.update import Iterate
+from o2nc.averages.windows import NO_TURN
+from o2nc.persist.compiling import is_capturing
+from o2nc.persist.plain import KEY
+from o2nc.scaling import Draw
+from o2nc.vector import dots, real, squares, wide
+
+AUTO = "auto"  # the argument, and the entry of the settings until lr is a plain number
+FIRST = 1e-6  # d_1 where all parameters are zero
+RELATIVE = 1e-3  # d_1 in units of rms(x_0)
+GROWTH = 4.0  # how many times the estimate d may be
+SHARE = 0.3  # lr in units of the last d
+WARMUP = 100  # steps
+SETTLED = 6  # steps in which d has grown by less than a tenth
+LONGEST = 200  # steps of the probe at most
+LEAST = 4.0  # a probe in which d has not grown so many times goes on to its longest
+
+
+def begin_probe(optimizer: Any) -> None:
+    """Have the next step of a new optimizer begin the probe."""
+    for group in optimizer.param_groups:
+        if group["lr"] != FIRST:
+            raise ValueError(f'lr="auto" is one for all parameter groups, got lr={group["lr"]!r} in a group')
+    _refuse_params(optimizer)
+    optimizer.param_groups[0][KEY][AUTO] = {"lr": FIRST, "d": FIRST, "probed": 0, "quiet": 0}
+
+
+def take_step(optimizer: Any) -> bool:
+    """Take a step of the probe and return True; in the warm-up set this step's lr and return False."""
+    settings = optimizer.param_groups[0][KEY]
+    auto = settings[AUTO]
+    _refuse(optimizer, auto["lr"])
+    if "d" in auto:
+        _probe(optimizer, auto)
+        return True
+    t = optimizer._steps_done() + 1
+    lr = auto["target"] * min(1.0, t / WARMUP)
+    _show(optimizer, lr)
+    if t < WARMUP:
+        settings[AUTO] = auto | {"lr": lr}
+    else:
+        del settings[AUTO]
+    return False
+
+
+def _refuse(optimizer: Any, lr: float) -> None:
+    """Raise if somebody else changes lr, or a graph would freeze it."""
+    for group in optimizer.param_groups:
+        if group["lr"] != lr:
+            raise ValueError(
+                f'lr="auto" is still finding lr, which was {lr:g} and is now {group["lr"]!r} in a group: use no '
+                f"scheduler and no lr of a group's own before {AUTO!r} has left param_groups[0][{KEY!r}], "
+                "or pass lr as a number"
+            )
+    _refuse_params(optimizer)
+    if is_capturing():
+        raise RuntimeError(f'lr="auto" is still finding lr: capture after {AUTO!r} has left param_groups[0][{KEY!r}]')
+
+
+def _refuse_params(optimizer: Any) -> None:
+    """Raise if the parameters are sharded, or would not move at the smallest d."""
+    if optimizer._is_sharded:
+        raise ValueError(
+            'lr="auto" needs whole parameters, got sharded ones: find lr without shards, pass the number'
+        )
+    half = {p.dtype for p in optimizer._known_params if p.dtype.itemsize < 4 * (1 + p.is_complex())}
+    if half:
+        raise ValueError(
+            f'lr="auto" needs parameters of at least 32 bits, got {sorted(map(str, half))}: the first steps of its '
+            "probe would be lost in rounding (autocast computes in 16 bits and keeps parameters in 32)"
+        )
+
+
+def _show(optimizer: Any, lr: float) -> None:
+    for group in (*optimizer.param_groups, optimizer.defaults):  # groups that are added take the default
+        group["lr"] = lr
+
+
+@torch.no_grad()
+def _probe(optimizer: Any, auto: dict[str, Any]) -> None:
+    """Take one step at lr = d, then let d grow; after the last one rewind."""
+    state = optimizer.state
+    betas = {p: float(group["betas"][0]) for group in optimizer.param_groups for p in group["params"]}
+    signs = {p: -1.0 if group["maximize"] else 1.0 for group in optimizer.param_groups for p in group["params"]}
+    params = [p for p in betas if p.grad is not None]
+    new = {p: {"start": p.detach().clone(), "numerator": 0.0} for p in params if KEY not in state.get(p, ())}
+    entries = [new[p] if p in new else state[p][KEY] for p in params]
+    if not auto["probed"]:
+        auto = auto | dict.fromkeys(("lr", "d", "first", "reference"), _first(params))
+        _show(optimizer, auto["d"])
+    lags = [_values(entry["start"]) - _values(p) for p, entry in zip(params, entries, strict=True)]
+    products = dots(optimizer._gradients(params), lags)
+    del lags
+    optimizer._move(Iterate(0, NO_TURN, Draw(), [], [], [], []))
+    for p, entry in new.items():
+        state[p][KEY] = entry
+    norms = [_values(state[p]["exp_avg"]).abs().sum(dtype=torch.float64).to(products.device) for p in params]
+    found, sizes = torch.stack((products, torch.stack(norms))).tolist()  # the one time that it waits for a device
+    if all(map(math.isfinite, found)):
+        for p, entry, product in zip(params, entries, found, strict=True):
+            entry["numerator"] = betas[p] * entry["numerator"] + (1 - betas[p]) * signs[p] * product
+    estimate = GROWTH * sum(entry["numerator"] for entry in entries) / (sum(sizes) or math.inf)
+    _go_on(optimizer, auto, estimate)
+
+
+def _go_on(optimizer: Any, auto: dict[str, Any], estimate: float) -> None:
+    """Let d grow to the estimate; rewind if it has settled."""
+    d, probed = max(auto["d"], estimate), auto["probed"] + 1  # max keeps d where the estimate is nan
+    grows = d > 1.1 * auto["reference"]
+    auto = auto | {"lr": d, "d": d, "probed": probed, "quiet": 0 if grows else auto["quiet"] + 1}
+    auto["reference"] = d if grows else auto["reference"]
+    has_grown = d >= LEAST * auto["first"]
+    if probed < LONGEST and not (auto["quiet"] >= SETTLED and has_grown):
+        optimizer.param_groups[0][KEY][AUTO] = auto
+        _show(optimizer, d)
+        return
+    if not has_grown:
+        warnings.warn(
+            f'lr="auto": {probed} steps gave no estimate of the learning rate; {SHARE * d:.3g} is little more than a '
+            "guess: pass lr as a number",
+            stacklevel=5,
+        )
+    for p in optimizer._known_params:
+        if KEY in optimizer.state.get(p, ()):
+            p.detach().copy_(optimizer.state.pop(p)[KEY]["start"])
+    optimizer.param_groups[0][KEY][AUTO] = {"lr": SHARE * d / WARMUP, "target": SHARE * d}
+    _show(optimizer, SHARE * d / WARMUP)
+
+
+def _first(params: list[Any]) -> float:
+    """Return d_1."""
+    size = float(squares([_values(p) for p in params]).sum())
+    return RELATIVE * math.sqrt(size / sum(p.numel() for p in params)) or FIRST
+
+
+def _values(x: Any) -> Tensor:
+    """Return a tensor as real numbers of at least 32 bits."""
+    x = real(x.detach())
+    return x.to(wide(x.dtype))
