@@ -122,7 +122,7 @@ def network(task: str, seed: int) -> tuple[nn.Module, Callable[[int], tuple[Tens
             return model, tokens, cross_entropy
         sizes, activation = ((16, 32, 1), nn.Tanh) if task == "regression" else ((20, 40, 10), nn.ReLU)
         teacher = nn.Sequential(nn.Linear(sizes[0], sizes[1]), activation(), nn.Linear(sizes[1], sizes[2]))
-        teacher.requires_grad_(False)[0].weight.mul_(3.0)
+        next(teacher.requires_grad_(False).parameters()).mul_(3.0)
         model = nn.Sequential(nn.Linear(sizes[0], 64), activation(), nn.Linear(64, sizes[2]))
 
     def pairs(n: int) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ q_i = ‖y_{i+1} − y_i‖². If the increments were independent, V would have 
     J = V / (κ Σ_i q_i (i/N)(1 − i/N))
 
 is 1 for a random walk, whatever its learning rates were, up to 13 on a straight line (N = 32, at uneven distances)
-and 3/N or less where the run hops in one place. κ >= 1 accounts for momentum b, which correlates increments that are less
-than about 1/(1 − b) steps long. J has no unit, and no scale is chosen: increments are as long as a share of the run.
+and 3/N or less where the run hops in one place. κ >= 1 accounts for momentum b, which correlates increments that are
+less than about 1/(1 − b) steps long. J has no unit, and no scale is chosen: increments are a share of the run long.
 
 All sums over coordinates are estimated from a fixed sample of them, which is all of them for small tensors.
 """
