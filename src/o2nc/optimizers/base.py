@@ -185,7 +185,9 @@ class Averaged(Readout, Optimizer):
                     self._move(iterate)
                     self._finish(new)
                 if self._window is not None:
-                    self._trail.follow(self)
+                    self._trail.steps += 1
+                    if self._trail.steps >= self._trail.due:
+                        self._trail.follow(self)
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
