@@ -4,6 +4,7 @@ import csv
 
 import torch
 
+from o2nc.logfile import TEXTS
 from registry import OURS, ours_of
 
 
@@ -28,7 +29,7 @@ def read(path):
     """Return the rows of a file, numbers as numbers."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    return [{k: v if k == "parameter" else float(v) for k, v in row.items()} for row in rows]
+    return [{k: v if k in TEXTS else float(v) for k, v in row.items()} for row in rows]
 
 
 def steps(path):

@@ -159,7 +159,7 @@ class Tree:
         return [sorted(tests, key=seconds.get) for tests in reached], seconds
 
     def meet(self, mutant, tests, expected):
-        """Run tests on a mutant, in a process that has imported torch already; return the one that failed, or None."""
+        """Run tests on a mutant, in a process that has imported torch; return the one that failed, or None."""
         file, source = self.folder / mutant["file"], (ROOT / mutant["file"]).read_bytes()
         file.write_bytes(source[: mutant["begin"]] + mutant["new"].encode() + source[mutant["end"] :])
         (self.folder / "noted").unlink(missing_ok=True)

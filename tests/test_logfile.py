@@ -44,7 +44,7 @@ def test_a_resumed_run_reads_as_an_unbroken_one(tmp_path):
         before = [path.read_bytes() for path in (log.path, log.layers_path)]
         train(model, optimizer, 13)
         log.close()
-        assert columns(log) == columns(whole)
+        assert repr(columns(log)) == repr(columns(whole))  # nan is equal to nan
         for old, path in zip(before, (log.path, log.layers_path), strict=True):
             assert path.read_bytes().startswith(old)
 

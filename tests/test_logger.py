@@ -43,7 +43,8 @@ def test_rows_are_the_optimizers_own_answers(name, tmp_path):
         if step % 5 == 0:
             found = optimizer.certificate(c=2.0)
             progress = optimizer.progress if hasattr(optimizer, "progress") else "nan"
-            expected.append([step, found.gradient, found.spread, found.value, progress, found.ess, 2.0])
+            said = [optimizer.diagnose().verdict, optimizer.diagnose().evidence["displacement"]]
+            expected.append([step, *said, found.gradient, found.spread, found.value, progress, found.ess, 2.0])
             parts.extend([step, key, part.gradient, part.spread] for key, part in found.by_parameter.items())
 
     with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=5, c=2.0) as log:
@@ -70,7 +71,9 @@ def test_a_writer_gets_the_same(tmp_path):
     train(model, optimizer, 4)
     (row,) = read(log.path)
     found = {tag: value for tag, value, step in writer.found if step == 4}
-    assert len(found) == len(writer.found) == 5 + 2 * 4
+    assert len(found) == len(writer.found) == 7 + 2 * 4
+    assert list(found)[:2] == ["run/verdict", "run/displacement"]
+    assert (row["verdict"], found["run/verdict"]) == ("too early", 0.0)
     assert found["certificate/value"] == row["certificate"]
     assert [found[f"certificate/{key}"] for key in ("gradient", "spread", "progress", "ess")] == [
         row[key] for key in ("gradient", "spread", "progress", "ess")
@@ -334,7 +337,9 @@ def test_names_in_the_picture_are_what_they_are(tmp_path):
 def test_pictures_of_odd_logs(numbers, tmp_path):
     """No rows, zeros, nans and infinities are drawn without a warning."""
     (tmp_path / "certificate.csv").write_text(
-        "\n".join([",".join(FIELDS), *(f"{k},{v},{v},{v},{v},1.0,1.0" for k, v in enumerate(numbers, 1)), ""])
+        "\n".join(
+            [",".join(FIELDS), *(f"{k},too early,{v},{v},{v},{v},{v},1.0,1.0" for k, v in enumerate(numbers, 1)), ""]
+        )
     )
     rows = [f"{k},p{i},{v},{v}" for k, v in enumerate(numbers, 1) for i in range(8)]
     (tmp_path / "certificate.layers.csv").write_text("\n".join([",".join(LAYER_FIELDS), *rows, ""]))

@@ -1,10 +1,11 @@
 """Is ``opt.diagnose()`` right? 200 runs whose state is known by construction, half of them held out.
 
-    python experiments/benchmarks/verdicts.py --out verdicts
+    python experiments/benchmarks/verdicts.py --out verdicts               # docs/results/verdicts.json
+    python experiments/benchmarks/verdicts.py --out verdicts --pictures    # docs/images/verdicts.png
 
-Labels were fixed before any threshold: a run at a kink or at its noise floor, long after it arrived, is "stationary"; a
-network in the midst of its training, at a good learning rate, "travelling"; one at a tenth of it, and a function at a
-hundredth, "straight"; a network at ten times it "too hot"; one that met a batch with gradients 30 times as long in
+Labels were fixed before any threshold: a run at a kink or at its noise floor, long after it arrived, is "stationary";
+a network in the midst of its training, at a good learning rate, "travelling"; one at a tenth of it, and a function at
+a hundredth, "straight"; a network at ten times it "too hot"; one that met a batch with gradients 30 times as long in
 the last tenth of its run "spike". Every other run of each kind is held out.
 
 Result: docs/run.md (two cores, torch 2.13 on a CPU).
@@ -121,7 +122,7 @@ def network(task: str, seed: int) -> tuple[nn.Module, Callable[[int], tuple[Tens
             return model, tokens, cross_entropy
         sizes, activation = ((16, 32, 1), nn.Tanh) if task == "regression" else ((20, 40, 10), nn.ReLU)
         teacher = nn.Sequential(nn.Linear(sizes[0], sizes[1]), activation(), nn.Linear(sizes[1], sizes[2]))
-        teacher.requires_grad_(False)[0].weight.mul_(3.0)
+        next(teacher.requires_grad_(False).parameters()).mul_(3.0)
         model = nn.Sequential(nn.Linear(sizes[0], 64), activation(), nn.Linear(64, sizes[2]))
 
     def pairs(n: int) -> tuple[Tensor, Tensor]:
@@ -188,9 +189,37 @@ def cases() -> Iterator[Case]:
         yield Case("spike", f"bad batch: {task}", run)
 
 
-def main(out: Path) -> None:
-    """Run all cases, write them down and print who was right."""
+def picture() -> Any:
+    """Return paths of two coordinates, one for every verdict that needs no broken run."""
+    gradients: dict[str, tuple[float, Callable[[int, Tensor], Tensor]]] = {  # the start, and g at step t and x
+        "straight": (30.0, lambda t, x: torch.tensor([1.0, 0.5], dtype=x.dtype)),
+        "travelling": (30.0, lambda t, x: torch.randn(2, dtype=x.dtype)),
+        "stationary": (30.0, lambda t, x: (x - 30.5).sign()),
+        "too hot": (0.0, lambda t, x: torch.randn(2, dtype=x.dtype)),
+        "spike": (30.0, lambda t, x: torch.randn(2, dtype=x.dtype) * (40.0 if t == 370 else 1.0)),
+    }
+    figure = kit.new_figure(10.0, 2.4)
+    for axes, (name, (start, gradient)) in zip(figure.subplots(1, 5), gradients.items(), strict=True):
+        torch.manual_seed(2)
+        x = nn.Parameter(torch.full((2,), start, dtype=torch.float64))
+        opt, path = optimizer("SGD", [x], 0.01), []
+        for t in range(400):
+            x.grad = gradient(t, x.detach())
+            opt.step()
+            path.append(x.detach().clone())
+        axes.plot(*torch.stack(path[200:]).T, linewidth=0.8)
+        found = opt.diagnose()
+        kit.style_panel(axes, f"{found.verdict}: J = {found.evidence['displacement']:.2g}")
+        print(name, found)
+    return figure
+
+
+def main(out: Path, pictures: bool = False) -> None:
+    """Run all cases, write them down and print who was right; or draw one run for every verdict."""
     kit.make_folder(out)
+    if pictures:
+        kit.write_bytes(out / "verdicts.png", kit.draw(picture(), "png"))
+        return
     found = []
     for case in cases():
         result = case.run()
@@ -198,7 +227,7 @@ def main(out: Path) -> None:
         found.append({"label": case.label, "name": case.name, "verdict": result.verdict, "evidence": numbers})
         print(len(found), case.label, case.name, str(result)[:150], flush=True)
     kit.write_json(out / "verdicts.json", {"circumstances": kit.circumstances("verdicts.py"), "runs": found})
-    labels = list(dict.fromkeys(run["label"] for run in found))
+    labels = [label for label in ADVICE if any(run["label"] == label for run in found)]
     for half, title in ((0, "used to choose the thresholds"), (1, "held out")):
         runs = [run for label in labels for run in [r for r in found if r["label"] == label][half::2]]
         head = ["verdict", "runs", "recall", "false alarms", "said instead"]

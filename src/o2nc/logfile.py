@@ -14,7 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-FIELDS = ("step", "gradient", "spread", "certificate", "progress", "ess", "c")
+FIELDS = ("step", "verdict", "displacement", "gradient", "spread", "certificate", "progress", "ess", "c")
+TEXTS = frozenset(("parameter", "verdict"))  # fields that are not numbers
 LAYER_FIELDS = ("step", "parameter", "gradient", "spread")
 _TORN = b"?\n"  # ends a row that a kill or a full disk cut off, so that it cannot be read as a number
 
@@ -101,7 +102,7 @@ def read(path: Path, fields: tuple[str, ...]) -> dict[str, list[Any]]:
         for row in csv.reader(line for line in file if line.endswith("\n")):
             try:
                 values: list[Any] = [
-                    v.removeprefix("'") if k == "parameter" else float(v) for k, v in zip(fields, row, strict=True)
+                    v.removeprefix("'") if k in TEXTS else float(v) for k, v in zip(fields, row, strict=True)
                 ]
             except ValueError:  # cut off
                 continue

@@ -17,6 +17,7 @@ import torch
 
 from o2nc import checks
 from o2nc.certificates.certificate import Certificate
+from o2nc.certificates.diagnosis import VERDICTS, Diagnosis
 from o2nc.logfile import FIELDS, LAYER_FIELDS, LogFile, layers_path, move_aside, plain_name
 from o2nc.optimizers.accessors import has_certificate, progress_of
 from o2nc.optimizers.base import Averaged
@@ -27,9 +28,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def scalars(certificate: Certificate, progress: float) -> dict[str, float]:
-    """Return a run's numbers under the names that they have in TensorBoard and other trackers."""
+def scalars(diagnosis: Diagnosis, certificate: Certificate, progress: float) -> dict[str, float]:
+    """Return a run's numbers under the names that they have in TensorBoard and other trackers.
+
+    Trackers take numbers: ``run/verdict`` is the verdict's place in `o2nc.certificates.diagnosis.VERDICTS`, from 0.
+    """
     return {
+        "run/verdict": float(VERDICTS.index(diagnosis.verdict)),
+        "run/displacement": diagnosis.evidence["displacement"],
         "certificate/value": certificate.value,
         "certificate/gradient": certificate.gradient,
         "certificate/spread": certificate.spread,
@@ -158,13 +164,14 @@ class CertificateLogger:
             return
         self._logged = step
         if self._is_first or optimizer._is_sharded:  # a sharded certificate needs all processes
-            certificate, progress = optimizer.certificate(self.c), progress_of(optimizer)
+            found = optimizer.diagnose(), optimizer.certificate(self.c), progress_of(optimizer)
             if self._is_first:
-                self._write(step, certificate, progress)
+                self._write(step, *found)
 
-    def _write(self, step: int, certificate: Certificate, progress: float) -> None:
+    def _write(self, step: int, diagnosis: Diagnosis, certificate: Certificate, progress: float) -> None:
         parts = certificate.by_parameter.items() if self.layers else ()
-        row = (certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess, self.c)
+        said = (diagnosis.verdict, diagnosis.evidence["displacement"])
+        row = (*said, certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess, self.c)
         with self._continuing(f"the log {self.path}", OSError):
             if self._starts:
                 move_aside(self.path)
@@ -175,7 +182,7 @@ class CertificateLogger:
         if self.writer is None:
             return
         with self._continuing(f"the writer of the log {self.path}", Exception):  # whatever a tracker raises
-            found = scalars(certificate, progress)
+            found = scalars(diagnosis, certificate, progress)
             for name, part in parts:
                 found |= {f"gradient/{name}": part.gradient, f"spread/{name}": part.spread}
             for tag, value in found.items():

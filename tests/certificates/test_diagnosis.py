@@ -1,4 +1,4 @@
-"""`diagnose`: the displacement against its definition, every verdict on a run that shows it, and that nothing changes."""
+"""`diagnose`: the displacement and its definition, every verdict on a run that shows it; nothing changes."""
 
 import copy
 import io
@@ -10,12 +10,10 @@ import torch
 
 import o2nc
 from o2nc.certificates import displacement
-from o2nc.certificates.diagnosis import ADVICE, STATIONARY, STRAIGHT, verdict_of
+from o2nc.certificates.diagnosis import ADVICE, STATIONARY, STRAIGHT, VERDICTS, verdict_of
 from o2nc.certificates.displacement import COORDINATES, MOST, USED, Snapshots, Trail, by_tensor, sample, walk
 from problem import parameters, set_gradients
 from registry import OURS, identical, ours_of
-
-VERDICTS = ("too early", "straight", "travelling", "stationary", "too hot", "spike", "broken")
 
 
 def run(opt, gradient, steps):
@@ -91,7 +89,7 @@ def test_a_walk_with_momentum_has_the_spread_that_the_weights_say():
 
 
 def test_a_period_does_not_look_like_rest():
-    """Snapshots at regular moments would see a run that goes round in 8 steps stand still, and J would be of noise."""
+    """Snapshots at regular moments would see a run that goes round in 8 steps stand still."""
     d = run(
         sgd(d=4, momentum=0.0), lambda t, x: torch.full_like(x, math.cos(math.pi * t / 4)) + 1e-3 * noise(t, 4), 900
     )
@@ -135,7 +133,7 @@ def test_every_verdict_has_an_advice():
         ({"displacement": math.nan, "heat": 5.0, "loss_averaged": 1.0}, "too early"),
         ({"displacement": 0.9 * STATIONARY, "spike_step": 7.0}, "spike"),
         ({"displacement": 0.9 * STATIONARY, "heat": 5.0, "loss_averaged": 1.0}, "stationary"),
-        ({"displacement": 1.0, "heat": 0.9, "loss_averaged": -1.0}, "too hot"),
+        ({"displacement": 1.0, "heat": 1.1, "loss_averaged": -1.0}, "too hot"),
         ({"displacement": 1.0, "turnover": 0.2, "growth": 1.0}, "too hot"),
         ({"displacement": 5.0, "turnover": 0.9, "growth": 99.0}, "too hot"),
         ({"displacement": 1.0, "heat": 0.01, "loss_averaged": 1.0, "turnover": 0.01, "growth": 2.0}, "travelling"),
@@ -185,7 +183,15 @@ def test_what_is_not_finite_is_named(where):
     found = opt.diagnose(lambda: pytest.fail("the loss is not called"))
     assert found.verdict == "broken"
     assert found.advice.startswith(f"{where} of parameter 'layer2' is not finite")
+    assert ("restart_averages()" in found.advice) == (where != "x")
     assert [name for name, part in found.by_parameter.items() if part.verdict == "broken"] == ["layer2"]
+
+
+def test_what_broke_is_dated():
+    opt = run(sgd(), lambda t, x: noise(t) * (math.nan if t == 380 else 1), 400)
+    found = opt.diagnose()
+    assert found.verdict == "broken"
+    assert 370 <= found.evidence["finite_at"] < 380
 
 
 def test_before_the_averages_begin_it_is_too_early():
@@ -290,8 +296,10 @@ def test_bad_input():
     with pytest.raises(ZeroDivisionError):
         opt.diagnose(lambda: 1 / 0)
     assert torch.equal(x, before)
-    with opt.averaged(), pytest.raises(RuntimeError, match=r"diagnose\(\) inside averaged"):
-        opt.diagnose()
+    with opt.averaged():
+        assert opt.diagnose().verdict == "too early"
+        with pytest.raises(RuntimeError, match=r"diagnose\(loss\) inside averaged"):
+            opt.diagnose(lambda: 0.0)
 
 
 def test_the_trail_costs_a_snapshot_in_so_many_steps(monkeypatch):
@@ -300,7 +308,9 @@ def test_the_trail_costs_a_snapshot_in_so_many_steps(monkeypatch):
     monkeypatch.setattr(displacement, "sample", lambda xs: taken.append(1) or torch.zeros(1))
     trail, opt = Trail(), sgd()
     for _ in range(10_000):
-        trail.follow(opt)
+        trail.steps += 1
+        if trail.steps >= trail.due:
+            trail.follow(opt)
     assert len(taken) < 600
     run(o2nc.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), lambda t, x: x, 8)
     assert len(taken) < 600

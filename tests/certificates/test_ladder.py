@@ -126,7 +126,7 @@ def test_a_warm_up_comes_before_it(combine):
         parts = [LinearLR(opt, start_factor=0.1, total_iters=60), o2nc.Ladder(opt)]
         return SequentialLR(opt, parts, [60]) if combine == "sequential" else ChainedScheduler(parts, opt)
 
-    _, combined, lrs = kink(1000, schedule)
+    _, _, lrs = kink(1000, schedule)
     assert lrs[:59] == sorted(lrs[:59])
     assert lrs[58] > 0.09
     assert max(lrs) <= 0.1 * (1 + 1e-12)

@@ -254,8 +254,7 @@ def test_accumulated_gradients_are_logged_once_per_step(by_hand, tmp_path):
     _, trainer = fit(tmp_path, module, AveragingCallback(), log_every_n_steps=4 if by_hand else 2, **more)
     assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 8
     found, losses = ([e.step for e in events_of(tmp_path).Scalars(name)] for name in ("certificate/value", "loss"))
-    assert found == losses
-    assert len(found) == 4
+    assert (len(found), found) == (4, losses)
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
@@ -330,11 +329,8 @@ def test_two_optimizers_one_without_a_certificate(tmp_path):
             assert same(module.state_dict(), before)  # both are x̄ already
 
 
-class Headless(Tiny):
-    forward = LightningModule.forward
-
-
 def test_refusals(tmp_path):
+    headless = type("Headless", (Tiny,), {"forward": LightningModule.forward})
     with pytest.raises(ValueError, match="c must be a finite number > 0"):
         AveragingCallback(c=0.0)
     with pytest.raises(ValueError, match="batches must be there for every evaluation"):
@@ -344,4 +340,4 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="keeps no averages"):
         fit(tmp_path, Tiny(lambda module: o2nc.ScaledSGDM(module.parameters())), AveragingCallback())
     with pytest.raises(TypeError, match=r"Headless has no forward\(\): define one"):
-        fit(tmp_path, Headless(), AveragingCallback(shuffled()))
+        fit(tmp_path, headless(), AveragingCallback(shuffled()))

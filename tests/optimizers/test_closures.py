@@ -32,7 +32,7 @@ class SAM(optim.Optimizer):
 
 
 class Lookahead(optim.Optimizer):
-    """Moves before it calls the closure."""
+    """Moves, and forgets the gradients, before it calls the closure."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
@@ -42,6 +42,7 @@ class Lookahead(optim.Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         for p in params:
             p.mul_(0.9)
+            p.grad = None
         with torch.enable_grad():
             loss = closure()
         for p in params:

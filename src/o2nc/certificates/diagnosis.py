@@ -9,9 +9,9 @@
     travelling   none of these
 
 J is the displacement of `o2nc.certificates.displacement`, the heat F(x) − F(x̄) what a decay would gain now, the
-turnover which share of the weights changed over the snapshots that J is of: V/(V + ‖ȳ‖²) of every tensor, its mean over
-all coordinates. None has a scale to be chosen. The first line that applies, from above, is the verdict. docs/run.md has the measurements behind
-the thresholds.
+turnover which share of the weights changed over the snapshots that J is of: V/(V + ‖ȳ‖²) of every tensor, its mean
+over all coordinates. None has a unit. The first line that applies, from above, is the verdict. docs/run.md has the
+measurements behind the thresholds.
 """
 
 import math
@@ -31,12 +31,13 @@ from o2nc.persist.shards import local, total
 from o2nc.text import printable
 
 STATIONARY, STRAIGHT = 0.25, 1.5  # J below and above these
-HOT, TURNOVER = 0.25, 0.05  # heat above this share of |F(x̄)|; turnover above this
+HOT, TURNOVER = 1.0, 0.06  # heat above this share of |F(x̄)|; turnover above this
 GROWTH = 16.0  # squared increments of so many times those at first
 SPIKE = 4.0  # a squared increment of so many times all before it
 
+VERDICTS = ("too early", "straight", "travelling", "stationary", "too hot", "spike", "broken")
 ADVICE = {
-    "broken": "Go back to a checkpoint from before, and lower the learning rate or clip the gradients.",
+    "broken": "Go back to a checkpoint from before, and clip the gradients.",
     "too early": "Ask again after {wait} more steps.",
     "spike": "Look at the batches of step {spike_step:.0f} and before; if it happens again, clip the gradients.",
     "stationary": "Lower the learning rate, as o2nc.Ladder does, or stop and take x̄.",
@@ -44,6 +45,7 @@ ADVICE = {
     "straight": "Raise the learning rate, by half to begin with.",
     "travelling": "Go on.",
 }
+RESTART = "Call restart_averages(), since x itself is finite."
 REPLAYED = "Call step() outside of the CUDA graph, which runs no code of the host, to have a displacement."
 
 
@@ -53,10 +55,11 @@ class Diagnosis:
 
     Attributes:
         verdict: "too early", "straight", "travelling", "stationary", "too hot", "spike" or "broken".
-        evidence: the numbers behind it by name. Always ``displacement``, J: 1 for a random walk, about 13 on a straight
-            line, 0.1 or less where the run hops in one place, nan where it is not known; ``steps``, how many it is of.
-            ``heat``, F(x) − F(x̄), with ``loss`` and ``loss_averaged``, if a loss was given. With a certificate
-            ``gradient`` ‖ḡ‖.
+        evidence: the numbers behind it by name. Always ``displacement``, J: 1 for a random walk, up to 13 on a
+            straight line, 0.1 or less where the run hops in one place, nan where it is not known; ``steps``, how
+            many it is of; ``turnover`` and ``growth`` over them. ``heat``, F(x) − F(x̄), with ``loss`` and
+            ``loss_averaged``, if a loss was given. With a certificate ``gradient``, ‖ḡ‖. ``spike_step`` of a spike;
+            ``finite_at``, the last step at which all that was sampled was finite, if it is not any more.
         advice: one sentence, one action.
         by_parameter: the same for every parameter alone, by name (or index), with its own displacement.
 
@@ -85,16 +88,18 @@ class _Measured(NamedTuple):
     growth: float  # the last quarter's squared increments in times of the first quarter's
     spike: int | None  # the step at which a spike began
     faults: dict[Any, str]  # what is not finite of which parameter
+    finite_at: int | None  # the step of the last snapshot before one that is not finite
 
 
 @torch.no_grad()
 def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis:
-    """Return what the run of ``optimizer`` is doing, as `Averaged.diagnose` says."""
+    """Return what the run of ``optimizer`` is doing, as `Readout.diagnose` says."""
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function without arguments that returns a scalar, got {loss!r}")
     if optimizer._window is None:
         accessors.published(optimizer, "diagnose()")  # raises, and says why
-    optimizer._refuse_swapped("diagnose()")
+    if loss is not None:
+        optimizer._refuse_swapped("diagnose(loss)")
     found, has_averages = _measure(optimizer), accessors.has_averages(optimizer)
     evidence = {
         "displacement": found.displacement,
@@ -106,8 +111,9 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
         evidence |= _heat(optimizer, loss)
     if accessors.has_certificate(optimizer) and not found.faults:
         evidence["gradient"] = optimizer.certificate().gradient
-    if found.spike is not None:
-        evidence["spike_step"] = float(found.spike)
+    for key, step in (("spike_step", found.spike), ("finite_at", found.finite_at)):
+        if step is not None:
+            evidence[key] = float(step)
     trail, names = optimizer._trail, accessors.parameter_names(optimizer)
     values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps), "spike_step": math.nan, **evidence}
     alone = {}
@@ -118,7 +124,8 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
     advice = ADVICE[verdict].format(**values)
     if found.faults:
         p, what = next(iter(found.faults.items()))
-        verdict, advice = "broken", f"{what} of parameter {names[p]!r} is not finite: {ADVICE['broken']}"
+        action = ADVICE["broken"] if "x" in found.faults.values() else RESTART
+        verdict, advice = "broken", f"{what} of parameter {names[p]!r} is not finite: {action}"
     elif optimizer._engine.has_captured:
         verdict, advice = "too early", REPLAYED
     return Diagnosis(verdict, evidence, advice, alone)
@@ -165,7 +172,7 @@ def _measure(optimizer: Any) -> _Measured:
     at = values[:3].gt(0).int().argmax(0).tolist()
     faults = {p: ("x", "x̄", "ḡ")[at[i]] for i, p in enumerate(params) if values[:3, i].any()}
     if latest is None:
-        return _Measured(math.nan, dict.fromkeys(params, math.nan), 0, math.nan, math.nan, None, faults)
+        return _Measured(math.nan, dict.fromkeys(params, math.nan), 0, math.nan, math.nan, None, faults, None)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     joint, *parts = latest.compare(values[4:], [momentum_of(groups[p], settings) for p in params])
     changed = (values[4] / (values[3] + values[4])).nan_to_num(0.0)
@@ -179,6 +186,7 @@ def _measure(optimizer: Any) -> _Measured:
         growth=math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
         spike=None if spike is None else times[spike],
         faults=faults,
+        finite_at=next((step for step, q in zip(times, increments, strict=False) if not math.isfinite(q)), None),
     )
 
 

@@ -30,9 +30,9 @@ POINTS = 32  # snapshots in a window, about
 class Ladder(LRScheduler):
     """Halves the learning rate when the run is stationary at it, and brings it back when the run travels again.
 
-    Call ``step()`` once after every ``optimizer.step()``. No learning rate is ever above the one that it had when this
-    was made. It multiplies what it finds in the groups, so that other schedulers may change the learning rate as well:
-    for a warm-up chain them, or give both to ``torch.optim.lr_scheduler.SequentialLR``. Evaluate at x̄
+    Call ``step()`` once after every ``optimizer.step()``. No learning rate is ever above the one that it had when
+    this was made. It multiplies what it finds in the groups, so that other schedulers may change the learning rate as
+    well: for a warm-up chain them, or give both to ``torch.optim.lr_scheduler.SequentialLR``. Evaluate at x̄
     (``opt.averaged()``). At the end of a window it waits for the device. Where parameters are sharded all processes
     decide together; a checkpoint then begins a new window, and otherwise goes on bitwise.
 

@@ -69,7 +69,7 @@ class AveragingCallback(Callback):
         optimizers = [averaged_optimizer(optimizer) for optimizer in trainer.optimizers]
         for k, optimizer in enumerate(optimizers):
             if has_certificate(optimizer):
-                found = scalars(optimizer.certificate(self.c), progress_of(optimizer))
+                found = scalars(optimizer.diagnose(), optimizer.certificate(self.c), progress_of(optimizer))
                 of_this = "" if len(optimizers) == 1 else f"/{k}"
                 pl_module.log_dict({name + of_this: value for name, value in found.items()}, on_step=True)
 

@@ -32,7 +32,8 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     log = Path(folder, "certificate.csv")
-        ...     _ = log.write_text("step,gradient,spread,certificate,progress,ess,c\\n100,0.5,0.1,0.6,-0.1,99,1\\n")
+        ...     head = "step,verdict,displacement,gradient,spread,certificate,progress,ess,c"
+        ...     _ = log.write_text(head + "\\n100,travelling,0.9,0.5,0.1,0.6,-0.1,99,1\\n")
         ...     figure = plot(log)
         >>> [ax.get_title() for ax in figure.axes]
         ['how far from stationary x̄ is, at most', 'progress: estimate of F(x) − F(x₀)']

@@ -115,7 +115,7 @@ class AveragingCallback(TrainerCallback):
         """Log the certificate after the loss, in an entry of its own: reporters have seen that of the loss."""
         if "loss" in kwargs["logs"] and has_certificate(averaged_optimizer(self.trainer.optimizer)):
             optimizer = averaged_optimizer(self.trainer.optimizer)
-            self.trainer.log(scalars(optimizer.certificate(self.c), progress_of(optimizer)))
+            self.trainer.log(scalars(optimizer.diagnose(), optimizer.certificate(self.c), progress_of(optimizer)))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
