@@ -12,12 +12,12 @@ from walk import WALKED, summary, walks
 
 PAGE = PAGES["docs/architecture.md"]
 # at most so many files, and changes from one to another
-LIMITS = {"step": (7, 13), "certificate": (5, 10), "load_state_dict": (6, 12), "state_dict": (4, 8)}
+LIMITS = {"step": (6, 12), "certificate": (5, 10), "load_state_dict": (6, 12), "state_dict": (4, 8)}
 
 
 @pytest.mark.parametrize("name", WALKED)
 def test_walks_are_short(name):
-    limits = LIMITS | ({"step": (9, 20)} if name == "OGD" else {})
+    limits = LIMITS | ({"step": (8, 18)} if name == "OGD" else {})
     for what, calls in walks(name).items():
         found = summary(calls)
         assert (found["files"] <= limits[what][0], found["changes"] <= limits[what][1]) == (True, True), (what, found)

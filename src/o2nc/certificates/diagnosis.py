@@ -93,7 +93,7 @@ class _Measured(NamedTuple):
 
 @torch.no_grad()
 def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis:
-    """Return what the run of ``optimizer`` is doing, as `Averaged.diagnose` says."""
+    """Return what the run of ``optimizer`` is doing, as `Readout.diagnose` says."""
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function without arguments that returns a scalar, got {loss!r}")
     if optimizer._window is None:

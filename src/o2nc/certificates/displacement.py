@@ -48,6 +48,11 @@ def by_tensor(values: Tensor, xs: Sequence[Tensor]) -> Tensor:
     )
 
 
+def moment(turn: int, stride: int) -> int:
+    """Return at which of the steps turn·stride, …, (turn + 1)·stride − 1 a snapshot is taken."""
+    return turn * stride + int(stride * (turn * GOLDEN % 1))
+
+
 class Snapshots:
     """Samples of the parameters at some steps of a run; none of this waits for a device."""
 
@@ -59,8 +64,7 @@ class Snapshots:
 
         At regular ones a run that goes round in a period of so many steps would seem to stand still.
         """
-        turn, place = divmod(step, stride)
-        if place == int(stride * (turn * GOLDEN % 1)):
+        if step == moment(step // stride, stride):
             self.taken.append((step, sample(tensors())))
 
     def measure(self, xs: Sequence[Tensor]) -> Tensor:
@@ -85,8 +89,8 @@ def _ratio(spread: float, expected: float) -> float:
 class Trail:
     """Snapshots all over a run, at most MOST: then every other is dropped, and there is one in twice as many steps.
 
-    It is kept on the host's side of a step, and is not saved: it begins again after a checkpoint was loaded, and when
-    parameters are added or exchanged.
+    The optimizer counts its ``steps``, and calls `follow` when one is ``due``. All of it is on the host's side of a
+    step, and is not saved: it begins again after a checkpoint was loaded, and when parameters are added or exchanged.
     """
 
     def __init__(self) -> None:
@@ -94,16 +98,21 @@ class Trail:
 
     def _begin(self, params: Any) -> None:
         self._params, self._taken, self.stride, self.steps = params, Snapshots(), FIRST_STRIDE, 0
+        self._find_due()
+
+    def _find_due(self) -> None:
+        now, next_one = (moment(self.steps // self.stride + k, self.stride) for k in (0, 1))
+        self.due = now if now > self.steps else next_one
 
     def follow(self, optimizer: Any) -> None:
-        """Count a step that was taken, and take a snapshot if it is time."""
+        """Take a snapshot, now that ``steps`` is ``due``."""
         if optimizer._known_params is not self._params:
             self._begin(optimizer._known_params)
-        self.steps += 1
-        self._taken.follow(self.steps, self.stride, lambda: optimizer._data(optimizer._known_params))
+        self._taken.taken.append((self.steps, sample(optimizer._data(optimizer._known_params))))
         if len(self._taken.taken) == MOST:
             del self._taken.taken[::2]
             self.stride *= 2
+        self._find_due()
 
     def latest(self, optimizer: Any) -> Snapshots | None:
         """Return the last USED snapshots, or None if there are not so many."""

@@ -82,7 +82,7 @@ def progress_of(optimizer: Any) -> float:
 
 @torch.no_grad()
 def certificate(optimizer: Any, c: float) -> Certificate:
-    """Return the certificate, as `Averaged.certificate` says."""
+    """Return the certificate, as `Readout.certificate` says."""
     checks.positive("c", c)
     c = float(c)
     settings = optimizer.param_groups[0][KEY]
@@ -131,7 +131,7 @@ def _say_where_it_broke(optimizer: Any, values: dict[str | int, float]) -> None:
 
 
 def restart(optimizer: Any) -> None:
-    """Begin the averages anew, as `Averaged.restart_averages` says."""
+    """Begin the averages anew, as `Readout.restart_averages` says."""
     settings = optimizer.param_groups[0][KEY]
     window = settings["average"]
     if window is None:
@@ -167,7 +167,7 @@ def parameter_names(optimizer: Any) -> dict[Any, str | int]:
 
 @torch.no_grad()
 def averaged_state_dict(optimizer: Any, model: nn.Module) -> dict[str, Any]:
-    """Return a copy of ``model.state_dict()`` with x̄ in it, as `Averaged.averaged_state_dict` says."""
+    """Return a copy of ``model.state_dict()`` with x̄ in it, as `Readout.averaged_state_dict` says."""
     entries, _ = published(optimizer, "averaged_state_dict()")
     kept, copies = model.state_dict(keep_vars=True), {}
     for name, value in kept.items():

@@ -21,16 +21,13 @@ from o2nc import checks
 from o2nc.averages.offload import HostCopies
 from o2nc.averages.update import Entry, Iterate, begin, update_
 from o2nc.averages.windows import NO_TURN, Average, Window, as_window
-from o2nc.certificates import diagnosis
-from o2nc.certificates.certificate import Certificate
-from o2nc.certificates.diagnosis import Diagnosis
 from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
 from o2nc.fused.rule import DeviceRule
-from o2nc.optimizers import accessors
 from o2nc.optimizers.auto_lr import AUTO, take_step
-from o2nc.optimizers.swap import SWAPPED, Swap
+from o2nc.optimizers.readout import Readout
+from o2nc.optimizers.swap import SWAPPED
 from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
 from o2nc.persist.plain import KEY, from_dict, to_dict
@@ -62,7 +59,7 @@ def _no_model() -> None:
     """Return None, as a weak reference to a model that is gone does."""
 
 
-class Averaged(Optimizer):
+class Averaged(Readout, Optimizer):
     """Puts averages, a certificate and scaling before a torch optimizer: ``class AdamW(Averaged, optim.AdamW)``.
 
     Args:
@@ -188,7 +185,9 @@ class Averaged(Optimizer):
                     self._move(iterate)
                     self._finish(new)
                 if self._window is not None:
-                    self._trail.follow(self)
+                    self._trail.steps += 1
+                    if self._trail.steps >= self._trail.due:
+                        self._trail.follow(self)
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
@@ -492,60 +491,3 @@ class Averaged(Optimizer):
                 f"{what} inside averaged(): the model holds x̄ there, and a run goes on from x; save outside",
                 stacklevel=3,
             )
-
-    # --- what it says of its averages
-
-    def averaged(self, model: nn.Module | None = None, *, batches: Iterable[Any] | None = None) -> Swap:
-        """Put x̄ into the parameters inside a ``with`` block and restore them bitwise on leaving it.
-
-        Changes made to the parameters inside are lost; ``step()`` inside is refused.
-
-        Args:
-            model: the model, if its BatchNorm statistics are to be recomputed for x̄ as well.
-            batches: inputs of the model, as in `o2nc.recalibrated`.
-        """
-        return Swap([self], model, batches)
-
-    def averaged_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return a copy of ``model.state_dict()`` with x̄ in place of this optimizer's parameters, to save and ship.
-
-        Nothing in it shares memory with the model. Buffers, BatchNorm statistics among them, are copies of the
-        model's; inside ``averaged(model, batches=…)`` they are those of x̄.
-        """
-        return accessors.averaged_state_dict(self, model)
-
-    def certificate(self, c: float = 1.0) -> Certificate:
-        """Return ‖ḡ‖ + c·V, an upper bound on ‖∇F(x̄)‖_c when the gradients are full ones.
-
-        It is collective where parameters are sharded.
-
-        Args:
-            c: the price of spread, > 0.
-
-        Returns:
-            The certificate of all parameters together; ``.by_parameter`` has every one's own.
-        """
-        return accessors.certificate(self, c)
-
-    def restart_averages(self) -> None:
-        """Begin the averages anew at the next iterate that counts, as after a gradient that was not finite.
-
-        x̄ and the certificate then know nothing of what came before, and nor do ``output()`` and ``progress``. The
-        parameters, their update and the law of s are left alone.
-
-        Raises:
-            NoAverages: there is no window, or one without ``start``.
-            RuntimeError: a CUDA graph has captured the step, which would go on as before.
-        """
-        accessors.restart(self)
-
-    def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
-        """Return what the run is doing, in one word, with its evidence and one action. It changes nothing.
-
-        It is collective where parameters are sharded. After a checkpoint was loaded it is "too early" at first.
-
-        Args:
-            loss: a function without arguments that returns a scalar, F on a batch, say. It is called without
-                gradients at x and at x̄, with the same random numbers, for ``evidence["heat"]``.
-        """
-        return diagnosis.diagnose(self, loss)

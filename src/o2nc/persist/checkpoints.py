@@ -158,11 +158,11 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
     if missing := [key for key in wanted if key not in entry]:
         raise ValueError(f"the checkpoint is incomplete: its state of parameter {i} lacks {missing}")
     for key in wanted:
-        value = entry[key]
+        value, allowed = entry[key], "a floating-point tensor" + " without axes" * (key == "spread")
+        fits = isinstance(value, Tensor) and value.is_floating_point() and not (key == "spread" and value.dim())
         if key == "since":
-            checks.integer(f"the checkpoint's since of parameter {i}", value, 1)
-        elif not isinstance(value, Tensor) or not value.is_floating_point() or (key == "spread" and value.dim()):
-            allowed = "a floating-point tensor" + " without axes" * (key == "spread")
+            fits, allowed = isinstance(value, int) and value >= 1, "an integer >= 1"
+        if not fits:
             raise ValueError(f"the checkpoint's {key} of parameter {i} must be {allowed}, got {value!r}")
     sharded = optimizer._is_sharded and is_sharded(p)
     entry = with_own_sums(p, entry) if sharded else entry
