@@ -126,6 +126,18 @@ class Wrapper:
         return getattr(self._optimizer, name)
 
 
+def diagnosed(mesh=None, rank=0, size=1):
+    """Return what `diagnose` and `Ladder` have measured of 150 steps."""
+    model, optimizer = make("AdamW", mesh)
+    ladder = o2nc.Ladder(optimizer)
+    for step in range(150):
+        train(model, optimizer, step, step + 1, rank, size)
+        ladder.step()
+    found = optimizer.diagnose()
+    numbers = [found.evidence["turnover"], *(part.evidence["displacement"] for part in found.by_parameter.values())]
+    return {"verdict": found.verdict, "numbers": [found.evidence["displacement"], *numbers, ladder.displacement]}
+
+
 # --- tasks
 
 
@@ -174,6 +186,7 @@ def equal(mesh, rank, size):
             shipped = optimizer.averaged_state_dict(model)
     found["evaluated"], found["shipped"] = summary(model, optimizer), whole(shipped.values())
     found["converted"] = converted(mesh, rank, size)
+    found["diagnosed"] = diagnosed(mesh, rank, size)
     try:
         OPTIMIZERS["SGD"]([distribute_tensor(torch.zeros(4, 3, dtype=torch.complex64), mesh, [Shard(0)])])
     except TypeError as error:

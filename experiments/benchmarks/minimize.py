@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ def certified(name: str, seeds: int) -> list[dict[str, float]]:
     g, gap = problem.lipschitz, problem.gap
     c = g**3 / gap**2
     for eps in EPS:
-        limits = {"eps": eps * g, "c": c, "max_evaluations": 20_000}
+        limits: dict[str, Any] = {"eps": eps * g, "c": c, "max_evaluations": 20_000}
         pair = lambda x: (problem.value(x), problem.gradient(x))  # noqa: E731
         runs = [o2nc.minimize(pair, start(problem, seed), seed=seed, **limits) for seed in range(seeds)]
         wrong = sum(run.success and recomputed(problem, run, c) > eps * g for run in runs)
@@ -107,10 +108,8 @@ def granso(fun: Fun, x: Tensor, seed: int) -> None:
     sys.modules.setdefault("gurobipy", types.ModuleType("gurobipy")).__dict__.setdefault("GRB", None)
     for module in (np, importlib.import_module("numpy.core.numeric")):
         module.__dict__.update(Inf=math.inf, inf=math.inf, NaN=math.nan)
-    from pygranso.pygranso import pygranso
-    from pygranso.pygransoStruct import pygransoStruct
-
-    options = pygransoStruct()
+    pygranso: Any = importlib.import_module("pygranso.pygranso")
+    options = importlib.import_module("pygranso.pygransoStruct").pygransoStruct()
     given = {"x0": x[:, None], "maxit": BUDGETS[-1], "opt_tol": 0.0, "print_level": 0, "quadprog_info_msg": False}
     for name, value in (given | {"globalAD": False, "torch_device": torch.device("cpu")}).items():
         setattr(options, name, value)
@@ -120,10 +119,10 @@ def granso(fun: Fun, x: Tensor, seed: int) -> None:
         return [f, g[:, None], None, None, None, None]
 
     with contextlib.redirect_stdout(io.StringIO()):
-        pygranso(var_spec={"x": [len(x), 1]}, combined_fn=combined, user_opts=options)
+        pygranso.pygranso(var_spec={"x": [len(x), 1]}, combined_fn=combined, user_opts=options)
 
 
-def ours(fun: Fun, x: Tensor, seed: int, **limits: float) -> None:
+def ours(fun: Fun, x: Tensor, seed: int, **limits: Any) -> None:
     """`minimize` as an arm."""
     o2nc.minimize(fun, x, seed=seed, max_evaluations=BUDGETS[-1], **limits)
 

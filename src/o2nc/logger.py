@@ -5,6 +5,7 @@ and parameter, because parameters can be many and can be added later. `o2nc.logf
 resumed run goes on.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 def scalars(diagnosis: Diagnosis, certificate: Certificate, progress: float) -> dict[str, float]:
     """Return a run's numbers under the names that they have in TensorBoard and other trackers.
 
-    Trackers take numbers: ``run/verdict`` is the verdict's place in `o2nc.certificates.diagnosis.VERDICTS`, from 0.
+    Trackers take numbers: ``run/verdict`` is the verdict's place in `o2nc.certificates.diagnosis.VERDICTS`, from 0. The
+    displacement is left out while it is not known.
     """
+    j = diagnosis.evidence["displacement"]
     return {
         "run/verdict": float(VERDICTS.index(diagnosis.verdict)),
-        "run/displacement": diagnosis.evidence["displacement"],
+        **({} if math.isnan(j) else {"run/displacement": j}),
         "certificate/value": certificate.value,
         "certificate/gradient": certificate.gradient,
         "certificate/spread": certificate.spread,

@@ -235,7 +235,7 @@ def test_the_trainer_may_make_the_optimizer(tmp_path):
     assert optimizer.param_groups[0]["o2nc"]["step"] == 10
     found = [entry["certificate/value"] for entry in trainer.state.log_history if "certificate/value" in entry]
     assert found[-1] == optimizer.certificate().value
-    assert [float(line.split(",")[3]) for line in log.path.read_text().splitlines()[1:]] == found
+    assert [float(line.split(",")[5]) for line in log.path.read_text().splitlines()[1:]] == found
     assert list(metrics(trainer)) == [5, 10]
 
 

@@ -14,7 +14,7 @@ from logged import read
 from logged import steps as logged_steps
 from o2nc.logger import CertificateLogger
 from processes import NO_FSDP2, needs_fsdp2, torchrun
-from shards_worker import LATER, OPTIMIZERS, STEPS, converted, make, summary, train
+from shards_worker import LATER, OPTIMIZERS, STEPS, converted, diagnosed, make, summary, train
 
 TESTS = Path(__file__).parent.parent
 SAMPLE = ("AdamW", "AdamW offload", "CoinBetting", "OriginalO2NC")
@@ -91,6 +91,14 @@ def test_the_spread_is_summed_when_it_is_saved(runs, name):
     shares = [a[-1] + b[-1] for a, b in zip(first, second, strict=True)]
     assert saved == again == pytest.approx(shares if saved else [], rel=1e-12)
     assert not saved or any(a[-1] > 0 < b[-1] for a, b in zip(first, second, strict=True))
+
+
+def test_shards_are_diagnosed_together(runs):
+    """Displacements of whole parameters, and one learning rate for all processes."""
+    (first, second), whole = (rank["diagnosed"] for rank in runs["equal"]), diagnosed()
+    assert first == second
+    assert first["verdict"] == whole["verdict"] != "too early"
+    assert first["numbers"] == pytest.approx(whole["numbers"], rel=1e-9)
 
 
 def test_parameters_may_be_sharded_after_the_optimizer_was_made(runs):
