@@ -129,7 +129,7 @@ class Averaged(Readout, Optimizer):
         settings = new_settings(average, scaling, seed, certificate, offload)
         for lr in (*args[:1], kwargs.get("lr")):
             if isinstance(lr, str):
-                raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r}')
+                raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r} of type str')
         super().__init__(params, *args, **kwargs)
         self._begin(settings)
 
