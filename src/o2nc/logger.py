@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def scalars(diagnosis: Diagnosis, certificate: Certificate, progress: float) -> dict[str, float]:
     """Return a run's numbers under the names that they have in TensorBoard and other trackers.
 
-    Trackers take numbers: ``run/verdict`` is the verdict's place in `o2nc.certificates.diagnosis.VERDICTS`, from 0.
-    The displacement is left out while it is not known.
+    Trackers take numbers: ``run/verdict`` is the place, from 0, of the verdict in
+    `o2nc.certificates.diagnosis.VERDICTS`. The displacement is left out while it is not known.
     """
     j = diagnosis.evidence["displacement"]
     return {

@@ -113,7 +113,8 @@ def test_the_first_process_logs_for_all(runs, tmp_path):
         train(model, optimizer, 0, STEPS)
     for suffix, path in ((".csv", log.path), (".layers.csv", log.layers_path)):
         for a, b in zip(read(runs["folder"] / f"log of 0{suffix}"), read(path), strict=True):
-            assert a.pop("parameter", None) == b.pop("parameter", None)
+            for word in ("parameter", "verdict"):
+                assert a.pop(word, None) == b.pop(word, None)
             assert a == pytest.approx(b, rel=1e-12, nan_ok=True)
     assert not (runs["folder"] / "log of 1.csv").exists()
     assert logged_steps(runs["folder"] / "early.csv") == [2, 4]
