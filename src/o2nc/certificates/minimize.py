@@ -47,7 +47,7 @@ class Minimum:
         success: whether the certificate is at most eps, rounding included.
         nfev: evaluations of fun.
         message: why it stopped.
-        witness: the points (K, *x.shape) and their K weights, >= 0 with sum 1.
+        witness: the points ``(K, *x.shape)`` and their K weights, >= 0 with sum 1.
         history: a `Check` (nfev, fun, certificate) for every check.
     """
 
