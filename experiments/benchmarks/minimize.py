@@ -114,8 +114,8 @@ def granso(fun: Fun, x: Tensor, seed: int) -> None:
     for name, value in (given | {"globalAD": False, "torch_device": torch.device("cpu")}).items():
         setattr(options, name, value)
 
-    def combined(now: Tensor) -> list[object]:
-        f, g = fun(now.detach().reshape(-1))
+    def combined(now: Any) -> list[object]:
+        f, g = fun(now.x.detach().reshape(-1))
         return [f, g[:, None], None, None, None, None]
 
     with contextlib.redirect_stdout(io.StringIO()):
@@ -141,7 +141,7 @@ def race(name: str, arm: str, seeds: range) -> list[float]:
             lowest.append(min([f, *lowest[-1:]]))
             return f, problem.gradient(x)
 
-        with contextlib.suppress(Enough, SystemExit):
+        with contextlib.suppress(Enough):
             ARMS[arm](fun, start(problem, seed), seed, **limits)
         logs.append([math.log(max(FLOOR, lowest[min(n, len(lowest)) - 1] / problem.gap)) for n in BUDGETS])
     return [math.exp(fmean(column)) for column in zip(*logs, strict=True)]
