@@ -323,3 +323,10 @@ def test_the_trail_costs_a_snapshot_in_so_many_steps(monkeypatch):
     assert len(taken) < 600
     run(o2nc.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), lambda t, x: x, 8)
     assert len(taken) < 600
+
+
+def test_a_run_at_rest_is_stationary_and_waits_are_true():
+    assert run(sgd(), lambda t, x: torch.zeros_like(x), 200).diagnose().verdict == "stationary"
+    x = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+    late = o2nc.SGD([x], lr=0.1, average=o2nc.Polynomial(12, start=1000))
+    assert "after 701 more steps" in run(late, lambda t, x: noise(t, 4), 300).diagnose().advice

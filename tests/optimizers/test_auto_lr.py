@@ -189,3 +189,10 @@ def test_others_that_change_lr_are_refused():
 def test_what_it_cannot_do_is_refused(make, error, text):
     with pytest.raises(error, match=text):
         make([p.detach() for p in weights()])
+
+
+def test_averages_say_that_it_is_still_probing():
+    opt = o2nc.AdamW(weights(), lr="auto", **OPTIONS)
+    train(opt, 0, 3)
+    with pytest.raises(RuntimeError, match="still finding the learning rate"), opt.averaged():
+        pass

@@ -134,7 +134,8 @@ class Polynomial(Window):
     Args:
         power: r >= 0; 0 is the plain mean, 12 the last 8 % of the run.
         start: iterates that are skipped first, such as those of a warm-up.
-        every: of the others one in ``every`` counts, and only it costs anything.
+        every: of the others one in ``every`` counts, and only it costs anything. Where gradients have no noise take
+            an odd number: a run that hops between two points would always be seen at the same one.
 
     Example:
         >>> import torch, o2nc

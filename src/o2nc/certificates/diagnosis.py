@@ -74,7 +74,9 @@ class Diagnosis:
     by_parameter: Mapping[str | int, "Diagnosis"] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        numbers = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in self.evidence.items())
+        counts = ("steps", "spike_step", "finite_at")
+        texts = {name: f"{value:,.0f}" if name in counts else f"{value:.3g}" for name, value in self.evidence.items()}
+        numbers = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
         return printable(f"{self.verdict}: {numbers}. {self.advice}")
 
 
@@ -115,7 +117,8 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
         if step is not None:
             evidence[key] = float(step)
     trail, names = optimizer._trail, accessors.parameter_names(optimizer)
-    values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps), "spike_step": math.nan, **evidence}
+    rest = optimizer._window.start + 1 - optimizer._steps_done()
+    values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps, rest), "spike_step": math.nan, **evidence}
     alone = {}
     for p, j in found.displacements.items():
         verdict = "broken" if p in found.faults else verdict_of({"displacement": j})
@@ -150,10 +153,6 @@ def verdict_of(evidence: Mapping[str, float]) -> str:
     return "straight" if is_straight or heat < 0 else "travelling"
 
 
-def _advise(verdict: str, evidence: Mapping[str, float], wait: int) -> str:
-    return ADVICE[verdict].format(**{"spike_step": math.nan, **evidence}, wait=wait)
-
-
 def _measure(optimizer: Any) -> _Measured:
     """Measure displacements and look for what is not finite; where parameters are sharded, collectively."""
     params, settings = optimizer._known_params, optimizer.param_groups[0][KEY]
@@ -179,7 +178,7 @@ def _measure(optimizer: Any) -> _Measured:
     sizes, increments = torch.tensor([float(p.numel()) for p in params]), values[5:].sum(1).tolist()
     times, spike, quarter = [step for step, _ in latest.taken], _spike(increments), len(increments) // 4
     return _Measured(
-        displacement=joint,
+        displacement=0.0 if not values[5:].any() else joint,  # 0 where nothing moves at all
         displacements=dict(zip(params, parts, strict=True)),
         steps=times[-1] - times[0],
         turnover=float((sizes * changed).sum() / sizes.sum()),

@@ -94,10 +94,11 @@ class Trail:
     """
 
     def __init__(self) -> None:
-        self._begin(None)
+        self._params: Any = None
+        self._begin()
 
-    def _begin(self, params: Any) -> None:
-        self._params, self._taken, self.stride, self.steps = params, Snapshots(), FIRST_STRIDE, 0
+    def _begin(self) -> None:
+        self._taken, self.stride, self.steps = Snapshots(), FIRST_STRIDE, 0
         self._find_due()
 
     def _find_due(self) -> None:
@@ -106,8 +107,10 @@ class Trail:
 
     def follow(self, optimizer: Any) -> None:
         """Take a snapshot, now that ``steps`` is ``due``."""
-        if optimizer._known_params is not self._params:
-            self._begin(optimizer._known_params)
+        former, self._params = self._params, optimizer._known_params
+        if former is not None and former is not self._params:
+            self._begin()
+            return
         self._taken.taken.append((self.steps, sample(optimizer._data(optimizer._known_params))))
         if len(self._taken.taken) == MOST:
             del self._taken.taken[::2]
