@@ -200,7 +200,7 @@ def picture() -> Any:
     }
     figure = kit.new_figure(10.0, 2.4)
     for seed, axes, (name, (start, gradient)) in zip(
-        (2, 2, 2, 7, 3), figure.subplots(1, 5), gradients.items(), strict=True
+        (2, 2, 2, 7, 2), figure.subplots(1, 5), gradients.items(), strict=True
     ):
         torch.manual_seed(seed)
         x = nn.Parameter(torch.full((2,), start, dtype=torch.float64))
