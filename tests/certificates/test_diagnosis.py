@@ -330,3 +330,16 @@ def test_a_run_at_rest_is_stationary_and_waits_are_true():
     x = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
     late = o2nc.SGD([x], lr=0.1, average=o2nc.Polynomial(12, start=1000))
     assert "after 701 more steps" in run(late, lambda t, x: noise(t, 4), 300).diagnose().advice
+
+
+def test_a_loss_that_is_not_finite_and_parameters_that_stand_still():
+    opt = run(sgd(), lambda t, x: noise(t), 200)
+    assert opt.diagnose(lambda: float("nan")).verdict == "broken"
+    turnover = opt.diagnose().evidence["turnover"]
+    frozen = torch.nn.Parameter(torch.ones(10_000, dtype=torch.float64), requires_grad=False)
+    x = torch.nn.Parameter(torch.full((200,), 100.0, dtype=torch.float64))
+    mixed = o2nc.SGD([x, frozen], lr=0.01, momentum=0.9, average=o2nc.Polynomial(12))
+    for t in range(1, 201):
+        x.grad = noise(t)
+        mixed.step()
+    assert mixed.diagnose().evidence["turnover"] == pytest.approx(turnover)

@@ -150,3 +150,19 @@ def test_groups_keep_their_proportions():
 def test_bad_input():
     with pytest.raises(TypeError, match="is not an Optimizer"):
         o2nc.Ladder(3.0)
+
+
+def test_lr_never_rises_above_its_start_whoever_changes_it():
+    x = torch.nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
+    opt = o2nc.SGD([x], lr=0.1, average=0.9)
+    ladder = o2nc.Ladder(opt)
+    for t in range(1000):
+        x.grad = torch.sign(x.detach()) if t < 500 else torch.ones_like(x)
+        opt.step()
+        ladder.step()
+        if t == 499:
+            assert ladder.rung > 0
+            opt.param_groups[0]["lr"] = 0.1
+        if t == 510:
+            opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(5, dtype=torch.float64))]})
+        assert opt.param_groups[0]["lr"] <= 0.1

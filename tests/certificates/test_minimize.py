@@ -176,3 +176,13 @@ def test_bad_input_is_named(change, error, text):
     given = {"fun": absolute, "x0": np.ones(2), "eps": 0.1} | change
     with pytest.raises(error, match=text):
         minimize(given.pop("fun"), given.pop("x0"), **given)
+
+
+def test_numbers_whose_squares_underflow_and_complex_gradients_are_refused():
+    for bad in ({"eps": 1e-165}, {"eps": 1e-3, "c": 1e80}):
+        with pytest.raises(ValueError, match=r"must be a number in \[1e-60, 1e\+60\]"):
+            minimize(lambda x: (abs(x).sum(), np.sign(x)), np.ones(2), **bad)
+    with pytest.raises(TypeError, match="a real gradient"):
+        minimize(lambda x: (1.0, x * 1j), np.ones(2), eps=1e-3)
+    found = minimize(lambda x: (1e155 * abs(x).sum(), 1e155 * np.sign(x)), np.ones(2), eps=1e-3)
+    assert not found.success

@@ -165,10 +165,9 @@ def test_it_warns_where_there_is_nothing_to_find():
 
 def test_others_that_change_lr_are_refused():
     opt = o2nc.AdamW(weights(), lr="auto")
-    scheduler = optim.lr_scheduler.LambdaLR(opt, lambda t: 1.0)
     train(opt, 0, 4)
-    scheduler.step()
-    with pytest.raises(ValueError, match="use no scheduler"):
+    optim.lr_scheduler.LambdaLR(opt, lambda t: 1.0)  # it would go back to this lr, whenever it is stepped
+    with pytest.raises(ValueError, match="a scheduler was made already"):
         train(opt, 4, 5)
     opt = o2nc.AdamW(weights(), lr="auto")
     opt.add_param_group({"params": weights(), "lr": 0.1})
@@ -196,3 +195,28 @@ def test_averages_say_that_it_is_still_probing():
     train(opt, 0, 3)
     with pytest.raises(RuntimeError, match="still finding the learning rate"), opt.averaged():
         pass
+
+
+def test_weight_decay_bounds_lr():
+    x = torch.nn.Parameter(torch.tensor(1.0))
+    opt = o2nc.AdamW([x], lr="auto", average=0.9, weight_decay=0.01)
+
+    def go_far():
+        for _ in range(400):
+            opt.zero_grad()
+            (x - 1e5).abs().backward()
+            opt.step()
+
+    with pytest.warns(UserWarning, match=r"as much as weight_decay=0\.01 allows"):
+        go_far()
+    assert x.isfinite()
+    assert opt.param_groups[0]["lr"] <= SHARE / 0.01
+
+
+def test_a_group_added_after_loading_has_the_lr_that_was_found():
+    opt = o2nc.AdamW(weights(), lr="auto", average=0.9)
+    train(opt, 0, PROBED + WARMUP + 20)
+    again = o2nc.AdamW(weights(), lr="auto", average=0.9)
+    again.load_state_dict(opt.state_dict())
+    again.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    assert again.param_groups[1]["lr"] == opt.param_groups[0]["lr"]

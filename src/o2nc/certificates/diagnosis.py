@@ -86,7 +86,7 @@ class _Measured(NamedTuple):
     displacement: float  # J of all parameters together
     displacements: dict[Any, float]  # J of every one
     steps: int  # that they are of
-    turnover: float  # the mean over all coordinates of their tensor's V/(V + ‖ȳ‖²)
+    turnover: float  # the mean over the coordinates of tensors that move of V/(V + ‖ȳ‖²)
     growth: float  # the last quarter's squared increments in times of the first quarter's
     spike: int | None  # the step at which a spike began
     faults: dict[Any, str]  # what is not finite of which parameter
@@ -113,10 +113,10 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
         evidence |= _heat(optimizer, loss)
     if accessors.has_certificate(optimizer) and not found.faults:
         evidence["gradient"] = optimizer.certificate().gradient
+    trail, names = optimizer._trail, accessors.parameter_names(optimizer)
     for key, step in (("spike_step", found.spike), ("finite_at", found.finite_at)):
         if step is not None:
-            evidence[key] = float(step)
-    trail, names = optimizer._trail, accessors.parameter_names(optimizer)
+            evidence[key] = float(step + optimizer._steps_done() - trail.steps)  # the trail may have begun later
     rest = optimizer._window.start + 1 - optimizer._steps_done()
     values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps, rest), "spike_step": math.nan, **evidence}
     alone = {}
@@ -137,6 +137,8 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
 def verdict_of(evidence: Mapping[str, float]) -> str:
     """Return the verdict on finite numbers: the first line of the module's table that applies."""
     j = evidence["displacement"]
+    if not math.isfinite(evidence.get("heat", 0.0)):
+        return "broken"
     if math.isnan(j):
         return "too early"
     if "spike_step" in evidence:
@@ -181,11 +183,11 @@ def _measure(optimizer: Any) -> _Measured:
         displacement=0.0 if not values[5:].any() else joint,  # 0 where nothing moves at all
         displacements=dict(zip(params, parts, strict=True)),
         steps=times[-1] - times[0],
-        turnover=float((sizes * changed).sum() / sizes.sum()),
+        turnover=float((sizes * changed).sum() / (sizes * (values[4] > 0)).sum().clamp(min=1.0)),
         growth=math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
         spike=None if spike is None else times[spike],
         faults=faults,
-        finite_at=next((step for step, q in zip(times, increments, strict=False) if not math.isfinite(q)), None),
+        finite_at=_last_finite(times, increments),
     )
 
 
@@ -200,14 +202,19 @@ def _spike(increments: Sequence[float]) -> int | None:
     return next((i for i in later if increments[i] > SPIKE * max(increments[:i])), None)
 
 
+def _last_finite(times: Sequence[int], increments: Sequence[float]) -> int | None:
+    """Return the last snapshot before one that is not finite; None if there is none, or none before it."""
+    first = next((i for i, q in enumerate(increments) if not math.isfinite(q)), 0)
+    return times[first] if first else None
+
+
 def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:
     """Return F(x) − F(x̄) and both, with the same random numbers; buffers of modules that run are restored."""
     devices = {p.device for p in optimizer._known_params if p.device.type == "cuda"}
     values = []
-    with _kept_buffers():
-        for block in (nullcontext, optimizer.averaged):
-            with torch.random.fork_rng(devices), block():
-                values.append(_scalar(loss()))
+    for block in (nullcontext, optimizer.averaged):
+        with _kept_buffers(), torch.random.fork_rng(devices), block():
+            values.append(_scalar(loss()))
     x, average = values
     return {"heat": x - average, "loss": x, "loss_averaged": average}
 

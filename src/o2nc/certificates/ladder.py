@@ -65,7 +65,7 @@ class Ladder(LRScheduler):
     def get_lr(self) -> list[Any]:
         """Return the learning rates to go on with."""
         change = self._change() if self.last_epoch > 0 else 1.0
-        return [group["lr"] * change for group in self.optimizer.param_groups]
+        return [_bounded(group, change) for group in self.optimizer.param_groups]
 
     @torch.no_grad()
     def _change(self) -> float:
@@ -73,6 +73,8 @@ class Ladder(LRScheduler):
         now = self.last_epoch - self._begun
         snapshots = Snapshots(self._snapshots)
         snapshots.follow(now, max(1, self._length // POINTS), self._tensors)
+        if len({x.numel() for _, x in snapshots.taken}) > 1:  # parameters were added: a new window
+            snapshots.taken, self._begun, now = snapshots.taken[-1:], self.last_epoch, 0
         self._snapshots = snapshots.taken
         if now < self._length:
             return 1.0
@@ -103,3 +105,9 @@ class Ladder(LRScheduler):
         if any(map(is_sharded, self._params())):
             state |= {"_snapshots": [], "_begun": self.last_epoch}
         return state
+
+
+def _bounded(group: dict[str, Any], change: float) -> Any:
+    """Return the learning rate times ``change``; one that rises, at most to where it began."""
+    lr = group["lr"] * change
+    return lr if change <= 1 else min(lr, max(group["lr"], group.get("initial_lr", group["lr"])))

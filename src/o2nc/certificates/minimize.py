@@ -25,6 +25,7 @@ PAIRS = 20
 MOST, NUMBERS = 200, 10**8  # recent points kept for certificates, and the numbers that they may hold
 EVERY = 20  # evaluations between checks on the way; a twentieth of all, once that is more
 ARMIJO, WOLFE = 1e-4, 0.5
+SMALL, LARGE = 1e-60, 1e60  # between which squares and their ratios neither underflow nor overflow
 TRIALS, DOUBLINGS = 30, 100  # of a line search: after these it fails, and F is unbounded below
 
 
@@ -107,8 +108,8 @@ def minimize(
         >>> found.success, found.x.round(decimals=1)
         (True, tensor([1., -0.]))
     """
-    checks.positive("eps", eps)
-    checks.positive("c", c)
+    for name, value in (("eps", eps), ("c", c)):
+        checks.number(name, value, f"a number in [{SMALL:g}, {LARGE:g}]", lambda v: SMALL <= v <= LARGE)
     checks.integer("max_evaluations", max_evaluations, 1)
     checks.integer("seed", seed, 0)
     if not callable(fun) or not (callback is None or callable(callback)):
@@ -162,6 +163,8 @@ class Oracle:
                 self.needs_grad = False
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise TypeError(f"fun must return (value, gradient), for a tensor also a scalar tensor, got {found!r}")
+        if any(part.is_complex() if isinstance(part, Tensor) else np.iscomplexobj(part) for part in found):
+            raise TypeError(f"fun must return a real value and a real gradient, got {found!r}")
         value, gradient = (torch.as_tensor(part, dtype=torch.float64).detach() for part in found)
         if value.numel() != 1 or gradient.shape != self.shape:
             shapes = f"{tuple(value.shape)} and {tuple(gradient.shape)}"
@@ -217,7 +220,7 @@ class Search:
         sample = self.oracle(y)
         if sample.f == -math.inf:
             raise Stop(f"F is unbounded below: it is -inf at a distance of {float((y - self.x).norm()):.1e} from x")
-        if not (math.isfinite(sample.f) and sample.g.isfinite().all()):
+        if not (math.isfinite(sample.f) and sample.g.abs().max() < LARGE):
             return sample._replace(f=math.inf)
         self.kept = [*self.kept[1 - self.most :], sample]
         self.lowest = min(self.lowest, sample.f)

@@ -68,6 +68,11 @@ def take_step(optimizer: Any) -> bool:
 def _refuse(optimizer: Any, lr: float) -> None:
     """Raise if somebody else changes lr, or a graph would freeze it."""
     for group in optimizer.param_groups:
+        if "initial_lr" in group:
+            raise ValueError(
+                'lr="auto" is still finding lr, and a scheduler was made already, which would go back to the lr that '
+                f"it saw: make it after {AUTO!r} has left param_groups[0][{KEY!r}], or pass lr as a number"
+            )
         if group["lr"] != lr:
             raise ValueError(
                 f'lr="auto" is still finding lr, which was {lr:g} and is now {group["lr"]!r} in a group: use no '
@@ -127,7 +132,9 @@ def _probe(optimizer: Any, auto: dict[str, Any]) -> None:
 
 def _go_on(optimizer: Any, auto: dict[str, Any], estimate: float) -> None:
     """Let d grow to the estimate; rewind if it has settled."""
-    d, probed = max(auto["d"], estimate), auto["probed"] + 1  # max keeps d where the estimate is nan
+    decay = max(float(group["weight_decay"]) for group in optimizer.param_groups)
+    most = 1 / decay if decay else math.inf  # beyond it decoupled weight decay alone would overshoot
+    d, probed = min(max(auto["d"], estimate), most), auto["probed"] + 1  # max keeps d where the estimate is nan
     grows = d > 1.1 * auto["reference"]
     auto = auto | {"lr": d, "d": d, "probed": probed, "quiet": 0 if grows else auto["quiet"] + 1}
     auto["reference"] = d if grows else auto["reference"]
@@ -136,6 +143,12 @@ def _go_on(optimizer: Any, auto: dict[str, Any], estimate: float) -> None:
         optimizer.param_groups[0][KEY][AUTO] = auto
         _show(optimizer, d)
         return
+    if d == most:
+        warnings.warn(
+            f'lr="auto": {SHARE * d:.3g} is as much as weight_decay={decay:g} allows, and the distance is longer: '
+            "pass lr as a number, or less weight decay",
+            stacklevel=5,
+        )
     if not has_grown:
         warnings.warn(
             f'lr="auto": {probed} steps gave no estimate of the learning rate; {SHARE * d:.3g} is little more than a '

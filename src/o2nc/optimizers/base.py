@@ -136,8 +136,7 @@ class Averaged(Readout, Optimizer):
     def _reset(self) -> None:
         register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
-        self._trail = Trail()
-        self._model = _no_model
+        self._model, self._trail = _no_model, Trail()
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
@@ -383,6 +382,7 @@ class Averaged(Readout, Optimizer):
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
         self._has_averaged, self._clock, self._finite_at, self._broken = False, (None, 0, 0), 0, ""
+        self._trail.steps = self._trail.due = 0  # it begins again at the next step
         self._note_params()
 
     def _note_params(self) -> None:

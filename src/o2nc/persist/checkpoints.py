@@ -83,6 +83,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
             optimizer.state[p][KEY] = entry
 
     # the last before torch loads and the first after it, so that the user's hooks see all there is
+    was_finding_lr = "auto" in optimizer.param_groups[0][KEY]
     before = optimizer.register_load_state_dict_pre_hook(take_out)
     after = optimizer.register_load_state_dict_post_hook(put_back, prepend=True)
     try:
@@ -90,6 +91,8 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
     finally:
         before.remove()
         after.remove()
+    if was_finding_lr:
+        optimizer.defaults["lr"] = optimizer.param_groups[0]["lr"]  # groups that are added take it
     for message in messages:
         warnings.warn(message, stacklevel=3)
 
