@@ -36,7 +36,7 @@ class Window(ABC):
     ``every`` it can be told which iterates count.
 
     Example:
-        >>> from dataclasses import dataclass, is_dataclass
+        >>> from dataclasses import dataclass
         >>> @dataclass(frozen=True)
         ... class Last(Window):
         ...     def gamma(self, n):

@@ -132,25 +132,6 @@ def _say_where_it_broke(optimizer: Any, values: dict[str | int, float]) -> None:
     warnings.warn(optimizer._broken, stacklevel=5)
 
 
-def restart(optimizer: Any) -> None:
-    """Begin the averages anew, as `Readout.restart_averages` says."""
-    settings = optimizer.param_groups[0][KEY]
-    window = settings["average"]
-    if window is None:
-        raise NoAverages(f"restart_averages(): this optimizer was made with {optimizer.advice}")
-    if "start" not in window:
-        raise NoAverages(f"restart_averages() needs a window that has start, got average={optimizer._window!r}")
-    if optimizer._engine.has_captured:
-        raise RuntimeError("restart_averages(): a CUDA graph has captured step(), and would go on as before")
-    settings["average"] = window | {"start": int(settings["step"])}  # γ = 1 at its first iterate: nothing is left
-    for entry in optimizer._entries().values():
-        entry["since"] = 1
-        if "progress" in entry:
-            entry["progress"].zero_()
-    optimizer._note_settings()
-    optimizer._finite_at = int(settings["step"])
-
-
 def _square(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dtype=torch.float64).square()
 

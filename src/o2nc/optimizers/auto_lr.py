@@ -2,7 +2,8 @@
 
     probe     AdamW moves at lr = d_t, from d_1 = 1e-3·rms(x_0) on, and d grows as far as a distance estimate allows:
                   r_t = β₁r_{t−1} + (1 − β₁)⟨g_t, x_0 − x_t⟩,   d_{t+1} = max(d_t, 4r_t/‖m_t‖₁),
-              m_t being Adam's own mean of the gradients. It ends when d has settled, after 20 to 40 steps.
+              m_t being Adam's own mean of the gradients; with weight decay λ, d is at most 1/λ. It ends when d has
+              settled, after 20 to 40 steps.
     rewind    the parameters are x_0 again, and the optimizer's state is dropped
     warm-up   lr rises to 0.3·d over 100 steps, and is a plain number from then on
 

@@ -1,4 +1,4 @@
-"""What an optimizer with averages offers between two steps: x̄, the certificate, a diagnosis."""
+"""What an optimizer with averages offers between two steps: x̄, the certificate, a diagnosis, a new beginning."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,7 +9,9 @@ from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import Diagnosis
 from o2nc.optimizers import accessors
+from o2nc.optimizers.accessors import NoAverages
 from o2nc.optimizers.swap import Swap
+from o2nc.persist.plain import KEY
 
 
 class Readout:
@@ -47,7 +49,7 @@ class Readout:
         """
         return accessors.certificate(self, c)
 
-    def restart_averages(self) -> None:
+    def restart_averages(self: Any) -> None:
         """Begin the averages anew at the next iterate that counts, as after a gradient that was not finite.
 
         x̄ and the certificate then know nothing of what came before, and nor do ``output()`` and ``progress``. The
@@ -57,7 +59,22 @@ class Readout:
             NoAverages: there is no window, or one without ``start``.
             RuntimeError: a CUDA graph has captured the step, which would go on as before.
         """
-        accessors.restart(self)
+        settings: dict[str, Any] = self.param_groups[0][KEY]
+        window = settings["average"]
+        if window is None:
+            raise NoAverages(f"restart_averages(): this optimizer was made with {self.advice}")
+        if "start" not in window:
+            raise NoAverages(f"restart_averages() needs a window that has start, got average={self._window!r}")
+        if self._engine.has_captured:
+            raise RuntimeError("restart_averages(): a CUDA graph has captured step(), and would go on as before")
+        # γ = 1 at the first iterate that counts: nothing is left of what was there
+        settings["average"] = window | {"start": int(settings["step"])}
+        for entry in self._entries().values():
+            entry["since"] = 1
+            if "progress" in entry:
+                entry["progress"].zero_()
+        self._note_settings()
+        self._finite_at = int(settings["step"])
 
     def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
         """Return what the run is doing, in one word, with its evidence and one action. It changes nothing.
