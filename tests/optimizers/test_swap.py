@@ -120,8 +120,6 @@ def test_blocks_that_are_used_wrongly():
 @pytest.mark.parametrize("name", WINDOWED)
 def test_weights_to_ship(name, tied):
     """Keys, dtypes and values of the model's state_dict inside averaged(), and no memory of anybody's."""
-    if name == "extend(NAdam)" and tied:
-        pytest.skip("as the others")
     model = network(tied).bfloat16() if name == "AdamW" else network(tied)
     opt = OURS[name](p for p in model.parameters() if p is not model[3].bias)
     for t in range(5):
