@@ -17,10 +17,10 @@ from weakref import ref
 import torch
 
 from o2nc import checks
+from o2nc.averages.published import has_certificate, progress_of
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import VERDICTS, Diagnosis
 from o2nc.logfile import FIELDS, LAYER_FIELDS, LogFile, layers_path, move_aside, plain_name
-from o2nc.optimizers.accessors import has_certificate, progress_of
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.wrapped import averaged_optimizer
 from o2nc.persist.shards import is_first_process

@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from o2nc import checks
+from o2nc.averages.published import has_certificate, progress_of
 from o2nc.integrations.averaging import Averaging, State, clone, copy_, trained
 from o2nc.logger import scalars
-from o2nc.optimizers.accessors import has_certificate, progress_of
 from o2nc.optimizers.wrapped import averaged_optimizer
 
 KEY = "o2nc_iterate"  # of a checkpoint: x and its BatchNorm statistics

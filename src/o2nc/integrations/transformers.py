@@ -14,9 +14,9 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from o2nc import checks
+from o2nc.averages.published import has_certificate, progress_of
 from o2nc.integrations.averaging import Averaging, clone, copy_, trained
 from o2nc.logger import scalars
-from o2nc.optimizers.accessors import has_certificate, progress_of
 from o2nc.optimizers.wrapped import averaged_optimizer
 
 FILE = "o2nc_iterate.pt"  # of a checkpoint: x and its BatchNorm statistics

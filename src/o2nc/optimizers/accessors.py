@@ -1,167 +1,141 @@
-"""What an optimizer says of its averages between two steps. Nothing here changes the optimizer's state."""
+"""What an optimizer with averages offers between two steps: x̄, the certificate, a diagnosis, a new beginning."""
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from o2nc import checks
-from o2nc.averages.update import Entry
+from o2nc.averages.published import NoAverages, parameter_names, published
+from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
-from o2nc.persist.plain import KEY, from_dict
-from o2nc.persist.shards import is_sharded, local, total
+from o2nc.certificates.diagnosis import Diagnosis
+from o2nc.optimizers.swap import Swap
+from o2nc.persist.plain import KEY
+from o2nc.persist.shards import local, total
 from o2nc.vector import real
 
 
-class NoAverages(RuntimeError, AttributeError):
-    """There are no averages to read; as an AttributeError, so that ``hasattr(opt, "progress")`` is False."""
+class Accessors:
+    """The methods that read the averages, for `o2nc.optimizers.base.Averaged`."""
 
+    def averaged(self, model: nn.Module | None = None, *, batches: Iterable[Any] | None = None) -> Swap:
+        """Put x̄ into the parameters inside a ``with`` block and restore them bitwise on leaving it.
 
-class Published(NamedTuple):
-    """The averages that can be read: the last that are complete."""
+        Changes made to the parameters inside are lost; ``step()`` inside is refused.
 
-    entries: dict[Any, Entry]  # by parameter
-    n: int  # how many iterates were averaged
+        Args:
+            model: the model, if its BatchNorm statistics are to be recomputed for x̄ as well.
+            batches: inputs of the model, as in `o2nc.recalibrated`.
+        """
+        return Swap([self], model, batches)
 
+    @torch.no_grad()
+    def averaged_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Return a copy of ``model.state_dict()`` with x̄ in place of this optimizer's parameters, to save and ship.
 
-def published(optimizer: Any, wish: str) -> Published:
-    """Return the averages, or raise and say why there are none.
+        Nothing in it shares memory with the model. Buffers, BatchNorm statistics among them, are copies of the
+        model's; inside ``averaged(model, batches=…)`` they are those of x̄.
+        """
+        entries, _ = published(self, "averaged_state_dict()")
+        copies = {}
+        for name, value in model.state_dict(keep_vars=True).items():
+            copies[name] = value.detach().clone() if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor) and value in entries:
+                real(local(copies[name])).copy_(local(entries[value]["average"]))
+        return copies
 
-    Args:
-        optimizer: the optimizer.
-        wish: what needs them, for the message.
-    """
-    settings = optimizer.param_groups[0][KEY]
-    window = optimizer._window
-    if window is None:
-        raise NoAverages(f"{wish} needs averages, and this optimizer was made with {optimizer.advice}")
-    t = int(settings["step"])
-    if "d" in settings.get("auto", ()):
-        raise NoAverages(f'{wish}: lr="auto" is still finding the learning rate, and averages begin after it has')
-    if t == 0:
-        raise NoAverages(f"{wish}: nothing is averaged before the first step()")
-    if t <= window.start:
-        raise NoAverages(f"{wish}: the averages begin after {window.start} steps, and {t} were taken")
-    turn = window.turn(t)
-    prefix = "" if turn.complete else "last_"
-    if prefix and t < window.period:
-        raise NoAverages(f"{wish}: no block is complete before step() was called {window.period} times")
-    keys = ("average", "gradient", "spread")
-    entries = {}
-    for p, entry in optimizer._entries().items():
-        found = {key: entry[prefix + key] for key in keys if prefix + key in entry}
-        entries[p] = found | {"since": entry["since"]}
-    if not entries:  # as after loading a checkpoint without state
-        raise NoAverages(f"{wish}: no parameter has averages yet, which begin with its next gradient")
-    return Published(entries, turn.n)
+    @torch.no_grad()
+    def certificate(self: Any, c: float = 1.0) -> Certificate:
+        """Return ‖ḡ‖ + c·V, an upper bound on ‖∇F(x̄)‖_c when the gradients are full ones.
 
+        It is collective where parameters are sharded.
 
-def has_averages(optimizer: Any) -> bool:
-    """Return whether there are averages to read."""
-    try:
-        return bool(published(optimizer, "averaged()").entries)
-    except NoAverages:
-        return False
+        Args:
+            c: the price of spread, > 0.
 
+        Returns:
+            The certificate of all parameters together; ``.by_parameter`` has every one's own.
+        """
+        checks.positive("c", c)
+        c = float(c)
+        settings = self.param_groups[0][KEY]
+        if settings["average"] is not None and not settings["certificate"]:
+            raise NoAverages("certificate(): this optimizer was made with certificate=False; pass certificate=True")
+        entries, n = published(self, "certificate()")
+        ess = {since: self._window.ess(n, since) for since in {entry["since"] for entry in entries.values()}}
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        sums = []
+        for p, entry in zip(entries, self._local([*entries.values()]), strict=True):
+            gradient, average = entry["gradient"], entry["average"]
+            if self.couples_decay and groups[p]["weight_decay"]:  # averages are linear: ḡ of F + (λ/2)‖x‖²
+                sign = -1.0 if groups[p]["maximize"] else 1.0
+                gradient = (sign * gradient).add_(average, alpha=float(groups[p]["weight_decay"]))
+            sums.append((torch.linalg.vector_norm(gradient, dtype=torch.float64).square(), entry["spread"]))
+        home = sums[0][0].device
+        values = torch.stack([torch.stack([v.to(home) for v in column]) for column in zip(*sums, strict=True)])
+        squares, spreads = (total(values, list(entries)) if self._is_sharded else values).tolist()
+        names = parameter_names(self)
+        parts = {
+            names[p]: Certificate(c, math.sqrt(square), spread, ess[entry["since"]])
+            for (p, entry), square, spread in zip(entries.items(), squares, spreads, strict=True)
+        }
+        self._warn_if_broken({name: part.gradient + part.spread for name, part in parts.items()})
+        gradient = math.hypot(*(part.gradient for part in parts.values()))  # squares may overflow
+        return Certificate(c, gradient, sum(spreads), min(ess.values()), parts)
 
-def has_certificate(optimizer: Any) -> bool:
-    """Return whether there is a certificate to read."""
-    return optimizer.param_groups[0][KEY]["certificate"] and has_averages(optimizer)
+    def _warn_if_broken(self: Any, values: dict[str | int, float]) -> None:
+        """Warn of a certificate that is not finite, with the same words until it is again: Python shows them once."""
+        t, names = int(self.param_groups[0][KEY]["step"]), [k for k, v in values.items() if not math.isfinite(v)]
+        if not names:
+            self._finite_at, self._broken = t, ""
+            return
+        if not self._broken:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self._broken = (
+                f"the certificate is not finite: an iterate or a gradient of {', '.join(map(str, names[:3]))}{more} "
+                f"was not finite at one of the steps {self._finite_at + 1} to {t} (ask for certificates more often "
+                "to narrow it down); once they are finite again, restart_averages() starts the averages again"
+            )
+        warnings.warn(self._broken, stacklevel=4)
 
+    def restart_averages(self: Any) -> None:
+        """Start the averages again at the next iterate that counts, as after a gradient that was not finite.
 
-def made_with(optimizer: Any) -> dict[str, Any]:
-    """Return the options of the first parameter group and ours, with windows, laws and learners as objects."""
-    group = optimizer.param_groups[0]
-    return group | {key: from_dict(value) for key, value in group.get(KEY, {}).items() if key != "auto"}
+        x̄ and the certificate then know nothing of what came before, and nor do ``output()`` and ``progress``. The
+        parameters, their update and the law of s are left alone.
 
+        Raises:
+            NoAverages: there is no window, or one without ``start``.
+            RuntimeError: a CUDA graph has captured the step, which would go on as before.
+        """
+        settings: dict[str, Any] = self.param_groups[0][KEY]
+        window = settings["average"]
+        if window is None:
+            raise NoAverages(f"restart_averages(): this optimizer was made with {self.advice}")
+        if "start" not in window:
+            raise NoAverages(f"restart_averages() needs a window that has start, got average={self._window!r}")
+        if self._engine.has_captured:
+            raise RuntimeError("restart_averages(): a CUDA graph has captured step(), and would go on as before")
+        # γ = 1 at the first iterate that counts: nothing is left of what was there
+        settings["average"] = window | {"start": int(settings["step"])}
+        for entry in self._entries().values():
+            entry["since"] = 1
+            if "progress" in entry:
+                entry["progress"].zero_()
+        self._note_settings()
+        self._finite_at = int(settings["step"])
 
-def progress_of(optimizer: Any) -> float:
-    """Return the progress, or nan of an optimizer that has none."""
-    return getattr(optimizer, "progress", math.nan)
+    def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
+        """Return what the run is doing, in one word, with its evidence and one action. It changes nothing.
 
+        It is collective where parameters are sharded. After a checkpoint was loaded it is "too early" at first.
 
-@torch.no_grad()
-def certificate(optimizer: Any, c: float) -> Certificate:
-    """Return the certificate, as `Readout.certificate` says."""
-    checks.positive("c", c)
-    c = float(c)
-    settings = optimizer.param_groups[0][KEY]
-    if settings["average"] is not None and not settings["certificate"]:
-        raise NoAverages("certificate(): this optimizer was made with certificate=False; pass certificate=True")
-    entries, n = published(optimizer, "certificate()")
-    ess = {since: optimizer._window.ess(n, since) for since in {entry["since"] for entry in entries.values()}}
-    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    sums = []
-    for p, entry in entries.items():
-        gradient, average = entry["gradient"], entry["average"]
-        if optimizer._is_sharded:
-            gradient, average = local(gradient), local(average)
-        if optimizer.couples_decay and groups[p]["weight_decay"]:  # averages are linear: ḡ of F + (λ/2)‖x‖²
-            sign = -1.0 if groups[p]["maximize"] else 1.0
-            gradient = (sign * gradient).add_(average, alpha=float(groups[p]["weight_decay"]))
-        sums.append((_square(gradient), entry["spread"]))
-    values = torch.stack(
-        [torch.stack([v.to(sums[0][0].device) for v in column]) for column in zip(*sums, strict=True)]
-    )
-    squares, spreads = (total(values, list(entries)) if optimizer._is_sharded else values).tolist()
-    names = parameter_names(optimizer)
-    parts = {
-        names[p]: Certificate(c, math.sqrt(square), spread, ess[entry["since"]])
-        for (p, entry), square, spread in zip(entries.items(), squares, spreads, strict=True)
-    }
-    _say_where_it_broke(optimizer, {name: part.gradient + part.spread for name, part in parts.items()})
-    gradient = math.hypot(*(part.gradient for part in parts.values()))  # squares may overflow
-    return Certificate(c, gradient, sum(spreads), min(ess.values()), parts)
-
-
-def _say_where_it_broke(optimizer: Any, values: dict[str | int, float]) -> None:
-    """Warn of a certificate that is not finite, with the same words until it is again: Python shows them once."""
-    t, names = int(optimizer.param_groups[0][KEY]["step"]), [k for k, v in values.items() if not math.isfinite(v)]
-    if not names:
-        optimizer._finite_at, optimizer._broken = t, ""
-        return
-    if not optimizer._broken:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        optimizer._broken = (
-            f"the certificate is not finite: an iterate or a gradient of {', '.join(map(str, names[:3]))}{more} "
-            f"was not at one of the steps {optimizer._finite_at + 1} to {t} (it is known as exactly as certificates "
-            "were asked for); once they are finite again, restart_averages() begins anew"
-        )
-    warnings.warn(optimizer._broken, stacklevel=5)
-
-
-def _square(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
-
-
-def parameter_names(optimizer: Any) -> dict[Any, str | int]:
-    """Return the name of every parameter, given or from a trainer's model, or its index if it has none of its own."""
-    names: dict[Any, str | int] = {}
-    model = optimizer._model()
-    known = {p: name for name, p in model.named_parameters()} if model is not None else {}
-    for group in optimizer.param_groups:
-        given = group.get("param_names", [known.get(p) for p in group["params"]])
-        for p, name in zip(group["params"], given, strict=True):
-            names[p] = len(names) if name is None or name in names.values() else name
-    return names
-
-
-@torch.no_grad()
-def averaged_state_dict(optimizer: Any, model: nn.Module) -> dict[str, Any]:
-    """Return a copy of ``model.state_dict()`` with x̄ in it, as `Readout.averaged_state_dict` says."""
-    entries, _ = published(optimizer, "averaged_state_dict()")
-    kept, copies = model.state_dict(keep_vars=True), {}
-    for name, value in kept.items():
-        copies[name] = value.detach().clone() if isinstance(value, Tensor) else value
-        if isinstance(value, Tensor) and value in entries:
-            copy_average_(copies[name], entries[value]["average"])
-    return copies
-
-
-def copy_average_(x: Any, average: Any) -> None:
-    """Copy x̄ into a tensor of the parameter's shape, dtype and placement."""
-    if is_sharded(x):
-        x, average = x.to_local(), local(average)
-    real(x).copy_(average)
+        Args:
+            loss: a function without arguments that returns a scalar, F on a batch, say. It is called without
+                gradients at x and at x̄, with the same random numbers, for ``evidence["heat"]``.
+        """
+        return diagnosis.diagnose(self, loss)

@@ -25,8 +25,8 @@ from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
 from o2nc.fused.rule import DeviceRule
+from o2nc.optimizers.accessors import Accessors
 from o2nc.optimizers.auto_lr import AUTO, take_step
-from o2nc.optimizers.readout import Readout
 from o2nc.optimizers.swap import SWAPPED
 from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
@@ -59,7 +59,7 @@ def _no_model() -> None:
     """Return None, as a weak reference to a model that is gone does."""
 
 
-class Averaged(Readout, Optimizer):
+class Averaged(Accessors, Optimizer):
     """Puts averages, a certificate and scaling before a torch optimizer: ``class AdamW(Averaged, optim.AdamW)``.
 
     Args:

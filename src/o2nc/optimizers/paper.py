@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.averages.published import NoAverages, published
 from o2nc.averages.update import Entry, Iterate, dots
 from o2nc.averages.windows import Average, Discount, Window
 from o2nc.fused.rule import DeviceRule
-from o2nc.optimizers.accessors import NoAverages, published
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.torch_optimizers import SGD
 from o2nc.persist.plain import KEY

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from o2nc.optimizers.accessors import published
+from o2nc.averages.published import published
 from o2nc.persist.batchnorm import RECALIBRATED, recalibrated, run_through
 from o2nc.persist.private import clear_cast_caches, foreach_copy_
 from o2nc.persist.shards import local, resharded

@@ -1,0 +1,87 @@
+"""Which averages can be read now, and of which parameters. Nothing here changes the optimizer."""
+
+import math
+from typing import Any, NamedTuple
+
+from o2nc.averages.update import Entry
+from o2nc.persist.plain import KEY, from_dict
+
+
+class NoAverages(RuntimeError, AttributeError):
+    """There are no averages to read; as an AttributeError, so that ``hasattr(opt, "progress")`` is False."""
+
+
+class Published(NamedTuple):
+    """The averages that can be read: the last that are complete."""
+
+    entries: dict[Any, Entry]  # by parameter
+    n: int  # how many iterates were averaged
+
+
+def published(optimizer: Any, wish: str) -> Published:
+    """Return the averages, or raise and say why there are none.
+
+    Args:
+        optimizer: the optimizer.
+        wish: what needs them, for the message.
+    """
+    settings = optimizer.param_groups[0][KEY]
+    window = optimizer._window
+    if window is None:
+        raise NoAverages(f"{wish} needs averages, and this optimizer was made with {optimizer.advice}")
+    t = int(settings["step"])
+    if "d" in settings.get("auto", ()):
+        raise NoAverages(f'{wish}: lr="auto" is still finding the learning rate, and averages begin after it has')
+    if t == 0:
+        raise NoAverages(f"{wish}: nothing is averaged before the first step()")
+    if t <= window.start:
+        raise NoAverages(f"{wish}: the averages begin after {window.start} steps, and {t} were taken")
+    turn = window.turn(t)
+    prefix = "" if turn.complete else "last_"
+    if prefix and t < window.period:
+        raise NoAverages(f"{wish}: no block is complete before step() was called {window.period} times")
+    keys = ("average", "gradient", "spread")
+    entries = {}
+    for p, entry in optimizer._entries().items():
+        found = {key: entry[prefix + key] for key in keys if prefix + key in entry}
+        entries[p] = found | {"since": entry["since"]}
+    if not entries:  # as after loading a checkpoint without state
+        raise NoAverages(f"{wish}: no parameter has averages yet, which begin with its next gradient")
+    return Published(entries, turn.n)
+
+
+def has_averages(optimizer: Any) -> bool:
+    """Return whether there are averages to read."""
+    try:
+        return bool(published(optimizer, "averaged()").entries)
+    except NoAverages:
+        return False
+
+
+def has_certificate(optimizer: Any) -> bool:
+    """Return whether there is a certificate to read."""
+    return optimizer.param_groups[0][KEY]["certificate"] and has_averages(optimizer)
+
+
+def progress_of(optimizer: Any) -> float:
+    """Return the progress, or nan of an optimizer that has none."""
+    return getattr(optimizer, "progress", math.nan)
+
+
+def made_with(optimizer: Any) -> dict[str, Any]:
+    """Return the options of the first parameter group and ours, with windows, laws and learners as objects."""
+    group = optimizer.param_groups[0]
+    return group | {key: from_dict(value) for key, value in group.get(KEY, {}).items() if key != "auto"}
+
+
+def parameter_names(optimizer: Any) -> dict[Any, str | int]:
+    """Return the name of every parameter, given or from a trainer's model, or its index if it has none of its own."""
+    names: dict[Any, str | int] = {}
+    model, taken = optimizer._model(), {None}
+    known = {p: name for name, p in model.named_parameters()} if model is not None else {}
+    for group in optimizer.param_groups:
+        given = group.get("param_names", [known.get(p) for p in group["params"]])
+        for p, name in zip(group["params"], given, strict=True):
+            names[p] = len(names) if name in taken else name
+            taken.add(name)
+    return names
