@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import o2nc
-from o2nc.averages.published import has_averages
+from o2nc.averages.reading import has_averages
 from o2nc.fused import engine
 from o2nc.optimizers.base import Averaged
 from o2nc.vector import wide

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 
 from o2nc import checks
-from o2nc.averages.published import has_certificate, progress_of
+from o2nc.averages.reading import has_certificate, progress_of
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import VERDICTS, Diagnosis
 from o2nc.logfile import FIELDS, LAYER_FIELDS, LogFile, layers_path, move_aside, plain_name

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from o2nc import checks
 
 # the streams of random numbers that one seed has; 2 and 3 are free for data (order and augmentation)
-S, OUTPUT, ROUNDING, SETTLING = 0, 1, 4, 5
+S, OUTPUT, ROUNDING, ACCEPT = 0, 1, 4, 5
 _MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, SplitMix64's increment
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # and those of its output function
@@ -189,7 +189,7 @@ def draw(law: Law | None, seed: int, t: int, *, counts: bool, progress: bool, k:
         uniform(seed, t, stream=ROUNDING) - 0.5 if counts else 0.0,
         progress_weight(law, seed, t) if progress else 1.0,
         k > 0 and uniform(seed, k, stream=OUTPUT) * k < 1,
-        uniform(seed, k, stream=SETTLING) if k else 0.0,
+        uniform(seed, k, stream=ACCEPT) if k else 0.0,
     )
 
 

@@ -13,7 +13,7 @@ from scipy import optimize
 
 import o2nc
 from o2nc import theory
-from o2nc.averages.published import made_with
+from o2nc.averages.reading import made_with
 from o2nc.learners import OGD, AdaGrad
 from o2nc.theory.energy import Falling, Rates
 from twin import energy_bound

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from o2nc.averages import published as averages
+from o2nc.averages import reading
 from o2nc.certificates.displacement import USED, momentum_of
 from o2nc.persist.plain import KEY
 from o2nc.persist.shards import local, total
@@ -99,10 +99,10 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function without arguments that returns a scalar, got {loss!r}")
     if optimizer._window is None:
-        averages.published(optimizer, "diagnose()")  # raises, and says why
+        reading.readable(optimizer, "diagnose()")  # raises, and says why
     if loss is not None:
         optimizer._refuse_swapped("diagnose(loss)")
-    found, has_averages = _measure(optimizer), averages.has_averages(optimizer)
+    found, has_averages = _measure(optimizer), reading.has_averages(optimizer)
     evidence = {
         "displacement": found.displacement,
         "steps": float(found.steps),
@@ -111,9 +111,9 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
     }
     if loss is not None and has_averages and not found.faults:
         evidence |= _heat(optimizer, loss)
-    if averages.has_certificate(optimizer) and not found.faults:
+    if reading.has_certificate(optimizer) and not found.faults:
         evidence["gradient"] = optimizer.certificate().gradient
-    trail, names = optimizer._trail, averages.parameter_names(optimizer)
+    trail, names = optimizer._trail, reading.parameter_names(optimizer)
     for key, step in (("spike_step", found.spike), ("finite_at", found.finite_at)):
         if step is not None:
             evidence[key] = float(step + optimizer._steps_done() - trail.steps)  # the trail may have begun later

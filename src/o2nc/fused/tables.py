@@ -22,7 +22,7 @@ from o2nc.fused.uploads import Uploads
 from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
 from o2nc.persist.shards import assemble, is_sharded, local, local_gradient
-from o2nc.scaling import OUTPUT, ROUNDING, SETTLING, S, seed_key
+from o2nc.scaling import ACCEPT, OUTPUT, ROUNDING, S, seed_key
 from o2nc.vector import wide
 
 _TYPES = {
@@ -206,7 +206,7 @@ class Tables:
         constants = [*window, taking, self.law.mean, self.law.a, self.law.b, *rule.constants]
         constants.append(0.0)  # one is read even of a rule that has none
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
-        hashes = [seed_key(request.settings["seed"], stream) for stream in (S, OUTPUT, ROUNDING, SETTLING)]
+        hashes = [seed_key(request.settings["seed"], stream) for stream in (S, OUTPUT, ROUNDING, ACCEPT)]
         signed = [key - (1 << 64) if key >> 63 else key for key in hashes]
         self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
         self.now = torch.zeros(kernels.NOW, dtype=torch.float64, device=device)

@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from o2nc.averages.published import has_averages
+from o2nc.averages.reading import has_averages
 from o2nc.optimizers.wrapped import averaged, averaged_optimizer
 from o2nc.persist.batchnorm import recalibrated
 from o2nc.persist.plain import KEY

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from o2nc import checks
-from o2nc.averages.published import has_certificate, progress_of
+from o2nc.averages.reading import has_certificate, progress_of
 from o2nc.integrations.averaging import Averaging, State, clone, copy_, trained
 from o2nc.logger import scalars
 from o2nc.optimizers.wrapped import averaged_optimizer

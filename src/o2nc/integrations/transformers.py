@@ -14,7 +14,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from o2nc import checks
-from o2nc.averages.published import has_certificate, progress_of
+from o2nc.averages.reading import has_certificate, progress_of
 from o2nc.integrations.averaging import Averaging, clone, copy_, trained
 from o2nc.logger import scalars
 from o2nc.optimizers.wrapped import averaged_optimizer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from o2nc import checks
-from o2nc.averages.published import NoAverages, parameter_names, published
+from o2nc.averages.reading import NoAverages, parameter_names, readable
 from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import Diagnosis
@@ -40,7 +40,7 @@ class Accessors:
         Nothing in it shares memory with the model. Buffers, BatchNorm statistics among them, are copies of the
         model's; inside ``averaged(model, batches=…)`` they are those of x̄.
         """
-        entries, _ = published(self, "averaged_state_dict()")
+        entries, _ = readable(self, "averaged_state_dict()")
         copies = {}
         for name, value in model.state_dict(keep_vars=True).items():
             copies[name] = value.detach().clone() if isinstance(value, Tensor) else value
@@ -65,7 +65,7 @@ class Accessors:
         settings = self.param_groups[0][KEY]
         if settings["average"] is not None and not settings["certificate"]:
             raise NoAverages("certificate(): this optimizer was made with certificate=False; pass certificate=True")
-        entries, n = published(self, "certificate()")
+        entries, n = readable(self, "certificate()")
         ess = {since: self._window.ess(n, since) for since in {entry["since"] for entry in entries.values()}}
         groups = {p: group for group in self.param_groups for p in group["params"]}
         sums = []

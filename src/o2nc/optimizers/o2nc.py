@@ -80,7 +80,7 @@ class Learned(Paper):
         groups = {p: group for group in self.param_groups for p in group["params"]}
         self._decay([row for row in rows if row[2] is not None], groups, s)
         for low, high in _slices(rows) if by_coordinate else [(0, len(rows))]:
-            self._play(rows[low:high], groups, s)
+            self._apply_learner(rows[low:high], groups, s)
         for g, entry in zip(iterate.gs, iterate.entries, strict=True):
             if "rate" in entry:
                 entry["rate"].fill_(0.0 if g is None else 1.0)
@@ -98,7 +98,7 @@ class Learned(Paper):
         entry.update(state)
         self.state[p].setdefault(KEY, {}).update(self._assembled(p, state))
 
-    def _play(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
+    def _apply_learner(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
         """Have the learner replace Δ_t by Δ_{t+1}, and move by it; gradients are given in at least float32."""
         params, xs, gs, entries = map(list, zip(*rows, strict=True))
         learner, key = self._learner, self._learner_key()

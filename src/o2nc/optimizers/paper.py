@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages.published import NoAverages, published
+from o2nc.averages.reading import NoAverages, readable
 from o2nc.averages.update import Entry, Iterate, dots
 from o2nc.averages.windows import Average, Discount, Window
 from o2nc.fused.rule import DeviceRule
@@ -122,7 +122,7 @@ class Paper(Averaged):
             A copy for every parameter, in the order of the parameter groups and in the dtype of the averages; a
             parameter that never had a gradient is returned as it stands.
         """
-        published(self, "output()")  # says why there is none
+        readable(self, "output()")  # says why there is none
         settings, entries = self.param_groups[0][KEY], self._entries()
         self._engine.wait()
         key = "average" if bool(settings["pending"]) else "output"
@@ -146,7 +146,7 @@ class Paper(Averaged):
         """
         settings, entries = self.param_groups[0][KEY], self._entries()
         if settings["average"] is None or int(settings["step"]) == 0:
-            published(self, "progress")
+            readable(self, "progress")
         if not entries:
             raise NoAverages("progress: no parameter has had a gradient yet")
         values = torch.stack([entry["progress"].to("cpu") for entry in entries.values()])

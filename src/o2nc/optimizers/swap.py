@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from o2nc.averages.published import published
+from o2nc.averages.reading import readable
 from o2nc.persist.batchnorm import RECALIBRATED, recalibrated, run_through
 from o2nc.persist.private import clear_cast_caches, foreach_copy_
 from o2nc.persist.shards import local, resharded
@@ -114,7 +114,7 @@ class Swap:
         if optimizer._lock.locked():
             raise RuntimeError("averaged() while step() is running: the parameters are being moved")
         with optimizer._lock, _LOCK:  # an interrupt cannot keep a with block from releasing them
-            entries, _ = published(optimizer, "averaged()")
+            entries, _ = readable(optimizer, "averaged()")
             if not RECALIBRATED.isdisjoint(map(id, entries)):
                 warnings.warn(
                     "averaged() inside recalibrated(): the BatchNorm statistics are those of x; enter averaged() "

@@ -9,7 +9,7 @@ import numpy as np
 from torch.optim import Optimizer
 
 from o2nc import checks, scaling
-from o2nc.averages.published import made_with
+from o2nc.averages.reading import made_with
 from o2nc.averages.windows import Discount
 from o2nc.learners import OGD
 from o2nc.optimizers.o2nc import ExponentiatedO2NC

@@ -11,14 +11,14 @@ class NoAverages(RuntimeError, AttributeError):
     """There are no averages to read; as an AttributeError, so that ``hasattr(opt, "progress")`` is False."""
 
 
-class Published(NamedTuple):
+class Readable(NamedTuple):
     """The averages that can be read: the last that are complete."""
 
     entries: dict[Any, Entry]  # by parameter
     n: int  # how many iterates were averaged
 
 
-def published(optimizer: Any, wish: str) -> Published:
+def readable(optimizer: Any, wish: str) -> Readable:
     """Return the averages, or raise and say why there are none.
 
     Args:
@@ -47,13 +47,13 @@ def published(optimizer: Any, wish: str) -> Published:
         entries[p] = found | {"since": entry["since"]}
     if not entries:  # as after loading a checkpoint without state
         raise NoAverages(f"{wish}: no parameter has averages yet, which begin with its next gradient")
-    return Published(entries, turn.n)
+    return Readable(entries, turn.n)
 
 
 def has_averages(optimizer: Any) -> bool:
     """Return whether there are averages to read."""
     try:
-        return bool(published(optimizer, "averaged()").entries)
+        return bool(readable(optimizer, "averaged()").entries)
     except NoAverages:
         return False
 
