@@ -25,7 +25,7 @@ from o2nc.vector import wide
 Entry: TypeAlias = dict[str, Any]  # ``state[p]["o2nc"]``
 
 EXPONENT = 0x7F800000  # the exponent bits of a float32
-_CPU_SLICE, _DEVICE_SLICE = 1 << 17, 1 << 26  # elements: temporaries stay in a CPU's cache, and small elsewhere
+CPU_SLICE, DEVICE_SLICE = 1 << 17, 1 << 24  # elements: temporaries stay in a CPU's cache, and small elsewhere
 _SMALL = 1 << 12  # elements of tensors that are taken in together
 _SMALLEST, _LARGEST = 1e-12, 1e18  # norms between which float32 neither underflows nor overflows
 
@@ -166,7 +166,7 @@ def _square(e: Tensor) -> Tensor:
 
 def _slices(x: Tensor) -> tuple[Tensor, ...]:
     """Cut a large tensor along its first axis."""
-    size = _CPU_SLICE if x.device.type == "cpu" else _DEVICE_SLICE
+    size = CPU_SLICE if x.device.type == "cpu" else DEVICE_SLICE
     return (x,) if x.numel() <= size else x.split(max(1, size * len(x) // x.numel()))
 
 

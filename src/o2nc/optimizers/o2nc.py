@@ -18,7 +18,6 @@ gradient at x_n; the identity F(x_n) − F(x_{n−1}) = E⟨∇F(w_n), Δ_n⟩ n
 needs no buffer, since s_n can be drawn again: w_{n+1} = w_n + (1 − s_n)Δ_n + s_{n+1}Δ_{n+1}.
 """
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import is_dataclass
 from functools import cache
@@ -34,7 +33,7 @@ from o2nc.fused import engine
 from o2nc.fused.rule import DeviceRule
 from o2nc.laws import Uniform
 from o2nc.learners import Learner
-from o2nc.optimizers.paper import Paper
+from o2nc.optimizers.paper import Paper, in_slices
 from o2nc.persist.plain import KEY, to_dict
 from o2nc.persist.private import foreach_add_, foreach_mul_
 from o2nc.persist.shards import total
@@ -43,7 +42,6 @@ from o2nc.vector import completed, number, wide
 
 _RESERVED = frozenset(("average", "gradient", "spread", "since", "output", "progress", "rate", "update", "delta"))
 _DECAYED = ("last_move", "last_decay")  # of the last update: Δ had −last_decay·x in it, which −last_move multiplied
-_SLICE = 1 << 24  # elements that a learner by coordinate is asked for at a time
 
 
 class Learned(Paper):
@@ -79,8 +77,8 @@ class Learned(Paper):
                 self._begin_state(p, x, entry)
         groups = {p: group for group in self.param_groups for p in group["params"]}
         self._decay([row for row in rows if row[2] is not None], groups, s)
-        for low, high in _slices(rows) if by_coordinate else [(0, len(rows))]:
-            self._apply_learner(rows[low:high], groups, s)
+        for some in in_slices(rows) if by_coordinate else [rows]:
+            self._apply_learner(some, groups, s)
         for g, entry in zip(iterate.gs, iterate.entries, strict=True):
             if "rate" in entry:
                 entry["rate"].fill_(0.0 if g is None else 1.0)
@@ -293,16 +291,6 @@ class OriginalO2NC(Learned):
 
     def _device_rule(self) -> None:
         return None
-
-
-def _slices(rows: list[tuple[Any, ...]]) -> Iterator[tuple[int, int]]:
-    """Yield runs of parameters that have about as many elements as a slice, which bounds temporaries."""
-    low = elements = 0
-    for high, (_, x, *_) in enumerate(rows, 1):
-        elements += x.numel()
-        if elements >= _SLICE or high == len(rows):
-            yield low, high
-            low, elements = high, 0
 
 
 @cache

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.averages.reading import NoAverages, readable
-from o2nc.averages.update import Entry, Iterate, dots
+from o2nc.averages.update import CPU_SLICE, DEVICE_SLICE, Entry, Iterate, dots
 from o2nc.averages.windows import Average, Discount, Window
 from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.base import Averaged
@@ -91,14 +91,13 @@ class Paper(Averaged):
         """Add w(s_t)⟨g_t, Δ_t⟩."""
         lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
         moved = [row for row in lists if row[2] is not None and "progress" in row[3]]
-        if not moved:
-            return
-        params, xs, gs, entries = map(list, zip(*moved, strict=True))
         weight = self._progress_weight(iterate)
-        seen, directions = self._rule_gradients(params, xs, gs, entries), self._directions(params, xs, entries)
-        for entry, product in zip(entries, dots(seen, directions), strict=True):
-            gain = torch.where(entry["rate"] == 0, 0.0, entry["rate"] * product)  # it may not have moved
-            entry["progress"].add_(gain, alpha=weight)
+        for rows in in_slices(moved):
+            params, xs, gs, entries = map(list, zip(*rows, strict=True))
+            seen, directions = self._rule_gradients(params, xs, gs, entries), self._directions(params, xs, entries)
+            for entry, product in zip(entries, dots(seen, directions), strict=True):
+                gain = torch.where(entry["rate"] == 0, 0.0, entry["rate"] * product)  # it may not have moved
+                entry["progress"].add_(gain, alpha=weight)
 
     def _progress_weight(self, iterate: Iterate) -> float:
         return iterate.draw.weight
@@ -151,6 +150,20 @@ class Paper(Averaged):
             raise NoAverages("progress: no parameter has had a gradient yet")
         values = torch.stack([entry["progress"].to("cpu") for entry in entries.values()])
         return math.fsum((total(values, list(entries)) if self._is_sharded else values).tolist())
+
+
+def in_slices(rows: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
+    """Return runs of rows (parameter, x, …) of about as many elements as a slice, which bounds temporaries."""
+    runs: list[list[tuple[Any, ...]]] = []
+    elements = 0
+    for row in rows:
+        size = CPU_SLICE if row[1].device.type == "cpu" else DEVICE_SLICE
+        if not runs or elements >= size:
+            runs.append([])
+            elements = 0
+        runs[-1].append(row)
+        elements += row[1].numel()
+    return runs
 
 
 def accept_probability(output: str, window: Window | None) -> float:
