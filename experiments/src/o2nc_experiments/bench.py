@@ -223,15 +223,22 @@ def main(
     rounds: int = 11,
     device: str | None = None,
     quiet: bool = False,
-) -> bool:
-    """Measure; write bench.json and report.html into ``out``. Return whether every optimizer ran."""
+) -> None:
+    """Measure; write bench.json and report.html into ``out``. Exit code 1 if an optimizer fails.
+
+    Args:
+        out: folder of the results.
+        models: keys of MODELS; else what fits.
+        rounds: timed turns of every optimizer.
+        device: cpu, cuda or cuda:N; else the GPU if there is one.
+        quiet: print nothing.
+    """
     where, terminal = kit.find_device(device), kit.Terminal(quiet)
     cuda = where.type == "cuda"
     names = models.split(",") if models else [name for name in MODELS if cuda or name in ("resnet18", "many")]
     if unknown := [name for name in names if name not in MODELS]:
         raise UsageError(f"--models has {unknown[0]!r}; known: {', '.join(MODELS)}")
-    if rounds < 1:
-        raise UsageError(f"--rounds must be at least 1, got {rounds}")
+    kit.at_least(1, rounds=rounds)
     kit.make_folder(out)
     costs: list[Cost] = []
     families = line_up(cuda)
@@ -270,7 +277,8 @@ def main(
         terminal.say(f"Results: {out / 'bench.json'}")
     else:
         terminal.say(f"Report: {out / 'report.html'}")
-    return not any(cost.error for cost in costs)
+    if any(cost.error for cost in costs):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

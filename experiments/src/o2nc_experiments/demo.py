@@ -205,7 +205,15 @@ def main(
     horizons: str = ",".join(map(str, HORIZONS)),
     quiet: bool = False,
 ) -> Found:
-    """Run the demo; write demo.json, demo.png and report.html into ``out``. Finished runs are not repeated."""
+    """Run the demo; write demo.json, demo.png and report.html into ``out``. Finished runs are not repeated.
+
+    Args:
+        out: folder of the results.
+        seed: of everything that is random.
+        horizons: numbers of steps to compare at.
+        quiet: print nothing.
+    """
+    kit.at_least(0, seed=seed)
     terminal, begun = kit.Terminal(quiet), perf_counter()
     lengths = sorted(kit.numbers("--horizons", horizons, int, SIZE.warmup + 1))
     torch.set_num_threads(1)  # fastest for matrices this small, and sums do not depend on the number of cores

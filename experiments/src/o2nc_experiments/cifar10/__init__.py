@@ -221,7 +221,7 @@ def train(training: Training, tell: Callable[[Mapping[str, Any], int], None], sa
 
 
 def main(
-    out: Path,
+    out: Path = Path("o2nc-cifar10"),
     data: Path | None = None,
     study: str = "table",
     seeds: str = SEEDS,
@@ -235,7 +235,23 @@ def main(
     save_every: float = SAVE_EVERY,
     quiet: bool = False,
 ) -> None:
-    """Train ResNet-18 on CIFAR-10; the same command goes on where it stopped, and finished runs are not repeated."""
+    """Train ResNet-18 on CIFAR-10; the same command goes on where it stopped, and finished runs are not repeated.
+
+    Args:
+        out: folder of the results.
+        data: folder of the official binary files; else they are downloaded.
+        study: key of STUDIES.
+        seeds: the seeds that are reported.
+        epochs: of a run, for all studies but horizons.
+        horizons: numbers of epochs after which the study "horizons" compares.
+        lr: of every arm; else each has its own.
+        width: of the network.
+        limit: images to use of each part, for a try.
+        device: cpu, cuda or cuda:N; else the GPU if there is one.
+        compile: whether the model is compiled on a GPU.
+        save_every: seconds between two checkpoints.
+        quiet: print nothing.
+    """
     if study not in STUDIES:
         raise kit.UsageError(f"--study must be one of {', '.join(STUDIES)}, got {study!r}")
     if epochs < 1 or width < 1 or (limit is not None and limit < BATCH) or (lr is not None and not 0 < lr < math.inf):
@@ -251,10 +267,8 @@ def main(
         raise kit.UsageError(f"a batch has {BATCH} images, the training set only {len(images.train)}")
     if images.digest != OFFICIAL:
         terminal.say("note: these files are not the official CIFAR-10")
-    asked = {"study": study, "seeds": seeds, "epochs": epochs, "horizons": horizons, "lr": lr}
-    defaults = {"study": "table", "seeds": SEEDS, "epochs": EPOCHS, "horizons": HORIZONS, "lr": None}
-    options = asked | {"width": width, "limit": limit}, defaults | {"width": WIDTH, "limit": None}
-    about = kit.circumstances(kit.written_command("o2nc cifar10 --data DIR", *options), place)
+    asked = {"study": study, "seeds": seeds, "epochs": epochs, "horizons": horizons, "lr": lr, "width": width}
+    about = kit.circumstances(kit.written_command("o2nc cifar10 --data DIR", main, **asked, limit=limit), place)
     settings = {"width": width, "limit": limit, "batch": BATCH, "data": images.digest}
     store = kit.Store(out / "cifar10.json", settings, about)
     left = [run for run in runs if run.name not in store.runs]

@@ -53,14 +53,30 @@ def table(results: Sequence[Result], *, measured: bool = False) -> kit.Table:
     return kit.Table(head, rows, notes=NOTES)
 
 
-def main(out: Path, only: str | None = None, seed: int = 0, workers: int = 2, quiet: bool = False) -> None:
-    """Check every statement of the paper by running it; write verify.json and verify.md."""
+def main(
+    out: Path = Path("o2nc-verify"),
+    only: str | None = None,
+    seed: int = 0,
+    workers: int = 2,
+    quiet: bool = False,
+) -> None:
+    """Check every statement of the paper by running it; exit code 1 if a verdict is wrong.
+
+    Args:
+        out: folder for verify.json and verify.md.
+        only: names of rows or their beginnings, with commas between.
+        seed: of everything that is random.
+        workers: processes.
+        quiet: print nothing.
+    """
+    kit.at_least(0, seed=seed)
+    kit.at_least(1, workers=workers)
     keys, terminal, found = select(only), kit.Terminal(quiet), dict[str, Result]()
     work = {key: (check, key, seed) for key in sorted(keys, key=lambda key: not key.startswith(LONG))}
     in_processes(work, min(workers, len(work)), terminal, found.__setitem__)
     results = [found[key] for key in keys]
     wrong = [result.key for result in results if not result.verdict]
-    command = kit.written_command("o2nc paper verify", {"only": only, "seed": seed}, {"only": None, "seed": 0})
+    command = kit.written_command("o2nc paper verify", main, only=only, seed=seed)
     about = kit.circumstances(command, seed=seed, rows=len(keys))
     kit.make_folder(out)
     record = {"circumstances": about, "wrong": wrong, "seconds": sum(r.seconds for r in results)}
