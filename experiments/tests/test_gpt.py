@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,12 +116,6 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(name, lab, tmp_path, cor
     assert later.run(name, 1e-2, 0, 20, [10, 20], lambda amount, words: made.append(amount))["losses"] == whole
     assert made == [12, *[1] * 8]  # twelve steps were saved
     assert not later.checkpoint.exists()
-
-
-def test_other_settings_in_the_same_folder_are_refused(lab, tmp_path, corpus):
-    lab.run("constant", 1e-2, 0, 5, [5], nothing)
-    with pytest.raises(kit.UsageError, match="width 8, not width 16; choose another --out"):
-        gpt.Lab(tmp_path, corpus, replace(SMALL, width=16), CPU, "", 1e9)
 
 
 def test_divergence_is_reported(lab):

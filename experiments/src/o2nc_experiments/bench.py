@@ -31,7 +31,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import o2nc
 from o2nc_experiments import kit
-from o2nc_experiments.kit import Section, Table, UsageError
+from o2nc_experiments.kit import Table, UsageError
 
 # ---- knobs ---------------------------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ def main(
     device: str | None = None,
     quiet: bool = False,
 ) -> None:
-    """Measure; write bench.json and report.html into ``out``. Exit code 1 if an optimizer fails.
+    """Measure; write bench.json and bench.md into ``out``. Exit code 1 if an optimizer fails.
 
     Args:
         out: folder of the results.
@@ -267,16 +267,8 @@ def main(
     for one in found:
         terminal.table(one)
     kit.write_json(out / "bench.json", {"circumstances": about, "costs": [asdict(cost) for cost in costs]})
-    heading = ", ".join(f"{key} {about[key]}" for key in ("hardware", "threads", "torch"))
-    try:
-        sections = [Section(one.title, "", (), [one]) for one in found]
-        kit.write_page(
-            out / "report.html", "What a step costs", f"Median of {rounds} rounds. {heading}.", sections, about
-        )
-    except ImportError:  # jinja2 is not installed
-        terminal.say(f"Results: {out / 'bench.json'}")
-    else:
-        terminal.say(f"Report: {out / 'report.html'}")
+    kit.write_text(out / "bench.md", "\n\n".join(one.markdown() for one in found) + "\n")
+    terminal.say(f"Written to {out}: bench.json, bench.md")
     if any(cost.error for cost in costs):
         raise SystemExit(1)
 

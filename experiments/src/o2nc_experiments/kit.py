@@ -85,6 +85,10 @@ class Parser(argparse.ArgumentParser):
                 more |= {"type": str if name == "out" else kind, "metavar": kind.__name__.upper()}
             self.add_argument(f"--{name.replace('_', '-')}", **more)
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; unlike argparse's own, it raises where nothing can be written."""
+        print(self.format_help(), end="")
+
     def error(self, message: str) -> typing.NoReturn:
         """Raise instead of printing the usage."""
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -110,7 +114,11 @@ def ending(program: str, advice: str = "") -> Iterator[None]:
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        yield
+        try:
+            yield
+        except SystemExit:  # of --help, too
+            _flush()
+            raise
         _flush()
     except KeyboardInterrupt:
         code, text = INTERRUPTED, f"interrupted{advice}"

@@ -10,17 +10,17 @@ Result (docs/randomness.md; torch 2.13 on a CPU, 10 seeds, 8 others to tune, ± 
 after 2,000 steps F is 3.41 ± 0.39 of SGDM's with s ~ Exp(1), 1.15 ± 0.27 with Gamma(16), 0.47 ± 0.66 with Nesterov's
 lead and Gamma(16); of 210 runs on the traps 39 end above their start without scaling, none with Exp(1) or Gamma(16).
 
-Runs without a horizon, AdamW and the ratios problem by problem ran at commit 48cebb2; random queries, anchors,
-restarts, fading, rare and two-point laws, schedule-free AdamW, and ``--others`` at cf6f9b7. docs/randomness.md and
+Runs without a horizon, AdamW, how long a trap holds, and ratios problem by problem ran at commit 48cebb2; random
+queries, anchors, restarts, other laws, schedule-free AdamW, and ``--others`` at cf6f9b7. docs/randomness.md and
 docs/no-schedule.md keep their tables.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -40,7 +40,6 @@ TUNING_SEED, TUNING_SEEDS = 1000, 8  # the first, counted from --seed, and how m
 COARSE, WIDENINGS = range(-10, 7, 2), 5  # exponents of 2 of the learning rate, and how often the grid may grow
 FLOOR = {"F": 1e-12, "certificate": 1e-3}  # in units of F* and G: less counts as that, since kinks may cancel
 TRAP_STEPS, TRAP_SEEDS, FACTORS = 5000, 3, [2 ** (k / 2) for k in range(-3, 4)]
-WIDTHS, PATIENCE, FREE_SEEDS = (0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0), 20_000, 25
 
 
 LAWS: dict[str, Law] = {
@@ -120,9 +119,7 @@ def measure(
     return found.value.view(len(pairs), -1), (found.gradient + c * found.spread).view(len(pairs), -1)
 
 
-def compare(
-    name: str, arms: Sequence[str], steps: int, tuning: Sequence[int], seeds: Sequence[int]
-) -> list[Result]:
+def compare(name: str, arms: Sequence[str], steps: int, tuning: Sequence[int], seeds: Sequence[int]) -> list[Result]:
     """Tune arms on one problem and measure them: a grid of factor 4 that is widened, then refined to 2 and √2."""
     oracle, scores = PROBLEMS[name], {arm: dict[float, tuple[float, ...]]() for arm in arms}
 
@@ -200,14 +197,6 @@ def count_trapped(name: str, seeds: Sequence[int], steps: int) -> list[Trapped]:
     return [Trapped(name, arm, runs, *found) for arm, *found in zip(ARMS, above, held, ratios, strict=True)]
 
 
-def steps_to_freedom(width: float, seeds: Sequence[int], patience: int) -> list[float | None]:
-    """Return by seed the steps until F of the climber is halved, s ~ U(1 − w, 1 + w), at the trapped lr."""
-    problem = Climber(1)
-    rows = trap_rows(problem, Arm(Uniform(1 - width, 1 + width), decays=False), [1.0], seeds)
-    found = run(Additive(problem, 0.0), rows, patience, near=0.0, primed=True, goal=problem.gap / 2)
-    return _short(found.first.tolist())
-
-
 # ---- tables and pictures: logarithms of ratios to SGDM, seed by seed
 
 
@@ -278,16 +267,10 @@ def traps_table(found: Sequence[Trapped], steps: int) -> kit.Table:
     return kit.Table(head, rows, "The traps", notes)
 
 
-def picture(found: Sequence[Result], last: int, freedom: Mapping[float, Sequence[float | None]]) -> "Figure":
-    """Draw how long a trapped run takes to get free, and what a law costs after ``last`` steps."""
-    figure = kit.new_figure(9.4, 4.2)
-    left, right = figure.subplots(1, 2)
-    spread = "standard deviation of s"
-    medians = {w: median(math.inf if n is None else n for n in own) for w, own in freedom.items()}
-    for is_free, mark, colour in ((True, "o-", "blue"), (False, "x", "red")):
-        own = {deviation(Uniform(1 - w, 1 + w)): n for w, n in medians.items() if math.isfinite(n) == is_free}
-        left.plot([*own], [min(n, PATIENCE) for n in own.values()], mark, color=kit.COLOURS[colour])
-    kit.style_panel(left, "How long the climber is trapped (×: to the end)", spread, "steps until F is halved")
+def picture(found: Sequence[Result], last: int) -> "Figure":
+    """Draw what a law costs after ``last`` steps, against its standard deviation."""
+    figure = kit.new_figure(5.4, 4.2)
+    axes = figure.subplots()
     for label, colour, mark, prefix, what in (
         ("F", "blue", "o", "", "F"),
         ("F, Nesterov", "black", "D", "Nesterov, ", "F"),
@@ -295,16 +278,16 @@ def picture(found: Sequence[Result], last: int, freedom: Mapping[float, Sequence
     ):
         names = [name for name in LAWS if prefix + name in ARMS]
         values = [math.exp(ratio(found, prefix + name, last, "F", what).log) for name in names]
-        right.plot([deviation(LAWS[name]) for name in names], values, mark, color=kit.COLOURS[colour], label=label)
-    right.axhline(1.0, color=kit.COLOURS["grey"], linewidth=1.0)
-    kit.style_panel(right, f"What it costs, {last:,} steps", spread, "against momentum without a law")
-    for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
-        axes.set_xticks([0.05, 0.1, 0.2, 0.5, 1.0], ["0.05", "0.1", "0.2", "0.5", "1"])
-        axes.xaxis.set_minor_formatter("")
-    right.set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
-    right.yaxis.set_minor_formatter("")
-    right.legend(frameon=False)
+        axes.plot([deviation(LAWS[name]) for name in names], values, mark, color=kit.COLOURS[colour], label=label)
+    axes.axhline(1.0, color=kit.COLOURS["grey"], linewidth=1.0)
+    title = f"What a law costs after {last:,} steps"
+    kit.style_panel(axes, title, "standard deviation of s", "against momentum without a law")
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks([0.05, 0.1, 0.2, 0.5, 1.0], ["0.05", "0.1", "0.2", "0.5", "1"])
+    axes.set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
+    axes.xaxis.set_minor_formatter("")
+    axes.yaxis.set_minor_formatter("")
+    axes.legend(frameon=False)
     return figure
 
 
@@ -332,14 +315,13 @@ def main(
     horizons = (100, 400) if quick else HORIZONS[:-1]
     first, count = seed + TUNING_SEED, 2 if quick else TUNING_SEEDS
     tuning, own = range(first, first + count), range(seed, seed + (2 if quick else seeds))
-    steps, patience = (TRAP_STEPS // 10, PATIENCE // 10) if quick else (TRAP_STEPS, PATIENCE)
+    steps = TRAP_STEPS // 10 if quick else TRAP_STEPS
     work: dict[str, Any] = {
         f"{name}: {h} steps": (compare, name, [*ARMS], h, tuning, own) for name in names for h in horizons
     }
     if not quick:  # the reference of experiments/benchmarks/ladder.py
         work |= {f"{name}: {HORIZONS[-1]}": (compare, name, [REFERENCE], HORIZONS[-1], tuning, own) for name in names}
     work |= {f"trap {t}": (count_trapped, t, range(1 if quick else TRAP_SEEDS), steps) for t in TRAPS}
-    work |= {f"freedom {w}": (steps_to_freedom, w, range(3 if quick else FREE_SEEDS), patience) for w in WIDTHS}
     asked = {"seed": seed, "seeds": seeds, "quick": quick}
     command = kit.written_command("o2nc paper nonsmooth", main, **asked)
     about = kit.circumstances(command, seeds=[*own], tuning_seeds=[*tuning])
@@ -349,17 +331,13 @@ def main(
     runs = {key: store.runs[key] for key in work}
     found = [Result(*row) for key, rows in runs.items() if ": " in key for row in rows]
     trapped = [Trapped(*row) for key, rows in runs.items() if key.startswith("trap") for row in rows]
-    freedom = {width: runs[f"freedom {width}"] for width in WIDTHS}
-    tables, figure = [costs_table(found, horizons), traps_table(trapped, steps)], picture(found, horizons[-1], freedom)
+    tables = [costs_table(found, horizons), traps_table(trapped, steps)]
     text = "\n\n".join(table.markdown() for table in tables)
     kit.write_text(out / "nonsmooth.md", f"# Non-smooth problems\n\n`{command}`\n\n{text}\n")
-    kit.write_bytes(out / "nonsmooth_laws.png", kit.draw(figure, "png"))
-    sections = [kit.Section("Costs and traps", pictures=[(figure, "")], tables=tables)]
-    lead = "Momentum with a law of s, tuned, against the same without one."
-    kit.write_page(out / "report.html", "Non-smooth problems", lead, sections, about)
+    kit.write_bytes(out / "nonsmooth_laws.png", kit.draw(picture(found, horizons[-1]), "png"))
     for table in tables:
         terminal.table(table)
-    terminal.say(f"Written to {out}: nonsmooth.json, nonsmooth.md, nonsmooth_laws.png and report.html")
+    terminal.say(f"Written to {out}: nonsmooth.json, nonsmooth.md and nonsmooth_laws.png")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,6 @@ class Outcome(NamedTuple):
     value: Tensor  # F at the end
     gradient: Tensor  # ‖mean of ∇F(x_t)‖ over the last tenth
     spread: Tensor  # mean of ‖x_t − their mean‖² over it
-    first: Tensor  # the first t with F(x_{t+1}) <= goal, inf if there was none
 
 
 @lru_cache(maxsize=512)
@@ -125,7 +124,6 @@ def run(
     *,
     near: float = NEAR,
     primed: bool = False,
-    goal: float = -math.inf,
 ) -> Outcome:
     """Run all rows; with ``primed`` the momentum buffer begins with the first gradient, and not with 0.
 
@@ -139,7 +137,7 @@ def run(
     problem, arms, seeds = oracle.problem, [row.arm for row in rows], list(dict.fromkeys(row.seed for row in rows))
     at = torch.tensor([seeds.index(row.seed) for row in rows])
     lr, beta = column([row.lr for row in rows]), column([arm.momentum for arm in arms])
-    nesterov, decays = (column([getattr(arm, name) for arm in arms]) > 0 for name in ("nesterov", "decays"))
+    nesterov, decays = column([arm.nesterov for arm in arms]) > 0, column([arm.decays for arm in arms])
     s = torch.stack([_scalars(row.arm.law, row.seed, steps) for row in rows], dim=1)
     scale = near * problem.gap / problem.lipschitz / math.sqrt(problem.dimension)
     drawn = [
@@ -148,7 +146,6 @@ def run(
     ]
     x = (problem.start() + scale * torch.stack(drawn))[at]
     m, late, noise = torch.zeros_like(x), [], _noise(oracle, seeds)
-    first = x.new_full((len(rows),), math.inf)
     for t in range(1, steps + 1):
         full = problem.gradient(x)
         if isinstance(oracle, Subsampled):
@@ -159,9 +156,7 @@ def run(
             late.append((x, full))
         m = beta * (g / (1 - beta) if primed and t == 1 else m) + g
         d = torch.where(nesterov, torch.addcmul(g, m, beta), m)
-        x = torch.addcmul(x, -lr * torch.where(decays, (steps - t + 1) / steps, 1.0) * d, s[t - 1].unsqueeze(1))
-        if goal > -math.inf:
-            first = torch.where((problem.value(x) <= goal) & first.isinf(), float(t), first)
+        x = torch.addcmul(x, -lr * ((steps - decays * (t - 1)) / steps) * d, s[t - 1].unsqueeze(1))
     points, gradients = (torch.stack(part) for part in zip(*late, strict=True))
     spread = (points - points.mean(0)).square().sum(-1).mean(0)
-    return Outcome(problem.value(x), gradients.mean(0).norm(dim=1), spread, first)
+    return Outcome(problem.value(x), gradients.mean(0).norm(dim=1), spread)

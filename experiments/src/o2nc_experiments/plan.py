@@ -75,7 +75,6 @@ def main(
     second_order: float | None = None,
     constants: str = "both",
     law: str | None = None,
-    quiet: bool = False,
 ) -> None:
     """Print the theorem's hyperparameters for N steps, or for the fewest that guarantee ε.
 
@@ -90,7 +89,6 @@ def main(
         second_order: ρ of ∇²F, in place of --c.
         constants: sharp, regret, paper or both (sharp and paper).
         law: of s, as gamma(16) or jitter(0.25).
-        quiet: print nothing.
     """
     if (steps is None) == (eps is None):
         raise kit.UsageError("give one of --steps and --eps")
@@ -114,7 +112,7 @@ def main(
             refusals[version] = "these constants are too far apart for floating-point numbers"
     if not plans:
         raise kit.UsageError(next(iter(refusals.values())))
-    terminal = kit.Terminal(quiet)
+    terminal = kit.Terminal()
     terminal.table(table(plans))
     for name, p in plans.items():
         terminal.say(f"{name}: {code(p)}")

@@ -27,10 +27,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import o2nc
-from o2nc_experiments import kit
-from o2nc_experiments.cifar10 import results
-from o2nc_experiments.cifar10.data import OFFICIAL, Data, Epoch, download, load, memory_format, normalise
-from o2nc_experiments.cifar10.model import make_model
+from o2nc_experiments import cifar10_results, kit
+from o2nc_experiments.cifar10_data import OFFICIAL, Data, Epoch, download, load, memory_format, normalise
+from o2nc_experiments.cifar10_model import make_model
 
 BATCH, MOMENTUM, WEIGHT_DECAY = 128, 0.9, 5e-4
 EPOCHS, SEEDS, WIDTH = 200, "0,1,2", 64
@@ -106,7 +105,6 @@ class Training:
     width: int
     looks: frozenset[int]  # epochs after which x̄ is evaluated
     checkpoint: Path
-    compiled: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)  # one for every epoch that is over
 
     def __post_init__(self) -> None:
@@ -121,7 +119,7 @@ class Training:
             seed=self.run.seed,
             average=arm.average,
         )
-        self.forward: Any = torch.compile(self.model, dynamic=False) if self.compiled else self.model
+        self.forward: Any = torch.compile(self.model, dynamic=False) if device.type == "cuda" else self.model
         saved = kit.load_checkpoint(self.checkpoint, device)
         if saved is not None:
             self.model.load_state_dict(saved["model"])
@@ -231,7 +229,6 @@ def main(
     width: int = WIDTH,
     limit: int | None = None,
     device: str | None = None,
-    compile: bool = True,
     save_every: float = SAVE_EVERY,
     quiet: bool = False,
 ) -> None:
@@ -248,7 +245,6 @@ def main(
         width: of the network.
         limit: images to use of each part, for a try.
         device: cpu, cuda or cuda:N; else the GPU if there is one.
-        compile: whether the model is compiled on a GPU.
         save_every: seconds between two checkpoints.
         quiet: print nothing.
     """
@@ -277,7 +273,7 @@ def main(
         for run in left:
             looks = frozenset(ends) | frozenset(range(max(1, run.epochs // 10), run.epochs, max(1, run.epochs // 10)))
             checkpoint = out / run.file
-            training = Training(run, images, width, looks, checkpoint, compile and place.type == "cuda")
+            training = Training(run, images, width, looks, checkpoint)
             if training.rows:
                 terminal.say(f"{run.name}: goes on after epoch {len(training.rows)}")
                 advance(len(training.rows), "")
@@ -294,7 +290,11 @@ def main(
                 run._asdict() | {"hardware": about["hardware"], "torch": about["torch"], "course": training.result()},
             )
             checkpoint.unlink(missing_ok=True)
-    tables = results.write(out, store.runs, about, ends)
+    tables = cifar10_results.write(out, store.runs, about, ends)
     for table in tables:
         terminal.table(table)
-    terminal.say(f"written to {out}: cifar10.json, cifar10.md, pictures and report.html")
+    terminal.say(f"Written to {out}: cifar10.json, cifar10.md, report.html")
+
+
+if __name__ == "__main__":
+    kit.run_script(main)
