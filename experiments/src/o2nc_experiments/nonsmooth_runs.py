@@ -138,7 +138,8 @@ def run(
     at = torch.tensor([seeds.index(row.seed) for row in rows])
     lr, beta = column([row.lr for row in rows]), column([arm.momentum for arm in arms])
     nesterov, decays = column([arm.nesterov for arm in arms]) > 0, column([arm.decays for arm in arms])
-    s = torch.stack([_scalars(row.arm.law, row.seed, steps) for row in rows], dim=1)
+    laws: list[Any] = [arm.law for arm in arms]
+    s = torch.stack([_scalars(law, row.seed, steps) for law, row in zip(laws, rows, strict=True)], dim=1)
     scale = near * problem.gap / problem.lipschitz / math.sqrt(problem.dimension)
     drawn = [
         torch.randn(problem.dimension, generator=torch.Generator().manual_seed(seed * 100 + 13), dtype=torch.float64)

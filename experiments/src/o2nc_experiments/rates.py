@@ -37,16 +37,11 @@ class Study(NamedTuple):
     regime: str = "c"  # or "smoothness", "second_order"
     exponent: float = -2 / 7
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        """F*, G and σ, as plans take them."""
-        problem = self.oracle.problem
-        return {"gap": problem.gap, "lipschitz": problem.lipschitz, "noise": self.oracle.noise}
-
     def plan(self, steps: int, constants: str) -> theory.Plan:
         """Return the theorem's hyperparameters."""
-        price = 1.0 if self.regime == "c" else getattr(self.oracle.problem, self.regime)
-        options: dict[str, Any] = {self.regime: price, **self.constants}
+        problem = self.oracle.problem
+        options: dict[str, Any] = {self.regime: 1.0 if self.regime == "c" else getattr(problem, self.regime)}
+        options |= {"gap": problem.gap, "lipschitz": problem.lipschitz, "noise": self.oracle.noise}
         return theory.plan(steps, **options, constants=constants)
 
 
