@@ -16,7 +16,7 @@ COMMANDS = {
     "gpt": "Train a GPT: one run without a schedule, read at x̄ at every horizon, against decayed runs.",
     "cifar10": "Train ResNet-18 on CIFAR-10: the paper's Table 1, or one run without a schedule against cosines.",
     "bench": "Time optimizer steps against torch's own, and count the bytes of their state (two minutes).",
-    "paper verify": "Check every statement of the paper, and every erratum, by running it (a minute).",
+    "paper verify": "Check every statement of the paper, and every erratum, by running it (half a minute).",
     "paper rates": "Measure certificates against the number of steps, beside the theorems' bounds (five minutes).",
     "paper nonsmooth": "Measure on non-smooth problems what random scaling costs and buys (a quarter of an hour).",
     "paper plan": "Print the hyperparameters of the theorem and what they guarantee.",

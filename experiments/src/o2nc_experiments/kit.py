@@ -52,7 +52,6 @@ COLOURS = {  # Okabe and Ito's, which can be told apart with any kind of colour 
     "grey": "#666666",
     "black": "#000000",
 }
-INTERRUPTED, TERMINATED = 130, 143
 
 
 # ---- options, and how a command ends -------------------------------------------------------------------------------
@@ -112,7 +111,7 @@ def run_script(main: Callable[..., object]) -> None:
 def ending(program: str, advice: str = "") -> Iterator[None]:
     """End with one line on standard error and a code: 2 for `UsageError`, 1 for OSError, 130 for Ctrl-C."""
     with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         try:
             yield
@@ -121,7 +120,7 @@ def ending(program: str, advice: str = "") -> Iterator[None]:
             raise
         _flush()
     except KeyboardInterrupt:
-        code, text = INTERRUPTED, f"interrupted{advice}"
+        code, text = 130, f"interrupted{advice}"
     except UsageError as error:
         code, text = 2, str(error)
     except OSError as error:
@@ -464,7 +463,8 @@ def draw_means(axes: "Axes", points: Mapping[int, Sequence[float]], style: Mappi
     own = {x: values for x, values in points.items() if values and all(map(math.isfinite, values))}
     errors = [stdev(values) if len(values) > 1 else 0.0 for values in own.values()]
     named = {**style, "color": COLOURS[style["color"]]}
-    axes.errorbar(list(own), [*map(fmean, own.values())], yerr=errors, capsize=2, elinewidth=0.8, **named)
+    bars: dict[str, Any] = {"yerr": errors, "capsize": 2, "elinewidth": 0.8} if any(errors) else {}
+    axes.errorbar(list(own), [*map(fmean, own.values())], **bars, **named)
 
 
 def draw(figure: "Figure", kind: str) -> bytes:

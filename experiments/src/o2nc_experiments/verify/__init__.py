@@ -3,7 +3,7 @@
 A row measures the two sides of a statement where they come closest to contradicting it: an exact supremum, a search
 for the worst case, or a mean over runs with its standard error. A wrong formula in the library makes a row wrong.
 
-    o2nc paper verify                    # a minute on two cores
+    o2nc paper verify                    # ten seconds on two cores
     o2nc paper verify --only erratum
 
 Result: 48 of 48 right, 31 statements and 17 errata, in docs/checks.md (two cores, torch 2.13, seed 0).
