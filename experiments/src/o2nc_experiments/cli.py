@@ -56,7 +56,7 @@ def main() -> None:
             raise OSError(f"{', '.join(missing)} missing: pip install o2nc-experiments")
         if name:
             logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its remarks on font caches
-            kit.call_with(find_parser(name), options)
+            find_parser(name).call(options)
         elif words in (["--version"], ["-V"]):
             print(f"o2nc {__version__}")
         elif words in ([], ["--help"], ["-h"], ["paper"], ["paper", "--help"]):

@@ -71,11 +71,9 @@ class Parser(argparse.ArgumentParser):
         helps = dict(re.findall(r"^ {4}(\w+): (.*)$", inspect.getdoc(main) or "", re.MULTILINE))
         for parameter in inspect.signature(main, eval_str=True).parameters.values():
             name, default = parameter.name, parameter.default
-            more: dict[str, Any] = {"default": default, "help": helps.get(name, "")}
-            if default is inspect.Parameter.empty:
-                more = {"required": True, "help": helps.get(name, "")}
-            elif default is not None and parameter.annotation is not bool:
-                more["help"] += " (default: %(default)s)"
+            required = default is inspect.Parameter.empty
+            more: dict[str, Any] = {"required": required, "default": None if required else default}
+            more["help"] = helps.get(name, "") + (" (default: %(default)s)" if more["default"] else "")
             if parameter.annotation is bool:
                 more["action"] = argparse.BooleanOptionalAction
             else:
@@ -92,19 +90,18 @@ class Parser(argparse.ArgumentParser):
         """Raise instead of printing the usage."""
         raise UsageError(f"{message} (see {self.prog} --help)")
 
-
-def call_with(parser: Parser, words: Sequence[str] | None = None) -> None:
-    """Call ``main`` with these words as its options, by default those of the command line."""
-    options = vars(parser.parse_args(words))
-    if "out" in options:
-        options["out"] = folder(options["out"])
-    parser.main(**options)
+    def call(self, words: Sequence[str] | None = None) -> None:
+        """Call ``main`` with these words as its options, by default those of the command line."""
+        options = vars(self.parse_args(words))
+        if "out" in options:
+            options["out"] = folder(options["out"])
+        self.main(**options)
 
 
 def run_script(main: Callable[..., object]) -> None:
     """Call ``main`` with the options of the command line, and end as a command does."""
     with ending(Path(sys.argv[0]).stem):
-        call_with(Parser(main, Path(sys.argv[0]).name))
+        Parser(main, Path(sys.argv[0]).name).call()
 
 
 @contextmanager

@@ -226,7 +226,7 @@ def ratio(found: Sequence[Result], arm: str, horizon: int, tuned: str = "F", wha
     return Ratio(fmean(logs), stdev(logs) if len(logs) > 1 and all(map(math.isfinite, logs)) else 0.0)
 
 
-def deviation(law: Law) -> float:
+def deviation(law: Any) -> float:
     """Return the standard deviation of a law of mean 1."""
     return math.sqrt(law.second_moment - 1)
 
