@@ -250,7 +250,7 @@ def test_a_killed_command_goes_on(tmp_path, undisturbed, how, code):
 
 @pytest.mark.slow
 def test_where_only_torch_is_installed(tmp_path):
-    for name in ("rich", "matplotlib", "jinja2", "typer"):
+    for name in ("rich", "matplotlib", "jinja2"):
         (tmp_path / f"{name}.py").write_text("raise ImportError(__name__)\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     words = ["--horizons", "25", "--grid", "1", "--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]
