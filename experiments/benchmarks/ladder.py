@@ -119,7 +119,7 @@ def decayed(oracle: Oracle) -> list[float]:
     found = []
     for horizon in HORIZONS:
         rows = [Row(Arm(), learning_rate(oracle, Arm(), k), seed) for k in GRID for seed in (*TUNING, *SEEDS)]
-        value = run(oracle, rows, [horizon]).value.view(len(GRID), -1)
+        value = run(oracle, rows, horizon).value.view(len(GRID), -1)
         logs = torch.where(value.isfinite(), value, 1e6).clamp(min=1e-12 * oracle.problem.gap).log()
         best = logs[:, : len(TUNING)].mean(1).argmin()
         found.append(logs[best, len(TUNING) :].mean().item())

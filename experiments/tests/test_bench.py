@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,14 +20,14 @@ def tiny(monkeypatch):
 
 
 def test_every_optimizer_runs(tiny, tmp_path, capsys):
-    assert bench.main(tmp_path, models="tiny", rounds=2, device="cpu")
+    bench.main(tmp_path, models="tiny", rounds=2, device="cpu")
     costs = json.loads((tmp_path / "bench.json").read_text())["costs"]
     assert [cost["name"] for cost in costs] == [name for own in bench.line_up(False).values() for name in own]
     assert all(cost["milliseconds"] > 0 and cost["ratio"] > 0 and not cost["error"] for cost in costs)
     said = capsys.readouterr().out
     for words in ("tiny: 2 tensors, 26 parameters", "torch AdamW, fused", "o2nc.AdamW, x̄ every 8", "o2nc.SGD"):
         assert words in said
-    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "bench.md"}
 
 
 @pytest.mark.parametrize(
@@ -58,17 +57,12 @@ def test_a_row_that_fails_does_not_cost_the_others(tiny, tmp_path, monkeypatch):
     line_up = bench.line_up(False)
     line_up["AdamW"]["o2nc.AdamW"] = broken
     monkeypatch.setattr(bench, "line_up", lambda cuda: line_up)
-    assert not bench.main(tmp_path, models="tiny", rounds=1, device="cpu", quiet=True)
+    with pytest.raises(SystemExit) as end:
+        bench.main(tmp_path, models="tiny", rounds=1, device="cpu", quiet=True)
+    assert end.value.code == 1
     costs = {cost["name"]: cost for cost in json.loads((tmp_path / "bench.json").read_text())["costs"]}
     assert costs["o2nc.AdamW"]["error"] == "failed, no such kernel"
     assert sum(bool(cost["error"]) for cost in costs.values()) == 1
-
-
-@pytest.mark.parametrize("options", [{"models": "resnet18,nothing"}, {"rounds": 0}, {"device": "tpu"}])
-def test_bad_options(options, tmp_path):
-    with pytest.raises(kit.UsageError, match=f"--{next(iter(options))}"):
-        bench.main(tmp_path / "out", **options, quiet=True)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -89,17 +83,3 @@ def test_a_benchmark_says_how_it_is_called(path, monkeypatch, capsys):
         kit.run_script(module.main)
     assert end.value.code == 0
     assert f"python experiments/benchmarks/{path.name}" in capsys.readouterr().out
-
-
-SMALL = {
-    "overview": ["--records", "docs/results", "--images", "OUT"],
-    "quadratics": ["--steps", "20", "--dimension", "10"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
-def test_a_benchmark_runs(name, tmp_path):
-    command = [sys.executable, BENCHMARKS / f"{name}.py", *(str(tmp_path) if w == "OUT" else w for w in SMALL[name])]
-    subprocess.run(command, cwd=BENCHMARKS.parents[1], check=True, capture_output=True, timeout=600)
-    assert "OUT" not in SMALL[name] or {path.suffix for path in tmp_path.iterdir()} == {".png"}

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,12 +116,6 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(name, lab, tmp_path, cor
     assert later.run(name, 1e-2, 0, 20, [10, 20], lambda amount, words: made.append(amount))["losses"] == whole
     assert made == [12, *[1] * 8]  # twelve steps were saved
     assert not later.checkpoint.exists()
-
-
-def test_other_settings_in_the_same_folder_are_refused(lab, tmp_path, corpus):
-    lab.run("constant", 1e-2, 0, 5, [5], nothing)
-    with pytest.raises(kit.UsageError, match="width 8, not width 16; choose another --out"):
-        gpt.Lab(tmp_path, corpus, replace(SMALL, width=16), CPU, "", 1e9)
 
 
 def test_divergence_is_reported(lab):
@@ -257,7 +250,7 @@ def test_a_killed_command_goes_on(tmp_path, undisturbed, how, code):
 
 @pytest.mark.slow
 def test_where_only_torch_is_installed(tmp_path):
-    for name in ("rich", "matplotlib", "jinja2", "typer"):
+    for name in ("rich", "matplotlib", "jinja2"):
         (tmp_path / f"{name}.py").write_text("raise ImportError(__name__)\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     words = ["--horizons", "25", "--grid", "1", "--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]

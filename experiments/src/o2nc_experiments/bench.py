@@ -31,7 +31,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import o2nc
 from o2nc_experiments import kit
-from o2nc_experiments.kit import Section, Table, UsageError
+from o2nc_experiments.kit import Table, UsageError
 
 # ---- knobs ---------------------------------------------------------------------------------------------------------
 
@@ -223,15 +223,22 @@ def main(
     rounds: int = 11,
     device: str | None = None,
     quiet: bool = False,
-) -> bool:
-    """Measure; write bench.json and report.html into ``out``. Return whether every optimizer ran."""
+) -> None:
+    """Measure; write bench.json and bench.md into ``out``. Exit code 1 if an optimizer fails.
+
+    Args:
+        out: folder of the results.
+        models: keys of MODELS; else what fits.
+        rounds: timed turns of every optimizer.
+        device: cpu, cuda or cuda:N; else the GPU if there is one.
+        quiet: print nothing.
+    """
     where, terminal = kit.find_device(device), kit.Terminal(quiet)
     cuda = where.type == "cuda"
     names = models.split(",") if models else [name for name in MODELS if cuda or name in ("resnet18", "many")]
     if unknown := [name for name in names if name not in MODELS]:
         raise UsageError(f"--models has {unknown[0]!r}; known: {', '.join(MODELS)}")
-    if rounds < 1:
-        raise UsageError(f"--rounds must be at least 1, got {rounds}")
+    kit.at_least(1, rounds=rounds)
     kit.make_folder(out)
     costs: list[Cost] = []
     families = line_up(cuda)
@@ -260,17 +267,10 @@ def main(
     for one in found:
         terminal.table(one)
     kit.write_json(out / "bench.json", {"circumstances": about, "costs": [asdict(cost) for cost in costs]})
-    heading = ", ".join(f"{key} {about[key]}" for key in ("hardware", "threads", "torch"))
-    try:
-        sections = [Section(one.title, "", (), [one]) for one in found]
-        kit.write_page(
-            out / "report.html", "What a step costs", f"Median of {rounds} rounds. {heading}.", sections, about
-        )
-    except ImportError:  # jinja2 is not installed
-        terminal.say(f"Results: {out / 'bench.json'}")
-    else:
-        terminal.say(f"Report: {out / 'report.html'}")
-    return not any(cost.error for cost in costs)
+    kit.write_text(out / "bench.md", "\n\n".join(one.markdown() for one in found) + "\n")
+    terminal.say(f"Written to {out}: bench.json, bench.md")
+    if any(cost.error for cost in costs):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

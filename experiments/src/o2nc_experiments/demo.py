@@ -70,6 +70,12 @@ class Found:
     decayed: Mapping[str, Mapping[int, float]]  # one run for each
     climber: Mapping[str, Sequence[float]]  # F after 0, 1, 2, … steps
 
+    @property
+    def lines(self) -> dict[str, Mapping[int, float]]:
+        """The losses under their labels."""
+        one = {"no schedule: one run, at its average x̄": self.average, "the same run, at its last iterate": self.last}
+        return one | {f"{words}, a run for each": self.decayed[name] for name, words in DECAYS.items()}
+
 
 def train(
     lab: gpt.Lab, horizons: Sequence[int], seed: int, advance: Callable[[float, str], None]
@@ -108,22 +114,12 @@ def climb(law: o2nc.Law | None, steps: int, seed: int) -> list[float]:
 
 def draw_losses(axes: "Axes", found: Found, horizons: Sequence[int]) -> None:
     """Draw the losses: a line for the one run, a mark for every decayed one."""
-    blue, grey = kit.COLOURS["blue"], kit.COLOURS["grey"]
-    axes.plot(*_columns(found.average), color=blue, linewidth=2.4, label="no schedule: one run, at its average x̄")
-    style: dict[str, Any] = {"color": grey, "linewidth": 1.2, "linestyle": (0, (3, 2))}
-    axes.plot(*_columns(found.last), **style, label="the same run, at its last iterate")
-    for (name, words), (colour, marker) in zip(DECAYS.items(), (("red", "o"), ("orange", "^")), strict=True):
-        marks: dict[str, Any] = {"linestyle": "none", "marker": marker, "markersize": 7}
-        axes.plot(
-            *_columns(found.decayed[name]), color=kit.COLOURS[colour], **marks, label=f"{words}, a run for each"
-        )
+    styles = [gpt.ARMS["constant"].style, gpt.LAST, *(gpt.ARMS[name].style for name in DECAYS)]
+    for (label, points), style in zip(found.lines.items(), styles, strict=True):
+        kit.draw_means(axes, {h: [loss] for h, loss in points.items()}, {**style, "label": label})
     kit.style_panel(axes, "A GPT without a schedule", "steps of the run", "loss on held-out text (nats per byte)")
     kit.horizon_axis(axes, horizons)
     axes.legend(frameon=False, fontsize=9)
-
-
-def _columns(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    return list(points), list(points.values())
 
 
 def draw_climber(axes: "Axes", found: Found) -> None:
@@ -151,12 +147,7 @@ def figure(found: Found, horizons: Sequence[int]) -> "Figure":
 
 def tables(found: Found, horizons: Sequence[int]) -> list[Table]:
     """Return the losses, and where the climbers ended."""
-    rows = [["one run at a constant learning rate, at x̄", *(f"{found.average[h]:.3f}" for h in horizons)]]
-    rows.append(["the same run, at its last iterate", *(f"{found.last[h]:.3f}" for h in horizons)])
-    rows += [
-        [f"{words}, a run for each", *(f"{found.decayed[name][h]:.3f}" for h in horizons)]
-        for name, words in DECAYS.items()
-    ]
+    rows = [[label, *(f"{own[h]:.3f}" for h in horizons)] for label, own in found.lines.items()]
     note = "Loss in nats per byte on text that was held out; n = 1 seed; differences vary by about 0.01 with it."
     ends = [[name, f"{heights[0]:.2f}", f"{heights[-1]:.2f}"] for name, heights in found.climber.items()]
     return [
@@ -205,7 +196,15 @@ def main(
     horizons: str = ",".join(map(str, HORIZONS)),
     quiet: bool = False,
 ) -> Found:
-    """Run the demo; write demo.json, demo.png and report.html into ``out``. Finished runs are not repeated."""
+    """Run the demo; write demo.json, demo.png and report.html into ``out``. Finished runs are not repeated.
+
+    Args:
+        out: folder of the results.
+        seed: of everything that is random.
+        horizons: numbers of steps to compare at.
+        quiet: print nothing.
+    """
+    kit.at_least(0, seed=seed)
     terminal, begun = kit.Terminal(quiet), perf_counter()
     lengths = sorted(kit.numbers("--horizons", horizons, int, SIZE.warmup + 1))
     torch.set_num_threads(1)  # fastest for matrices this small, and sums do not depend on the number of cores

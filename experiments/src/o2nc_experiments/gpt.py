@@ -442,9 +442,8 @@ def main(
         raise UsageError(f"--tune-seed {tune_seed} must not be one of --seeds {seeds}")
     if not on_gpu and SIZES[size].width < 128:
         torch.set_num_threads(1)  # fastest for small matrices, and sums do not depend on the number of cores
-    asked: dict[str, Any] = {"arms": arms, "size": size, "horizons": ",".join(map(str, lengths)), "seeds": seeds}
-    asked |= {"tune_seed": tune_seed, "grid": grid}
-    command = kit.written_command("o2nc gpt --data DATA" if data else "o2nc gpt", asked, dict.fromkeys(asked))
+    asked = {"arms": arms, "size": size, "horizons": ",".join(map(str, lengths)), "seeds": seeds, "grid": grid}
+    command = kit.written_command("o2nc gpt --data DATA" if data else "o2nc gpt", main, **asked, tune_seed=tune_seed)
     corpus = text.load(data)
     lab = Lab(kit.make_folder(out), corpus, SIZES[size], where, command, save_every)
     runs = len(reported) + (len(factors) if len(factors) > 1 else 0)

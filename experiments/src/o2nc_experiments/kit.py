@@ -5,8 +5,8 @@ A script has a function ``main(out, ..., quiet=False)`` with its knobs as keywor
     if __name__ == "__main__":
         kit.run_script(main)
 
-which reads ``--flag value`` for every argument of `main`. The command ``o2nc`` calls the same functions.
-typer, rich, matplotlib and jinja2 are imported where they are used, so that a script runs where only torch is
+which reads ``--flag value`` for every argument of `main`. The command ``o2nc`` reads the same options.
+rich, matplotlib and jinja2 are imported where they are used, so that a script runs where only torch is
 installed; torch is imported where it is used, so that ``o2nc --help`` is quick.
 """
 
@@ -52,7 +52,6 @@ COLOURS = {  # Okabe and Ito's, which can be told apart with any kind of colour 
     "grey": "#666666",
     "black": "#000000",
 }
-INTERRUPTED, TERMINATED = 130, 143
 
 
 # ---- options, and how a command ends -------------------------------------------------------------------------------
@@ -62,34 +61,63 @@ class UsageError(ValueError):
     """An option cannot be used; the command ends with exit code 2 and this text."""
 
 
+class Parser(argparse.ArgumentParser):
+    """The options of a script: one for every argument of its ``main``, explained as in the docstring of ``main``."""
+
+    def __init__(self, main: Callable[..., object], program: str) -> None:
+        text = inspect.getdoc(sys.modules[main.__module__]) or ""
+        super().__init__(program, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.main = main
+        helps = dict(re.findall(r"^ {4}(\w+): (.*)$", inspect.getdoc(main) or "", re.MULTILINE))
+        for parameter in inspect.signature(main, eval_str=True).parameters.values():
+            name, default = parameter.name, parameter.default
+            required = default is inspect.Parameter.empty
+            more: dict[str, Any] = {"required": required, "default": None if required else default}
+            more["help"] = helps.get(name, "") + (" (default: %(default)s)" if more["default"] else "")
+            if parameter.annotation is bool:
+                more["action"] = argparse.BooleanOptionalAction
+            else:
+                kinds = [parameter.annotation, *typing.get_args(parameter.annotation)]
+                kind = next(k for k in kinds if isinstance(k, type) and k is not types.NoneType)
+                more |= {"type": str if name == "out" else kind, "metavar": kind.__name__.upper()}
+            self.add_argument(f"--{name.replace('_', '-')}", **more)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; unlike argparse's own, it raises where nothing can be written."""
+        print(self.format_help(), end="")
+
+    def error(self, message: str) -> typing.NoReturn:
+        """Raise instead of printing the usage."""
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def call(self, words: Sequence[str] | None = None) -> None:
+        """Call ``main`` with these words as its options, by default those of the command line."""
+        options = vars(self.parse_args(words))
+        if "out" in options:
+            options["out"] = folder(options["out"])
+        self.main(**options)
+
+
 def run_script(main: Callable[..., object]) -> None:
-    """Call ``main`` with the options of the command line, read by argparse: one for every argument of `main`."""
-    text = inspect.getdoc(sys.modules[main.__module__]) or ""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for parameter in inspect.signature(main, eval_str=True).parameters.values():
-        flag, default = f"--{parameter.name.replace('_', '-')}", parameter.default
-        if parameter.annotation is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
-            continue
-        kinds = [parameter.annotation, *typing.get_args(parameter.annotation)]
-        kind: Any = next(k for k in kinds if isinstance(k, type) and k is not types.NoneType)
-        required = default is inspect.Parameter.empty
-        kind = folder if parameter.name == "out" else kind
-        parser.add_argument(flag, type=kind, default=None if required else default, required=required)
+    """Call ``main`` with the options of the command line, and end as a command does."""
     with ending(Path(sys.argv[0]).stem):
-        main(**vars(parser.parse_args()))
+        Parser(main, Path(sys.argv[0]).name).call()
 
 
 @contextmanager
-def ending(program: str = "o2nc", advice: str = "") -> Iterator[None]:
+def ending(program: str, advice: str = "") -> Iterator[None]:
     """End with one line on standard error and a code: 2 for `UsageError`, 1 for OSError, 130 for Ctrl-C."""
     with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        yield
+        try:
+            yield
+        except SystemExit:  # of --help, too
+            _flush()
+            raise
         _flush()
     except KeyboardInterrupt:
-        code, text = INTERRUPTED, f"interrupted{advice}"
+        code, text = 130, f"interrupted{advice}"
     except UsageError as error:
         code, text = 2, str(error)
     except OSError as error:
@@ -126,6 +154,13 @@ def make_folder(name: str | Path) -> Path:
     path = folder(name)
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def at_least(least: int, **options: int) -> None:
+    """Raise `UsageError` for the first option that is smaller."""
+    for name, value in options.items():
+        if value < least:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
 
 
 def numbers(option: str, text: str, kind: type[Any] = int, least: float = 0) -> list[Any]:
@@ -184,15 +219,12 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def written_command(program: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Return the command line with the options that differ from their defaults."""
-    words = [program]
+def written_command(program: str, main: Callable[..., object], **options: Any) -> str:
+    """Return the command line with the options that differ from the defaults of ``main``."""
+    words, parameters = [program], inspect.signature(main).parameters
     for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            words += [flag if value else f"--no-{flag[2:]}"] * (value != defaults[name])
-        elif value is not None and value != defaults[name]:
-            words += [flag, shlex.quote(str(value))]
+        if value != parameters[name].default:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [shlex.quote(str(value))])]
     return " ".join(words)
 
 
@@ -428,7 +460,8 @@ def draw_means(axes: "Axes", points: Mapping[int, Sequence[float]], style: Mappi
     own = {x: values for x, values in points.items() if values and all(map(math.isfinite, values))}
     errors = [stdev(values) if len(values) > 1 else 0.0 for values in own.values()]
     named = {**style, "color": COLOURS[style["color"]]}
-    axes.errorbar(list(own), [*map(fmean, own.values())], yerr=errors, capsize=2, elinewidth=0.8, **named)
+    bars: dict[str, Any] = {"yerr": errors, "capsize": 2, "elinewidth": 0.8} if any(errors) else {}
+    axes.errorbar(list(own), [*map(fmean, own.values())], **bars, **named)
 
 
 def draw(figure: "Figure", kind: str) -> bytes:

@@ -1,23 +1,26 @@
 """``o2nc paper nonsmooth``: what a random scalar s costs and buys on 13 non-smooth problems and on the traps.
 
+    o2nc paper nonsmooth              # a quarter of an hour
+    o2nc paper nonsmooth --quick      # two problems and up to 400 steps
+
 Every arm's learning rate is chosen on seeds of its own and reported on others; F is compared with that of plain
 momentum (SGDM) with a linear decay, by the geometric mean over the problems.
 
 Result (docs/randomness.md; torch 2.13 on a CPU, 10 seeds, 8 others to tune, ± std of the logarithm over the seeds):
 after 2,000 steps F is 3.41 ± 0.39 of SGDM's with s ~ Exp(1), 1.15 ± 0.27 with Gamma(16), 0.47 ± 0.66 with Nesterov's
 lead and Gamma(16); of 210 runs on the traps 39 end above their start without scaling, none with Exp(1) or Gamma(16).
-At a constant learning rate x̄ by t^12 has 3.0, 8.0 and 9.7 times SGDM's F after 500, 2,000 and 4,000 steps.
 
-Arms that this script no longer has (random queries, anchors, restarts, fading, rare and two-point laws, schedule-free
-AdamW, and ``--others``) ran at commit cf6f9b7; docs/randomness.md and docs/no-schedule.md keep their tables.
+Runs without a horizon, AdamW, how long a trap holds, and ratios problem by problem ran at commit 48cebb2; random
+queries, anchors, restarts, other laws, schedule-free AdamW, and ``--others`` at cf6f9b7. docs/randomness.md and
+docs/no-schedule.md keep their tables.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,7 +40,6 @@ TUNING_SEED, TUNING_SEEDS = 1000, 8  # the first, counted from --seed, and how m
 COARSE, WIDENINGS = range(-10, 7, 2), 5  # exponents of 2 of the learning rate, and how often the grid may grow
 FLOOR = {"F": 1e-12, "certificate": 1e-3}  # in units of F* and G: less counts as that, since kinks may cancel
 TRAP_STEPS, TRAP_SEEDS, FACTORS = 5000, 3, [2 ** (k / 2) for k in range(-3, 4)]
-WIDTHS, PATIENCE, FREE_SEEDS = (0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0), 20_000, 25
 
 
 LAWS: dict[str, Law] = {
@@ -49,23 +51,12 @@ LAWS: dict[str, Law] = {
     **{f"Gamma({k})": Gamma(float(k)) for k in (2, 4, 16, 64)},
 }
 REFERENCE = "SGDM"
-RANDOM = {  # with a linear decay: what randomness costs
+ARMS = {
     REFERENCE: Arm(),
     **{name: Arm(law) for name, law in LAWS.items()},
     "Nesterov": Arm(nesterov=True),
     **{f"Nesterov, {name}": Arm(LAWS[name], nesterov=True) for name in (*list(LAWS)[:4], "Gamma(16)")},
 }
-DECAYED = {"SGDM, last 20 % decayed": Arm(decay=0.2), "AdamW": Arm(adam=True)}
-FREE = {  # without a horizon: one run, read wherever one likes
-    "constant, last iterate": Arm(decay=None),
-    **{f"constant, x̄ by t^{r}": Arm(decay=None, window=r) for r in (4, 8, 12)},
-    "lr t^−½, last iterate": Arm(decay=None, power=0.5),
-    "lr t^−½, x̄ by t^12": Arm(decay=None, power=0.5, window=12),
-    "lr t^−¾, x̄ by t^12": Arm(decay=None, power=0.75, window=12),
-}
-ARMS = {**RANDOM, **DECAYED, **FREE}
-
-
 # ---- the problems: inf F = 0 in all of them
 
 
@@ -102,78 +93,65 @@ TRAPS: dict[str, tuple[Resonance | Climber, bool]] = {
 
 
 class Result(NamedTuple):
-    """An arm on a problem at a horizon, by seed."""
+    """An arm on a problem after so many steps, by seed."""
 
     problem: str
     arm: str
     horizon: int
-    tuned: str  # what lr was chosen for: "F", "certificate", or "all horizons" (F at all of them together)
+    tuned: str  # what lr was chosen for: "F" or "certificate"
     lr: float
     values: list[float | None]  # F − inf F
     certificates: list[float | None]  # ‖ḡ‖ + cV of the last tenth
 
 
 def learning_rate(oracle: Oracle, arm: Arm, exponent: float) -> float:
-    """Return 2^k in units that suit the problem: lr/(1 − β) in F*/G², or in F*/(G√d) where steps are Adam's."""
+    """Return 2^k in units that suit the problem: lr/(1 − β) in F*/G²."""
     problem = oracle.problem
-    unit = problem.gap / problem.lipschitz
-    if arm.adam:
-        return 2**exponent * unit / math.sqrt(problem.dimension)
-    return 2**exponent * unit / problem.lipschitz * (1 - arm.momentum)
+    return 2**exponent * (problem.gap / problem.lipschitz) / problem.lipschitz * (1 - arm.momentum)
 
 
 def measure(
-    oracle: Oracle, pairs: Sequence[tuple[str, float]], horizons: Sequence[int], seeds: Sequence[int]
+    oracle: Oracle, pairs: Sequence[tuple[str, float]], steps: int, seeds: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return F and certificate (pairs, seeds, horizons) of arms with exponents; c = G³/F*²."""
+    """Return F and certificate (pairs, seeds) of arms with exponents; c = G³/F*²."""
     rows = [Row(ARMS[name], learning_rate(oracle, ARMS[name], k), seed) for name, k in pairs for seed in seeds]
-    found, c = run(oracle, rows, horizons), oracle.problem.lipschitz**3 / oracle.problem.gap**2
-    shape = (len(pairs), len(seeds), len(horizons))
-    return found.value.view(shape), (found.gradient + c * found.spread).view(shape)
+    found, c = run(oracle, rows, steps), oracle.problem.lipschitz**3 / oracle.problem.gap**2
+    return found.value.view(len(pairs), -1), (found.gradient + c * found.spread).view(len(pairs), -1)
 
 
-def compare(
-    name: str, arms: Sequence[str], horizons: Sequence[int], tuning: Sequence[int], seeds: Sequence[int]
-) -> list[Result]:
+def compare(name: str, arms: Sequence[str], steps: int, tuning: Sequence[int], seeds: Sequence[int]) -> list[Result]:
     """Tune arms on one problem and measure them: a grid of factor 4 that is widened, then refined to 2 and √2."""
-    oracle, scores = PROBLEMS[name], dict[str, dict[float, list[float]]]()
+    oracle, scores = PROBLEMS[name], {arm: dict[float, tuple[float, ...]]() for arm in arms}
 
     def attempt(pairs: Sequence[tuple[str, float]]) -> None:
-        new = [(arm, k) for arm, k in dict.fromkeys(pairs) if k not in scores.get(arm, {})]
-        if not new:
-            return
-        means = [
-            torch.where(part.isnan(), math.inf, part).clamp(min=1e-300).log().mean(1)
-            for part in measure(oracle, new, horizons, tuning)
-        ]
-        last = means[1] if len(horizons) == 1 else means[0].sum(1, keepdim=True)
-        for (arm, k), score in zip(new, torch.cat([means[0], last], dim=1).tolist(), strict=True):
-            scores.setdefault(arm, {})[k] = score
+        if new := [(arm, k) for arm, k in dict.fromkeys(pairs) if k not in scores[arm]]:
+            parts = [torch.where(part.isnan(), math.inf, part) for part in measure(oracle, new, steps, tuning)]
+            means = [part.clamp(min=1e-300).log().mean(1).tolist() for part in parts]
+            for (arm, k), *score in zip(new, *means, strict=True):
+                scores[arm][k] = tuple(score)
 
-    def best(arm: str) -> list[float]:
-        """Return the best exponent for F at every horizon, then for the certificate or for all horizons together."""
-        return [min(scores[arm], key=lambda k: scores[arm][k][i]) for i in range(len(horizons) + 1)]
+    def best(arm: str) -> dict[str, float]:
+        """Return the best exponent for F and for the certificate."""
+        return {
+            what: min(scores[arm], key=lambda k: scores[arm][k][i]) for i, what in enumerate(("F", "certificate"))
+        }
 
     attempt([(arm, k) for arm in arms for k in COARSE])
     for _ in range(WIDENINGS):
         edges = {arm: {min(scores[arm]): -2.0, max(scores[arm]): 2.0} for arm in arms}
-        attempt([(arm, k + edges[arm][k]) for arm in arms for k in best(arm) if k in edges[arm]])
+        attempt([(arm, k + edges[arm][k]) for arm in arms for k in best(arm).values() if k in edges[arm]])
     for step in (1.0, 0.5):
-        attempt([(arm, k + sign * step) for arm in arms for k in best(arm) for sign in (-1, 1)])
-    pairs = list(dict.fromkeys((arm, k) for arm in arms for k in best(arm)))
-    values, certificates = measure(oracle, pairs, horizons, seeds)
-    other, results = "certificate" if len(horizons) == 1 else "all horizons", []
-    for arm in arms:
-        for i, horizon in enumerate(horizons):
-            for tuned, k in (("F", best(arm)[i]), (other, best(arm)[-1])):
-                place, lr = pairs.index((arm, k)), learning_rate(oracle, ARMS[arm], k)
-                found = [[_short(v) for v in part[place, :, i].tolist()] for part in (values, certificates)]
-                results.append(Result(name, arm, horizon, tuned, float(f"{lr:.6g}"), *found))
-    return results
+        attempt([(arm, k + sign * step) for arm in arms for k in best(arm).values() for sign in (-1, 1)])
+    chosen = [(arm, tuned, k) for arm in arms for tuned, k in best(arm).items()]
+    columns = [part.tolist() for part in measure(oracle, [(arm, k) for arm, _, k in chosen], steps, seeds)]
+    return [
+        Result(name, arm, steps, tuned, float(f"{learning_rate(oracle, ARMS[arm], k):.6g}"), *map(_short, found))
+        for (arm, tuned, k), *found in zip(chosen, *columns, strict=True)
+    ]
 
 
-def _short(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+def _short(values: Sequence[float]) -> list[float | None]:
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]
 
 
 # ---- the traps
@@ -198,33 +176,25 @@ def trap_rows(problem: Resonance | Climber, arm: Arm, factors: Sequence[float], 
 
 
 def count_trapped(name: str, seeds: Sequence[int], steps: int) -> list[Trapped]:
-    """Run all arms of RANDOM on one trap, decayed and at a constant learning rate."""
+    """Run all arms on one trap, decayed and at a constant learning rate."""
     problem, primed = TRAPS[name]
     start = problem.value(problem.start()).item()
     slope = problem.trap.slope - (problem.valley if isinstance(problem, Climber) else 0.0)
     decayed, constant = (
         run(
             Additive(problem, 0.0),
-            [row for arm in RANDOM.values() for row in trap_rows(problem, replace(arm, decay=decay), FACTORS, seeds)],
-            [steps],
+            [row for arm in ARMS.values() for row in trap_rows(problem, replace(arm, decays=decays), FACTORS, seeds)],
+            steps,
             near=0.0,
             primed=primed,
         )
-        for decay in (1.0, None)
+        for decays in (True, False)
     )
-    ends, gradients = decayed.value.view(len(RANDOM), -1), constant.gradient.view(len(RANDOM), -1)
+    ends, gradients = decayed.value.view(len(ARMS), -1), constant.gradient.view(len(ARMS), -1)
     ratios = (ends / start).clamp(min=1e-300).log().mean(1).exp().tolist()
     above, held = (ends > start + 1e-9).sum(1).tolist(), (gradients >= slope / 2).sum(1).tolist()
     runs = ends.shape[1]
-    return [Trapped(name, arm, runs, *found) for arm, *found in zip(RANDOM, above, held, ratios, strict=True)]
-
-
-def steps_to_freedom(width: float, seeds: Sequence[int], patience: int) -> list[float | None]:
-    """Return by seed the steps until F of the climber is halved, s ~ U(1 − w, 1 + w), at the trapped lr."""
-    problem = Climber(1)
-    rows = trap_rows(problem, Arm(Uniform(1 - width, 1 + width), decay=None), [1.0], seeds)
-    found = run(Additive(problem, 0.0), rows, [patience], near=0.0, primed=True, goal=problem.gap / 2)
-    return [_short(value) for value in found.first.tolist()]
+    return [Trapped(name, arm, runs, *found) for arm, *found in zip(ARMS, above, held, ratios, strict=True)]
 
 
 # ---- tables and pictures: logarithms of ratios to SGDM, seed by seed
@@ -237,50 +207,23 @@ class Ratio(NamedTuple):
     deviation: float  # and the standard deviation
 
     def __str__(self) -> str:
-        if math.isnan(self.log):
-            return kit.NONE
         if math.isinf(self.log):
             return "∞"
-        value = math.exp(self.log)
-        return f"{value:.{2 if value < 100 else 0}f} ± {self.deviation:.2f}"
+        return f"{math.exp(self.log):.{2 if self.log < math.log(100) else 0}f} ± {self.deviation:.2f}"
 
 
-class Findings:
-    """Results by what they are of."""
-
-    def __init__(self, results: Sequence[Result]) -> None:
-        self._by = {(r.arm, r.problem, r.horizon, r.tuned): r for r in results}
-        self.problems = list(dict.fromkeys(r.problem for r in results))
-        self.horizons = sorted({r.horizon for r in results})
-
-    def logs(self, arm: str, problem: str, horizon: int, tuned: str = "F", what: str = "F") -> list[float]:
-        """Return the logarithms of the ratio to SGDM, for every seed that both were run with."""
-        wanted = "certificate" if tuned == "certificate" else "F"
-        pair = self._by.get((arm, problem, horizon, tuned)), self._by.get((REFERENCE, problem, horizon, wanted))
-        if pair[0] is None or pair[1] is None:
-            return []
-        of = PROBLEMS[problem].problem
-        least = FLOOR[what] * (of.gap if what == "F" else of.lipschitz)
-        columns = (
-            [math.inf if v is None else max(v, least) for v in (r.values if what == "F" else r.certificates)]
-            for r in pair
-            if r is not None
-        )
-        return [math.log(a) - math.log(b) for a, b in zip(*columns, strict=False)]
-
-    def ratio(self, arm: str, horizon: int, tuned: str = "F", what: str = "F") -> Ratio:
-        """Return the geometric mean over all problems on which the arm was run."""
-        known = [self.logs(arm, problem, horizon, tuned, what) for problem in self.problems]
-        by_seed = [fmean(logs) for logs in zip(*filter(None, known), strict=True)]
-        if not by_seed:
-            return Ratio(math.nan, 0.0)
-        spread = stdev(by_seed) if len(by_seed) > 1 and all(map(math.isfinite, by_seed)) else 0.0
-        return Ratio(fmean(by_seed), spread)
-
-    @property
-    def law_horizons(self) -> list[int]:
-        """The horizons at which laws were run."""
-        return [h for h in self.horizons if not math.isnan(self.ratio("Exp(1)", h).log)]
+def ratio(found: Sequence[Result], arm: str, horizon: int, tuned: str = "F", what: str = "F") -> Ratio:
+    """Return F or certificate of an arm against SGDM's, both at the lr that was tuned for F or certificate."""
+    columns: dict[str, list[list[float]]] = {arm: [], REFERENCE: []}
+    for r in found:
+        if r.arm in columns and (r.horizon, r.tuned) == (horizon, tuned):
+            of = PROBLEMS[r.problem].problem
+            least = FLOOR[what] * (of.gap if what == "F" else of.lipschitz)
+            values = r.values if what == "F" else r.certificates
+            columns[r.arm].append([math.log(max(v, least)) if v is not None else math.inf for v in values])
+    means = [[fmean(seed) for seed in zip(*columns[name], strict=True)] for name in (arm, REFERENCE)]
+    logs = [a - b for a, b in zip(*means, strict=True)]
+    return Ratio(fmean(logs), stdev(logs) if len(logs) > 1 and all(map(math.isfinite, logs)) else 0.0)
 
 
 def deviation(law: Any) -> float:
@@ -288,33 +231,21 @@ def deviation(law: Any) -> float:
     return math.sqrt(law.second_moment - 1)
 
 
-def costs_table(found: Findings) -> kit.Table:
+def costs_table(found: Sequence[Result], horizons: Sequence[int]) -> kit.Table:
     """Return what randomness costs with a linear decay."""
-    last, rows = found.law_horizons[-1], []
-    for name, arm in RANDOM.items():
+    rows = []
+    for name, arm in ARMS.items():
         law: Any = arm.law
         about = [kit.NONE] * 2 if law is None else [f"{deviation(law):.2f}", f"{law.price:.3g}"]
-        cells = [found.ratio(name, h) for h in found.law_horizons]
-        cells += [found.ratio(name, last, tuned, "certificate") for tuned in ("F", "certificate")]
+        cells = [ratio(found, name, h) for h in horizons]
+        cells += [ratio(found, name, horizons[-1], tuned, "certificate") for tuned in ("F", "certificate")]
         rows.append([name, *about, *map(str, cells)])
-    head = ["", "std of s", "L", *(f"F, {h:,} steps" for h in found.law_horizons), "certificate", "the same, own lr"]
+    head = ["", "std of s", "L", *(f"F, {h:,} steps" for h in horizons), "certificate", "the same, own lr"]
     notes = (
         "F, certificate: geometric mean over the problems against SGDM, both with a linear decay and a tuned lr; own "
         f"lr: for the certificate; ± std of its log; certificates below {FLOOR['certificate']:g}·G count as that"
     )
     return kit.Table(head, rows, "What randomness costs", notes)
-
-
-def horizons_table(found: Findings) -> kit.Table:
-    """Return how runs without a horizon compare with runs that were decayed to end there."""
-    rows = []
-    for name in (REFERENCE, "Nesterov", *DECAYED, *FREE):
-        cells = [str(found.ratio(name, h)) for h in found.horizons]
-        cells += [str(found.ratio(name, h, "all horizons")) for h in found.horizons]
-        rows.append([name, *cells])
-    head = ["F against SGDM", *(f"{h:,} steps{more}" for more in ("", ", one lr") for h in found.horizons)]
-    notes = "SGDM has a linear decay to every horizon and an lr tuned for it; one lr: tuned for all horizons together"
-    return kit.Table(head, rows, "Without a horizon", notes)
 
 
 def traps_table(found: Sequence[Trapped], steps: int) -> kit.Table:
@@ -336,115 +267,77 @@ def traps_table(found: Sequence[Trapped], steps: int) -> kit.Table:
     return kit.Table(head, rows, "The traps", notes)
 
 
-def problems_table(found: Findings, horizon: int) -> kit.Table:
-    """Return every arm's ratio of F to SGDM's, problem by problem."""
-    rows = []
-    for name in ARMS:
-        logs = [found.logs(name, problem, horizon) for problem in found.problems]
-        if any(logs):
-            rows.append([name, *(f"{math.exp(min(fmean(own), 99.0)):.2g}" if own else kit.NONE for own in logs)])
-    notes = "; ".join(f"{i}: {name}" for i, name in enumerate(found.problems, 1))
-    head = ["", *(str(i) for i in range(1, len(found.problems) + 1))]
-    return kit.Table(head, rows, f"F against SGDM's after {horizon:,} steps", notes)
-
-
-def law_figure(found: Findings, freedom: Mapping[float, Sequence[float | None]]) -> "Figure":
-    """Draw how long a trapped run takes to get free, and what a law costs as measured."""
-    figure, last = kit.new_figure(9.4, 4.2), found.law_horizons[-1]
-    left, right = figure.subplots(1, 2)
-    spread = "standard deviation of s"
-    medians = {w: median(math.inf if n is None else n for n in own) for w, own in freedom.items()}
-    for is_free, mark, colour in ((True, "o-", "blue"), (False, "x", "red")):
-        own = {deviation(Uniform(1 - w, 1 + w)): n for w, n in medians.items() if math.isfinite(n) == is_free}
-        left.plot([*own], [min(n, PATIENCE) for n in own.values()], mark, color=kit.COLOURS[colour])
-    kit.style_panel(left, "How long the climber is trapped (×: to the end)", spread, "steps until F is halved")
+def picture(found: Sequence[Result], last: int) -> "Figure":
+    """Draw what a law costs after ``last`` steps, against its standard deviation."""
+    figure = kit.new_figure(5.4, 4.2)
+    axes = figure.subplots()
     for label, colour, mark, prefix, what in (
         ("F", "blue", "o", "", "F"),
         ("F, Nesterov", "black", "D", "Nesterov, ", "F"),
         ("certificate", "green", "^", "", "certificate"),
     ):
-        names = [name for name in LAWS if prefix + name in RANDOM]
-        values = [math.exp(found.ratio(prefix + name, last, "F", what).log) for name in names]
-        right.plot([deviation(LAWS[name]) for name in names], values, mark, color=kit.COLOURS[colour], label=label)
-    right.axhline(1.0, color=kit.COLOURS["grey"], linewidth=1.0)
-    kit.style_panel(right, f"What it costs, {last:,} steps", spread, "against momentum without a law")
-    for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
-        axes.set_xticks([0.05, 0.1, 0.2, 0.5, 1.0], ["0.05", "0.1", "0.2", "0.5", "1"])
-        axes.xaxis.set_minor_formatter("")
-    right.set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
-    right.yaxis.set_minor_formatter("")
-    right.legend(frameon=False)
-    return figure
-
-
-def horizon_figure(found: Findings) -> "Figure":
-    """Draw F of runs without a horizon against that of SGDM with a linear decay."""
-    figure = kit.new_figure(8.6, 4.4)
-    axes = figure.subplots()
-    styles = {
-        "constant, last iterate": ("grey", "--"),
-        "constant, x̄ by t^12": ("blue", "-"),
-        "lr t^−½, x̄ by t^12": ("sky", "-"),
-        "SGDM, last 20 % decayed": ("orange", "s"),
-        "Nesterov": ("black", "o"),
-        "AdamW": ("green", "D"),
-    }
-    for name, (colour, line) in styles.items():
-        ratios = {h: math.exp(found.ratio(name, h).log) for h in found.horizons}
-        label = name if name in FREE else f"{name}, a run for every length"
-        axes.plot([*ratios], [*ratios.values()], line, color=kit.COLOURS[colour], label=label)
-    axes.axhline(1.0, color=kit.COLOURS["red"], linewidth=1.2, label="momentum, linear decay to every length")
-    axes.set_yscale("log")
-    kit.horizon_axis(axes, found.horizons)
-    kit.style_panel(axes, "13 non-smooth problems, geometric mean", "steps", "F against momentum with a linear decay")
-    figure.legend(frameon=False, fontsize=9, loc="outside right center")
+        names = [name for name in LAWS if prefix + name in ARMS]
+        values = [math.exp(ratio(found, prefix + name, last, "F", what).log) for name in names]
+        axes.plot([deviation(LAWS[name]) for name in names], values, mark, color=kit.COLOURS[colour], label=label)
+    axes.axhline(1.0, color=kit.COLOURS["grey"], linewidth=1.0)
+    title = f"What a law costs after {last:,} steps"
+    kit.style_panel(axes, title, "standard deviation of s", "against momentum without a law")
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks([0.05, 0.1, 0.2, 0.5, 1.0], ["0.05", "0.1", "0.2", "0.5", "1"])
+    axes.set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
+    axes.xaxis.set_minor_formatter("")
+    axes.yaxis.set_minor_formatter("")
+    axes.legend(frameon=False)
     return figure
 
 
 def main(
-    out: Path, seed: int = 0, seeds: int = 10, quick: bool = False, workers: int = 2, quiet: bool = False
+    out: Path = Path("o2nc-nonsmooth"),
+    seed: int = 0,
+    seeds: int = 10,
+    quick: bool = False,
+    workers: int = 2,
+    quiet: bool = False,
 ) -> None:
-    """Tune and measure all arms on all problems, and count the traps."""
-    if min(seed, seeds - 1, workers - 1) < 0:
-        raise kit.UsageError("--seed is at least 0, --seeds and --workers at least 1")
+    """Tune and measure all arms on all problems, and count the traps.
+
+    Args:
+        out: folder of the results; finished pieces of work are not repeated.
+        seed: the first seed.
+        seeds: number of seeds.
+        quick: two problems and up to 400 steps: half a minute.
+        workers: processes.
+        quiet: print nothing.
+    """
+    kit.at_least(0, seed=seed)
+    kit.at_least(1, seeds=seeds, workers=workers)
     terminal, names = kit.Terminal(quiet), list(PROBLEMS)[2:6:3] if quick else list(PROBLEMS)
-    horizons = (100, 200, 400) if quick else HORIZONS
-    count = 2 if quick else TUNING_SEEDS
-    tuning, own = range(seed + TUNING_SEED, seed + TUNING_SEED + count), range(seed, seed + (2 if quick else seeds))
-    few = tuning[: -(-len(tuning) // 2)], own[: -(-len(own) // 2)]
-    plans: dict[str, Any] = {f"laws, {h} steps": ([*RANDOM, *DECAYED], [h], tuning, own) for h in horizons[:-1]}
-    plans["decays"] = ([REFERENCE, "Nesterov", *DECAYED], [horizons[-1]], *few)
-    plans["no horizon"] = ([*FREE], horizons, *few)
-    steps, patience = (TRAP_STEPS // 10, PATIENCE // 10) if quick else (TRAP_STEPS, PATIENCE)
-    work: dict[str, Any] = {f"{name}: {plan}": (compare, name, *plans[plan]) for name in names for plan in plans}
+    horizons = (100, 400) if quick else HORIZONS[:-1]
+    first, count = seed + TUNING_SEED, 2 if quick else TUNING_SEEDS
+    tuning, own = range(first, first + count), range(seed, seed + (2 if quick else seeds))
+    steps = TRAP_STEPS // 10 if quick else TRAP_STEPS
+    work: dict[str, Any] = {
+        f"{name}: {h} steps": (compare, name, [*ARMS], h, tuning, own) for name in names for h in horizons
+    }
+    if not quick:  # the reference of experiments/benchmarks/ladder.py
+        work |= {f"{name}: {HORIZONS[-1]}": (compare, name, [REFERENCE], HORIZONS[-1], tuning, own) for name in names}
     work |= {f"trap {t}": (count_trapped, t, range(1 if quick else TRAP_SEEDS), steps) for t in TRAPS}
-    work |= {f"freedom {w}": (steps_to_freedom, w, range(3 if quick else FREE_SEEDS), patience) for w in WIDTHS}
-    defaults = {"seed": 0, "seeds": 10, "quick": False}
-    command = kit.written_command("o2nc paper nonsmooth", {"seed": seed, "seeds": seeds, "quick": quick}, defaults)
+    asked = {"seed": seed, "seeds": seeds, "quick": quick}
+    command = kit.written_command("o2nc paper nonsmooth", main, **asked)
     about = kit.circumstances(command, seeds=[*own], tuning_seeds=[*tuning])
-    kit.make_folder(out)
-    store = kit.Store(out / "nonsmooth.json", {"seed": seed, "seeds": seeds, "quick": quick}, about)
+    store = kit.Store(kit.make_folder(out) / "nonsmooth.json", asked, about)
     left = {key: job for key, job in work.items() if key not in store.runs}
     in_processes(left, workers, terminal, store.add)
     runs = {key: store.runs[key] for key in work}
-    found = Findings([Result(*row) for key, rows in runs.items() if ": " in key for row in rows])
+    found = [Result(*row) for key, rows in runs.items() if ": " in key for row in rows]
     trapped = [Trapped(*row) for key, rows in runs.items() if key.startswith("trap") for row in rows]
-    freedom = {width: runs[f"freedom {width}"] for width in WIDTHS}
-    tables = [costs_table(found), horizons_table(found), traps_table(trapped, steps)]
-    details = [problems_table(found, horizon) for horizon in found.horizons]
-    text = "\n\n".join(table.markdown() for table in [*tables, *details])
+    tables = [costs_table(found, horizons), traps_table(trapped, steps)]
+    text = "\n\n".join(table.markdown() for table in tables)
     kit.write_text(out / "nonsmooth.md", f"# Non-smooth problems\n\n`{command}`\n\n{text}\n")
-    figures = {"nonsmooth_laws": law_figure(found, freedom), "nonsmooth_horizons": horizon_figure(found)}
-    for name, figure in figures.items():
-        kit.write_bytes(out / f"{name}.png", kit.draw(figure, "png"))
-    pictures = [(figure, "") for figure in figures.values()]
-    sections = [kit.Section("Costs, traps and horizons", pictures=pictures, tables=[*tables, *details])]
-    lead = "Momentum with a law of s, tuned, against the same without one; and runs that need no horizon."
-    kit.write_page(out / "report.html", "Non-smooth problems", lead, sections, about)
+    kit.write_bytes(out / "nonsmooth_laws.png", kit.draw(picture(found, horizons[-1]), "png"))
     for table in tables:
         terminal.table(table)
-    terminal.say(f"written to {out}: nonsmooth.json, nonsmooth.md, pictures and report.html")
+    terminal.say(f"Written to {out}: nonsmooth.json, nonsmooth.md and nonsmooth_laws.png")
 
 
 if __name__ == "__main__":

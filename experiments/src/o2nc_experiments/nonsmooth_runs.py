@@ -19,25 +19,16 @@ from o2nc_experiments.runs import column
 
 SHARE = 0.1  # the certificate is that of the last tenth of a run, every step weighing the same
 NEAR = 0.1  # runs begin this far from the problem's start, in units of F*/G
-BETA2, EPS = 0.95, 1e-8  # of AdamW
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train: m ← βm + g, Δ = −lr·φ_t·m, x ← x + sΔ, and x̄ if there is a window."""
+    """One way to train: m ← βm + g, Δ = −lr·φ_t·m, x ← x + sΔ."""
 
     law: Law | None = None  # of s
     nesterov: bool = False  # Δ = −lr·φ_t·(g + βm)
-    decay: float | None = 1.0  # φ falls linearly to 0 over this share of the run; None: no horizon
-    power: float = 0.0  # φ_t = t^−power
-    window: float | None = None  # x̄ by t^window is handed back instead of x
-    adam: bool = False  # Δ is AdamW's
+    decays: bool = True  # φ falls linearly to 0; else it is 1
     momentum: float = 0.9
-
-    def factor(self, t: int, steps: int) -> float:
-        """Return φ_t of a run of so many steps."""
-        left = 1.0 if self.decay is None else min(1.0, (steps - t + 1) / (self.decay * steps))
-        return left * t**-self.power
 
 
 # ---- two problems that o2nc.problems does not have; inf F = 0
@@ -100,12 +91,11 @@ class Row(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of the rows, (rows, horizons) each; `first` is (rows,)."""
+    """What came of the rows, one number for each."""
 
-    value: Tensor  # F where the run was read
+    value: Tensor  # F at the end
     gradient: Tensor  # ‖mean of ∇F(x_t)‖ over the last tenth
     spread: Tensor  # mean of ‖x_t − their mean‖² over it
-    first: Tensor  # the first t with F(x_{t+1}) <= goal, inf if there was none
 
 
 @lru_cache(maxsize=512)
@@ -130,32 +120,24 @@ def _noise(oracle: Oracle, seeds: Sequence[int]) -> Iterator[Tensor]:
 def run(
     oracle: Oracle,
     rows: Sequence[Row],
-    horizons: Sequence[int],
+    steps: int,
     *,
     near: float = NEAR,
     primed: bool = False,
-    goal: float = -math.inf,
 ) -> Outcome:
-    """Run all rows for as many steps as the last horizon has, and look at them at every one.
+    """Run all rows; with ``primed`` the momentum buffer begins with the first gradient, and not with 0.
 
     Example:
         >>> from o2nc import problems
         >>> well = problems.Additive(problems.DoubleWell(2), noise=0.1)
-        >>> found = run(well, [Row(Arm(), lr, seed) for lr in (0.01, 0.02) for seed in (0, 1)], [200])
+        >>> found = run(well, [Row(Arm(), lr, seed) for lr in (0.01, 0.02) for seed in (0, 1)], 200)
         >>> found.value.shape, bool((found.value < 1.5).all())
-        (torch.Size([4, 1]), True)
+        (torch.Size([4]), True)
     """
-    problem, steps = oracle.problem, horizons[-1]
-    arms, seeds = [row.arm for row in rows], list(dict.fromkeys(row.seed for row in rows))
+    problem, arms, seeds = oracle.problem, [row.arm for row in rows], list(dict.fromkeys(row.seed for row in rows))
     at = torch.tensor([seeds.index(row.seed) for row in rows])
-    beta = column([arm.momentum for arm in arms])
-    nesterov, adam, averages = (
-        column([bool(getattr(arm, name)) for arm in arms]) > 0 for name in ("nesterov", "adam", "window")
-    )
-    window = column([arm.window or 0.0 for arm in arms])
-    lr, kinds = column([row.lr for row in rows]), list(dict.fromkeys(arms))
-    kind = torch.tensor([kinds.index(arm) for arm in arms])
-    factors = torch.stack([column([arm.factor(t, steps) for arm in kinds]) for t in range(1, steps + 1)])
+    lr, beta = column([row.lr for row in rows]), column([arm.momentum for arm in arms])
+    nesterov, decays = column([arm.nesterov for arm in arms]) > 0, column([arm.decays for arm in arms])
     laws: list[Any] = [arm.law for arm in arms]
     s = torch.stack([_scalars(law, row.seed, steps) for law, row in zip(laws, rows, strict=True)], dim=1)
     scale = near * problem.gap / problem.lipschitz / math.sqrt(problem.dimension)
@@ -164,34 +146,18 @@ def run(
         for seed in seeds
     ]
     x = (problem.start() + scale * torch.stack(drawn))[at]
-    m, v, average = torch.zeros_like(x), torch.zeros_like(x), x.clone()
-    first, looks, late = x.new_full((len(rows),), math.inf), [], []
-    noise = _noise(oracle, seeds)
+    m, late, noise = torch.zeros_like(x), [], _noise(oracle, seeds)
     for t in range(1, steps + 1):
-        average.lerp_(x, (window + 1) / (t + window))
         full = problem.gradient(x)
         if isinstance(oracle, Subsampled):
             g = oracle.problem.term_gradient(x, next(noise)[at])
         else:
             g = full + next(noise)[at] if oracle.noise else full
-        horizon = next(h for h in horizons if h >= t)
-        if t > (1 - SHARE) * horizon:
+        if t > (1 - SHARE) * steps:
             late.append((x, full))
-        if primed and t == 1:
-            m = torch.where(adam, m, g / (1 - beta))
-        m = beta * m + g
+        m = beta * (g / (1 - beta) if primed and t == 1 else m) + g
         d = torch.where(nesterov, torch.addcmul(g, m, beta), m)
-        if adam.any():
-            v.mul_(BETA2).addcmul_(g * (1 - BETA2), g)
-            root = (v / (1 - BETA2**t)).sqrt() + EPS
-            d = torch.where(adam, (1 - beta) / (1 - beta**t) * m / root, d)
-        x = torch.addcmul(x, -lr * factors[t - 1][kind] * d, s[t - 1].unsqueeze(1))
-        if goal > -math.inf:
-            first = torch.where((problem.value(x) <= goal) & first.isinf(), float(t), first)
-        if t == horizon:
-            points, gradients = (torch.stack(part) for part in zip(*late, strict=True))
-            spread = (points - points.mean(0)).square().sum(-1).mean(0)
-            looks.append((problem.value(torch.where(averages, average, x)), gradients.mean(0).norm(dim=1), spread))
-            late = []
-    value, gradient, spread = (torch.stack(part, dim=1) for part in zip(*looks, strict=True))
-    return Outcome(value, gradient, spread, first)
+        x = torch.addcmul(x, -lr * ((steps - decays * (t - 1)) / steps) * d, s[t - 1].unsqueeze(1))
+    points, gradients = (torch.stack(part) for part in zip(*late, strict=True))
+    spread = (points - points.mean(0)).square().sum(-1).mean(0)
+    return Outcome(problem.value(x), gradients.mean(0).norm(dim=1), spread)

@@ -75,9 +75,21 @@ def main(
     second_order: float | None = None,
     constants: str = "both",
     law: str | None = None,
-    quiet: bool = False,
 ) -> None:
-    """Print the theorem's hyperparameters for N steps, or for the fewest that guarantee ε."""
+    """Print the theorem's hyperparameters for N steps, or for the fewest that guarantee ε.
+
+    Args:
+        gap: F*, at least F(start) − inf F.
+        lipschitz: G, the largest gradient norm.
+        noise: σ, root mean square error of a stochastic gradient.
+        steps: N; or give --eps.
+        eps: target; the least N for it is found.
+        c: price of spread.
+        smoothness: H of a smooth F, in place of --c.
+        second_order: ρ of ∇²F, in place of --c.
+        constants: sharp, regret, paper or both (sharp and paper).
+        law: of s, as gamma(16) or jitter(0.25).
+    """
     if (steps is None) == (eps is None):
         raise kit.UsageError("give one of --steps and --eps")
     if sum(value is not None for value in (c, smoothness, second_order)) != 1:
@@ -100,7 +112,7 @@ def main(
             refusals[version] = "these constants are too far apart for floating-point numbers"
     if not plans:
         raise kit.UsageError(next(iter(refusals.values())))
-    terminal = kit.Terminal(quiet)
+    terminal = kit.Terminal()
     terminal.table(table(plans))
     for name, p in plans.items():
         terminal.say(f"{name}: {code(p)}")

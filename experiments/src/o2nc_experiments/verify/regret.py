@@ -123,43 +123,6 @@ def play(delta: Array, g: Array, *, kappa: int, decay: float, beta: float, lrs: 
     return played.numpy()
 
 
-def one_step_excess(kappa: int, rng: np.random.Generator) -> float:
-    """Return the greatest left minus right of the one-step lemma over u, relative to the size of its terms.
-
-    ψ = ‖·‖²/(2η_t) and φ = (μ_{t+1} + κ(1/η_{t+1} − 1/η_t))‖·‖²/2; w_{t+1} is played by `OGD`. Right minus left is
-    quadratic in u and least, 0, at w_{t+1}: where another point was played it is negative nearby.
-    """
-    d, beta = int(rng.integers(1, 4)), float(rng.uniform(0.5, 1.0))
-    h, h_next = 10 ** rng.uniform(-2, 1) * np.array([1.0, rng.uniform(0.2, 1 / beta)])
-    decay = float(rng.choice([0.0, 10 ** rng.uniform(-2, 2)]))
-    w, g = rng.normal(size=(2, d)) * 10 ** rng.uniform(-1, 1, size=(2, 1))
-    w_next = play(w, g, kappa=kappa, decay=decay, beta=beta, lrs=(float(h), float(h_next)))
-    curvature = decay / beta + kappa * (1 / (beta * h_next) - 1 / h)
-
-    def psi(a: Array, b: Array) -> float:
-        return float(((a - b) ** 2).sum() / (2 * h))
-
-    def phi(a: Array) -> float:
-        return float(curvature / 2 * (a**2).sum())
-
-    def gap(u: Array) -> float:
-        right = g @ (w - w_next) + psi(u, w) - psi(u, w_next) - psi(w_next, w) + phi(u) - phi(w_next)
-        return float(right - g @ (w - u))
-
-    candidates = [w_next, *(w_next + 10 ** rng.uniform(-3, 1) * rng.normal(size=d) for _ in range(8))]
-    sizes = [psi(u, w) + phi(u) + psi(w_next, w) + abs(g @ w) + abs(g @ u) for u in candidates]
-    return float(np.max([-gap(u) / size for u, size in zip(candidates, sizes, strict=True)]))
-
-
-@row("omd-one-step", "⟨g̃,w−u⟩ ≤ ⟨g̃,w−w⁺⟩+D(u,w)−D(u,w⁺)−…")
-def omd_one_step(seed: int, scale: float) -> Sides:
-    """Lemma OMD-one-step, with w⁺ as the library plays it."""
-    rng, count = np.random.default_rng(seed), enough(3000, scale)
-    greatest = float(np.max([one_step_excess(1 + i % 2, rng) for i in range(count)]))
-    measured = f"greatest left − right over u, relative to the terms, in {count} steps with κ = 1, 2; 0 at u = w⁺"
-    return Sides(measured, greatest, 1e-10)
-
-
 def schedules(seed: int, count: int) -> Iterator[tuple[float, float, Array]]:
     """Yield β, μ and h_2, …, h_{n+1} with nonincreasing η_t = β^t h_t: half with μ = 0, some geometric or β = 1."""
     rng = np.random.default_rng(seed)

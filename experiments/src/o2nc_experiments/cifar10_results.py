@@ -1,12 +1,10 @@
-"""Tables and pictures of `cifar10.json`: the paper's Table 1 with ours, Figure 1, certificates, and the horizons."""
+"""Tables and the picture of `cifar10.json`: the paper's Table 1 with ours, and accuracy at the horizons."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from o2nc_experiments import kit
 
@@ -22,20 +20,6 @@ NOTE = (
     "train, test: the best of each run's epochs, as in the paper; last: its last epoch's; x̄: after its last epoch, "
     "with BatchNorm's statistics recomputed; mean ± standard deviation (n − 1) over the seeds"
 )
-COLOURS = ("blue", "red", "green", "pink", "orange", "sky", "black", "grey")
-FIGURES = {  # by file: panels, each a title, the columns that are drawn, and whether its axis is logarithmic
-    "cifar10": (
-        ("Train loss", ["train loss"], True),
-        ("Train accuracy", ["train accuracy"], False),
-        ("Test accuracy", ["test accuracy"], False),
-    ),
-    "certificates": (
-        ("Length of the averaged gradient ‖ḡ‖", ["gradient"], True),
-        ("Spread V of the iterates around x̄", ["spread"], True),
-        ("Test accuracy: lines at the last iterate, circles at x̄", ["test accuracy", "average accuracy"], False),
-    ),
-}
-
 Run = Mapping[str, Any]
 Groups = dict[str, list[Run]]
 Line = dict[int, dict[int, float]]  # by horizon and seed
@@ -121,35 +105,6 @@ def horizons_table(found: Mapping[str, Line], ends: Sequence[int]) -> kit.Table:
     return kit.Table(["test accuracy %", *(f"{end} epochs" for end in ends)], rows)
 
 
-def course_figure(groups: Groups, panels: Sequence[tuple[str, Sequence[str], bool]]) -> "Figure":
-    """Draw means over the seeds against epochs, with bands of one standard deviation."""
-    figure = kit.new_figure(4.4 * len(panels), 4.2)
-    for axes, (title, columns, log) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        for colour, (name, runs) in zip(COLOURS, groups.items(), strict=False):
-            for column in columns:
-                values = np.array([run["course"][column] for run in runs], float)  # None becomes nan
-                epochs = np.arange(1, values.shape[1] + 1)
-                there = ~np.isnan(values).any(0)
-                mean, style = values.mean(0)[there], {"color": kit.COLOURS[colour]}
-                if column.startswith("average"):
-                    axes.plot(epochs[there], mean, "o", markerfacecolor="white", markersize=5, **style)
-                    continue
-                axes.plot(epochs[there], mean, linewidth=1.6, label=name, **style)
-                if len(runs) > 1:
-                    band = values.std(0, ddof=1)[there]
-                    axes.fill_between(epochs[there], mean - band, mean + band, alpha=0.18, linewidth=0, **style)
-        if log:
-            axes.set_yscale("log")
-        else:
-            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-            late = [np.nanquantile(line.get_ydata(), 0.1) for line in axes.get_lines()]
-            axes.set_ylim(bottom=min(late, default=0.0) - 0.05)  # the first epochs would hide all others
-        kit.style_panel(axes, title, "epochs")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    return figure
-
-
 def horizons_figure(found: Mapping[str, Line], ends: Sequence[int]) -> "Figure":
     """Draw test accuracy against epochs: lines are one run, marks are runs that were decayed to end there."""
     figure = kit.new_figure(7.0, 4.6)
@@ -167,7 +122,7 @@ def horizons_figure(found: Mapping[str, Line], ends: Sequence[int]) -> "Figure":
 
 
 def write(out: Path, stored: Mapping[str, Any], about: Mapping[str, Any], ends: Sequence[int]) -> list[kit.Table]:
-    """Write cifar10.md and, where matplotlib is installed, pictures and report.html; return the tables."""
+    """Write cifar10.md and, where matplotlib and jinja2 are installed, the page; return the tables."""
     runs = [run for run in stored.values() if run["course"]]
     groups, found = longest(runs), lines(runs, ends)
     tables = [table_1(groups)]
@@ -179,14 +134,12 @@ def write(out: Path, stored: Mapping[str, Any], about: Mapping[str, Any], ends: 
     text = "\n\n".join([f"# CIFAR-10 with ResNet-18\n\n{lead}", *(table.markdown() for table in tables)])
     kit.write_text(out / "cifar10.md", f"{text}\n")
     try:
-        figures = {name: course_figure(groups, panels) for name, panels in FIGURES.items()}
-    except ImportError:
-        return tables
-    if compares:
-        figures["horizons"] = horizons_figure({name: line for name, line in found.items() if len(line) > 1}, ends)
-    for name, figure in figures.items():
-        kit.write_bytes(out / f"{name}.png", kit.draw(figure, "png"))
-    pictures = [(figure, "") for figure in figures.values()]
-    sections = [kit.Section("All runs of the folder", pictures=pictures, tables=tables)]
-    kit.write_page(out / "report.html", "CIFAR-10 with ResNet-18", lead, sections, about)
+        pictures = []
+        if compares:
+            pictures = [(horizons_figure({name: line for name, line in found.items() if len(line) > 1}, ends), "")]
+            kit.write_bytes(out / "horizons.png", kit.draw(pictures[0][0], "png"))
+        sections = [kit.Section("All runs of the folder", pictures=pictures, tables=tables)]
+        kit.write_page(out / "report.html", "CIFAR-10 with ResNet-18", lead, sections, about)
+    except ImportError:  # matplotlib or jinja2 is not installed
+        pass
     return tables

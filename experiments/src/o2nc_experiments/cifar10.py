@@ -27,10 +27,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import o2nc
-from o2nc_experiments import kit
-from o2nc_experiments.cifar10 import results
-from o2nc_experiments.cifar10.data import OFFICIAL, Data, Epoch, download, load, memory_format, normalise
-from o2nc_experiments.cifar10.model import make_model
+from o2nc_experiments import cifar10_results, kit
+from o2nc_experiments.cifar10_data import OFFICIAL, Data, Epoch, download, load, memory_format, normalise
+from o2nc_experiments.cifar10_model import make_model
 
 BATCH, MOMENTUM, WEIGHT_DECAY = 128, 0.9, 5e-4
 EPOCHS, SEEDS, WIDTH = 200, "0,1,2", 64
@@ -106,7 +105,6 @@ class Training:
     width: int
     looks: frozenset[int]  # epochs after which x̄ is evaluated
     checkpoint: Path
-    compiled: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)  # one for every epoch that is over
 
     def __post_init__(self) -> None:
@@ -121,7 +119,7 @@ class Training:
             seed=self.run.seed,
             average=arm.average,
         )
-        self.forward: Any = torch.compile(self.model, dynamic=False) if self.compiled else self.model
+        self.forward: Any = torch.compile(self.model, dynamic=False) if device.type == "cuda" else self.model
         saved = kit.load_checkpoint(self.checkpoint, device)
         if saved is not None:
             self.model.load_state_dict(saved["model"])
@@ -221,7 +219,7 @@ def train(training: Training, tell: Callable[[Mapping[str, Any], int], None], sa
 
 
 def main(
-    out: Path,
+    out: Path = Path("o2nc-cifar10"),
     data: Path | None = None,
     study: str = "table",
     seeds: str = SEEDS,
@@ -231,11 +229,25 @@ def main(
     width: int = WIDTH,
     limit: int | None = None,
     device: str | None = None,
-    compile: bool = True,
     save_every: float = SAVE_EVERY,
     quiet: bool = False,
 ) -> None:
-    """Train ResNet-18 on CIFAR-10; the same command goes on where it stopped, and finished runs are not repeated."""
+    """Train ResNet-18 on CIFAR-10; the same command goes on where it stopped, and finished runs are not repeated.
+
+    Args:
+        out: folder of the results.
+        data: folder of the official binary files; else they are downloaded.
+        study: key of STUDIES.
+        seeds: the seeds that are reported.
+        epochs: of a run, for all studies but horizons.
+        horizons: numbers of epochs after which the study "horizons" compares.
+        lr: of every arm; else each has its own.
+        width: of the network.
+        limit: images to use of each part, for a try.
+        device: cpu, cuda or cuda:N; else the GPU if there is one.
+        save_every: seconds between two checkpoints.
+        quiet: print nothing.
+    """
     if study not in STUDIES:
         raise kit.UsageError(f"--study must be one of {', '.join(STUDIES)}, got {study!r}")
     if epochs < 1 or width < 1 or (limit is not None and limit < BATCH) or (lr is not None and not 0 < lr < math.inf):
@@ -251,10 +263,8 @@ def main(
         raise kit.UsageError(f"a batch has {BATCH} images, the training set only {len(images.train)}")
     if images.digest != OFFICIAL:
         terminal.say("note: these files are not the official CIFAR-10")
-    asked = {"study": study, "seeds": seeds, "epochs": epochs, "horizons": horizons, "lr": lr}
-    defaults = {"study": "table", "seeds": SEEDS, "epochs": EPOCHS, "horizons": HORIZONS, "lr": None}
-    options = asked | {"width": width, "limit": limit}, defaults | {"width": WIDTH, "limit": None}
-    about = kit.circumstances(kit.written_command("o2nc cifar10 --data DIR", *options), place)
+    asked = {"study": study, "seeds": seeds, "epochs": epochs, "horizons": horizons, "lr": lr, "width": width}
+    about = kit.circumstances(kit.written_command("o2nc cifar10 --data DIR", main, **asked, limit=limit), place)
     settings = {"width": width, "limit": limit, "batch": BATCH, "data": images.digest}
     store = kit.Store(out / "cifar10.json", settings, about)
     left = [run for run in runs if run.name not in store.runs]
@@ -263,7 +273,7 @@ def main(
         for run in left:
             looks = frozenset(ends) | frozenset(range(max(1, run.epochs // 10), run.epochs, max(1, run.epochs // 10)))
             checkpoint = out / run.file
-            training = Training(run, images, width, looks, checkpoint, compile and place.type == "cuda")
+            training = Training(run, images, width, looks, checkpoint)
             if training.rows:
                 terminal.say(f"{run.name}: goes on after epoch {len(training.rows)}")
                 advance(len(training.rows), "")
@@ -280,7 +290,11 @@ def main(
                 run._asdict() | {"hardware": about["hardware"], "torch": about["torch"], "course": training.result()},
             )
             checkpoint.unlink(missing_ok=True)
-    tables = results.write(out, store.runs, about, ends)
+    tables = cifar10_results.write(out, store.runs, about, ends)
     for table in tables:
         terminal.table(table)
-    terminal.say(f"written to {out}: cifar10.json, cifar10.md, pictures and report.html")
+    terminal.say(f"Written to {out}: cifar10.json, cifar10.md, report.html")
+
+
+if __name__ == "__main__":
+    kit.run_script(main)
