@@ -64,6 +64,27 @@ def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
 
 
+def known(**values: Any) -> None:
+    """Check the constants of theorems and problems, each by its name; a name that is not in the table is skipped."""
+    for name, value in values.items():
+        for names, check in _BY_NAME.items():
+            if name in names.split():
+                check(name, value)
+
+
+_BY_NAME: dict[str, Callable[[str, Any], None]] = {
+    "steps dimension samples pieces inputs hidden length batch check n": lambda name, v: integer(name, v, 1),
+    "seed": lambda name, v: integer(name, v, 0),
+    "eps c gap lipschitz smoothness second_order lr curvature sharpness distance gradient_squares": positive,
+    "squares largest wealth margin slope period height width cap": positive,
+    "noise ratio momentum_squares checked": non_negative,
+    "beta threshold kink failure": fraction,
+    "ramp": lambda name, v: number(name, v, "a number in [0, 1]", lambda w: 0 <= w <= 1),
+    "momentum": lambda name, v: number(name, v, "a number in [0, 1)", lambda w: 0 <= w < 1),
+    "probability delta": lambda name, v: number(name, v, "a number in (0, 1]", lambda w: 0 < w <= 1),
+}
+
+
 def gradient(g: Tensor) -> None:
     """Raise if a gradient is sparse or not of a floating dtype."""
     if g.layout != torch.strided:

@@ -6,16 +6,14 @@ A `Problem` is F with G, F*, H and ρ; an `Oracle` is a stochastic gradient of i
 * `washboard`: a slope among fine ripples, on which momentum is as slow as its theorem says.
 * `separable`: Σ_i f(x_i)/√d, with kinks (`DoubleWell`, `MultiKink`) and smooth (`Cosine`, `Ripple`).
 * `polyhedral`: piecewise linear and coupled (`MaxAffine`, `ChebyshevRosenbrock`).
-* `finite_sums`: regression whose terms can be subsampled (`PhaseRetrieval`, `ReluRegression`).
+* `finite_sums`: regression whose terms an oracle subsamples (`PhaseRetrieval`, `ReluRegression`).
 * `chain`: the chain behind the lower bounds, and its oracle.
-* `oracle`: additive noise, subsampling.
 """
 
 from o2nc.problems.chain import Chain, ZeroChainOracle, hard_instance, prog
-from o2nc.problems.finite_sums import FiniteSum, PhaseRetrieval, ReluRegression
-from o2nc.problems.oracle import Additive, Oracle, Subsampled
+from o2nc.problems.finite_sums import FiniteSum, PhaseRetrieval, ReluRegression, Subsampled
 from o2nc.problems.polyhedral import ChebyshevRosenbrock, MaxAffine
-from o2nc.problems.problem import Problem
+from o2nc.problems.problem import Additive, Oracle, Problem
 from o2nc.problems.separable import Cosine, DoubleWell, MultiKink, Ripple
 from o2nc.problems.traps import Climber, Resonance, Trap
 from o2nc.problems.washboard import Washboard

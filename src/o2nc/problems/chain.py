@@ -27,13 +27,13 @@ them all, and until then the gradient is large.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.oracle import Oracle
-from o2nc.problems.problem import Problem
+from o2nc.problems.problem import Oracle, Problem
 
 # of F_T: the gap per link, max ‖∇‖_∞, the Lipschitz constants of ∇ and of ∇²
 GAP, SLOPE, CURVATURE, JERK = 12.0, 23.0, 152.0, 2100.0
@@ -103,11 +103,6 @@ class Chain(Problem):
     height: float = 1.0
     width: float = 1.0
 
-    def __post_init__(self) -> None:
-        checks.integer("length", self.length, 1)
-        checks.positive("height", self.height)
-        checks.positive("width", self.width)
-
     @property
     def dimension(self) -> int:
         """d = T."""
@@ -169,12 +164,9 @@ class ZeroChainOracle(Oracle):
         '0.25'
     """
 
+    kind: ClassVar[type[Problem]] = Chain
     problem: Chain
     probability: float
-
-    def __post_init__(self) -> None:
-        checks.number("probability", self.probability, "a number in (0, 1]", lambda v: 0 < v <= 1)
-        self._check_problem(Chain)
 
     @property
     def noise(self) -> float:
@@ -192,7 +184,7 @@ class ZeroChainOracle(Oracle):
 
         the last for 2pk <= T − log(1/δ). (The constant 2 may be e − 1 = 1.72.)
         """
-        checks.number("delta", delta, "a number in (0, 1]", lambda v: 0 < v <= 1)
+        checks.known(delta=delta)
         return max(0, math.floor((self.problem.length + math.log(delta)) / (2 * self.probability)))
 
     def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -222,9 +214,7 @@ def hard_instance(eps: float, *, gap: float, smoothness: float, noise: float) ->
         >>> oracle.steps(0.5)
         35
     """
-    for name, value in {"eps": eps, "gap": gap, "smoothness": smoothness}.items():
-        checks.positive(name, value)
-    checks.non_negative("noise", noise)
+    checks.known(eps=eps, gap=gap, smoothness=smoothness, noise=noise)
     room = gap * smoothness / (4 * GAP * CURVATURE)  # T·ε²
     length = math.floor(room / eps**2)
     if length < 2:

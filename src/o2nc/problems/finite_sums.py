@@ -12,13 +12,13 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.problems.problem import Problem, differentiate
+from o2nc.problems.problem import Oracle, Problem, differentiate
 
 
 class Data(NamedTuple):
@@ -123,12 +123,6 @@ class PhaseRetrieval(FiniteSum):
     seed: int = 0
     cap: float = 2.0
 
-    def __post_init__(self) -> None:
-        checks.integer("dimension", self.dimension, 1)
-        checks.integer("samples", self.samples, 1)
-        checks.integer("seed", self.seed, 0)
-        checks.positive("cap", self.cap)
-
     @property
     def _largest_weight(self) -> float:
         return 2 * self.cap
@@ -179,8 +173,7 @@ class ReluRegression(FiniteSum):
     radius: float = 5.0
 
     def __post_init__(self) -> None:
-        for name, least in {"inputs": 1, "hidden": 1, "samples": 1, "seed": 0}.items():
-            checks.integer(name, getattr(self, name), least)
+        super().__post_init__()
         checks.number("radius", self.radius, "a finite number >= √8", lambda v: v >= math.sqrt(8))
 
     @property
@@ -207,3 +200,37 @@ class ReluRegression(FiniteSum):
         w, v = x.split([self.hidden * self.inputs, self.hidden], dim=-1)
         unit = (a @ w.unflatten(-1, (self.hidden, self.inputs)).mT).relu()
         return (unit @ v.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Subsampled(Oracle):
+    """The mean of ∇f_i(x) over a few terms i of F = (1/m) Σ_i f_i, drawn independently with replacement.
+
+    A single ∇f_i(x) has variance (1/m) Σ_i ‖∇f_i(x)‖² − ‖∇F(x)‖² <= L², L = ``problem.term_lipschitz``, and the
+    mean of ``batch`` independent ones a ``batch``-th of it: σ = L/√batch.
+
+    Args:
+        problem: a finite sum F.
+        batch: the number of terms per gradient, >= 1.
+
+    Example:
+        >>> from o2nc.problems import PhaseRetrieval
+        >>> oracle = Subsampled(PhaseRetrieval(dimension=5, samples=50), batch=2)
+        >>> oracle.sample(torch.zeros(256, 5), torch.Generator().manual_seed(0)).shape
+        torch.Size([256, 5])
+    """
+
+    kind: ClassVar[type[Problem]] = FiniteSum
+    problem: FiniteSum
+    batch: int
+
+    @property
+    def noise(self) -> float:
+        """σ = L/√batch."""
+        return self.problem.term_lipschitz / math.sqrt(self.batch)
+
+    def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return one g for every row of x, independently."""
+        shape = (*x.shape[:-1], self.batch)
+        index = torch.randint(self.problem.terms, shape, generator=generator, device=x.device)
+        return self.problem.term_gradient(x, index)

@@ -36,11 +36,6 @@ class MaxAffine(Problem):
     seed: int = 0
     lipschitz: ClassVar[float] = 1.0
 
-    def __post_init__(self) -> None:
-        checks.integer("dimension", self.dimension, 1)
-        checks.integer("pieces", self.pieces, 1)
-        checks.integer("seed", self.seed, 0)
-
     @cached_property
     def _data(self) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -55,12 +50,6 @@ class MaxAffine(Problem):
     def _value(self, x: Tensor) -> Tensor:
         a, b = (t.to(x) for t in self._data)
         return (x @ a.T - b).amax(-1).abs()
-
-    def _gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F, that of one of the pieces that attain the maximum."""
-        a, b = (t.to(x) for t in self._data)
-        top, piece = (x @ a.T - b).max(-1)
-        return a[piece] * top.sign().unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -103,13 +92,3 @@ class ChebyshevRosenbrock(Problem):
 
     def _value(self, x: Tensor) -> Tensor:
         return (x[..., 0] - 1).abs() / 4 + (x[..., 1:] - 2 * x[..., :-1].abs() + 1).abs().sum(-1)
-
-    def _gradient(self, x: Tensor) -> Tensor:
-        """Return ∇F; at a kink, the middle of its two limits."""
-        head = x[..., :-1]
-        s = torch.sign(x[..., 1:] - 2 * head.abs() + 1)
-        g = torch.zeros_like(x)
-        g[..., 0] += torch.sign(x[..., 0] - 1) / 4
-        g[..., :-1] -= 2 * head.sign() * s
-        g[..., 1:] += s
-        return g

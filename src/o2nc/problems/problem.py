@@ -1,12 +1,15 @@
-"""What an objective of this package promises: F, ∇F and the constants that the theory asks for."""
+"""What an objective promises, F, ∇F and the constants that the theory asks for, and what an oracle samples."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
+
+from o2nc import checks
 
 
 class Problem(ABC):
@@ -31,6 +34,9 @@ class Problem(ABC):
         @property
         def lipschitz(self) -> float:
             """G, an upper bound of ‖∇F‖."""
+
+    def __post_init__(self) -> None:
+        checks.known(**vars(self))
 
     @property
     def gap(self) -> float:
@@ -79,3 +85,68 @@ def differentiate(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     with torch.enable_grad():
         at = x.detach().requires_grad_()
         return torch.autograd.grad(function(at).sum(), at)[0]
+
+
+class Oracle(ABC):
+    """A stochastic gradient of ``problem``: E g = ∇F(x) and E‖g − ∇F(x)‖² <= σ², σ its ``noise``.
+
+    Example:
+        >>> from o2nc.problems import Cosine
+        >>> isinstance(Additive(Cosine(4), noise=0.5), Oracle)
+        True
+    """
+
+    kind: ClassVar[type[Problem]] = Problem  # what the problem must be
+
+    if TYPE_CHECKING:  # fields or properties of the subclasses
+
+        @property
+        def problem(self) -> Problem:
+            """The objective F."""
+
+        @property
+        def noise(self) -> float:
+            """σ, an upper bound of √E‖g − ∇F(x)‖²."""
+
+    def __post_init__(self) -> None:
+        checks.known(**vars(self))
+        if not isinstance(self.problem, self.kind):
+            given = f"{self.problem!r} of type {type(self.problem).__name__}"
+            raise TypeError(f"problem must be a {self.kind.__name__}, got {given}")
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return ∇F(x)."""
+        return self.problem.gradient(x)
+
+    @abstractmethod
+    def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return one g for every row of x, independently."""
+
+
+@dataclass(frozen=True)
+class Additive(Oracle):
+    """g = ∇F(x) + σz/√d with z standard normal in R^d, so that E‖g − ∇F(x)‖² = σ² exactly.
+
+    Args:
+        problem: the objective F.
+        noise: σ >= 0; with 0 the gradient itself is returned and nothing is drawn.
+
+    Example:
+        >>> from o2nc.problems import Cosine
+        >>> oracle = Additive(Cosine(4), noise=0.5)
+        >>> x = torch.zeros(10000, 4, dtype=torch.float64)
+        >>> error = oracle.sample(x, torch.Generator().manual_seed(0)) - oracle.gradient(x)
+        >>> f"{error.square().sum(-1).mean().sqrt().item():.2f}"
+        '0.50'
+    """
+
+    problem: Problem
+    noise: float
+
+    def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return one g for every row of x, independently."""
+        g = self.problem.gradient(x)
+        if self.noise == 0:
+            return g
+        z = torch.randn(g.shape, generator=generator, dtype=g.dtype, device=g.device)
+        return torch.add(g, z, alpha=self.noise / math.sqrt(self.problem.dimension))

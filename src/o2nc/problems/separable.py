@@ -17,7 +17,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from o2nc import checks
 from o2nc.problems.problem import Problem
 
 
@@ -27,9 +26,6 @@ class Separable(Problem):
     ends: ClassVar[tuple[float, float]]  # between which the coordinates of the start are
     curvature: ClassVar[float] = math.inf  # H of f
     jerk: ClassVar[float] = math.inf  # ρ of f
-
-    def __post_init__(self) -> None:
-        checks.integer("dimension", self.dimension, 1)
 
     @property
     def smoothness(self) -> float:
@@ -82,10 +78,6 @@ class DoubleWell(Separable):
     ends: ClassVar[tuple[float, float]] = (-2.0, 0.5)  # outside of the wrong well, to the ridge's far side
     dimension: int
     kink: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.fraction("kink", self.kink)
 
     @property
     def lipschitz(self) -> float:

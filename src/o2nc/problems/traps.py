@@ -44,7 +44,7 @@ class Trap:
     Args:
         threshold: th, the share of the period on which f falls, in (0, 1).
         slope: a > 0, the mean slope of the rise.
-        ramp: r >= 0; the slope of the rise grows from a(1 − r) to a(1 + r).
+        ramp: r in [0, 1]; the slope of the rise grows from a(1 − r) to a(1 + r).
         period: P > 0.
 
     Example:
@@ -62,10 +62,7 @@ class Trap:
     period: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.fraction("threshold", self.threshold)
-        checks.positive("slope", self.slope)
-        checks.non_negative("ramp", self.ramp)
-        checks.positive("period", self.period)
+        checks.known(**vars(self))
 
     @property
     def rise(self) -> float:
@@ -81,12 +78,6 @@ class Trap:
     def lipschitz(self) -> float:
         """G, the largest |f'|."""
         return max(self.slope * (1 + self.ramp), self.fall)
-
-    @property
-    def lowest(self) -> float:
-        """The least f: 0 at the kink, or less where r > 1 and the rise begins with a fall, −aL(r − 1)²/(4r)."""
-        excess = max(self.ramp - 1, 0.0)
-        return -self.slope * self.rise * excess**2 / (4 * self.ramp) if excess else 0.0
 
     def value(self, x: Tensor) -> Tensor:
         """Return f of every element; autograd through it agrees with `gradient`."""
@@ -114,12 +105,12 @@ class Resonance(Separable):
       P(β̃ + … + β̃^t), in all Pβ̃/(1 − β̃). The fall is so short, and the start so placed, that each landing misses it.
     * `locked`: as `buffer`, but with the ramp that makes the phase in the middle of the rise attract.
 
-    ‖∇F‖ <= max |f'|, attained, as is the gap: inf F = √d·min f, taken at 0 when r <= 1.
+    ‖∇F‖ <= max |f'|, attained; inf F = 0, attained at 0.
 
     Args:
         dimension: d >= 1.
         trap: the function f.
-        momentum: β̃ in (0, 1).
+        momentum: β̃ in [0, 1).
         position: where every coordinate starts.
 
     Example:
@@ -142,7 +133,6 @@ class Resonance(Separable):
         super().__post_init__()
         if not isinstance(self.trap, Trap):
             raise TypeError(f"trap must be a Trap, got {self.trap!r} of type {type(self.trap).__name__}")
-        checks.fraction("momentum", self.momentum)
         checks.number("position", self.position, "a finite number", lambda _: True)
 
     @classmethod
@@ -171,11 +161,6 @@ class Resonance(Separable):
     def lipschitz(self) -> float:
         """The largest ‖∇F‖, the same in every dimension."""
         return self.trap.lipschitz
-
-    @property
-    def gap(self) -> float:
-        """F(start) − inf F."""
-        return self.value(self.start()).item() - math.sqrt(self.dimension) * self.trap.lowest
 
     def start(self) -> Tensor:
         """Return x_0, in float64."""

@@ -55,11 +55,10 @@ class Washboard(Problem):
     period: float = 1e-9
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.integer("dimension", self.dimension, 2)
-        checks.positive("lipschitz", self.lipschitz)
         allowed = f"a number in (0, lipschitz) = (0, {self.lipschitz:g})"
         checks.number("slope", self.slope, allowed, lambda v: 0 < v < self.lipschitz)
-        checks.positive("period", self.period)
         least = self.lipschitz * self.period * math.sqrt(self.dimension - 1) / 2
         checks.number("gap", self.gap, f"a finite number > {least:g}, the height of the zigzags", lambda v: v > least)
 
@@ -84,8 +83,7 @@ class Washboard(Problem):
             lipschitz: G > 0.
             dimension: d >= 2.
         """
-        checks.positive("lr", lr)
-        checks.fraction("beta", beta)
+        checks.known(lr=lr, beta=beta)
         checks.integer("steps", steps, 2)
         alpha = 1 - beta
         moves = steps - (1 - beta**steps) / alpha  # Σ_{t<=N} (1 − β^{t−1})
