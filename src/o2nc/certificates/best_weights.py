@@ -11,102 +11,43 @@ import torch
 from torch import Tensor
 
 from o2nc.certificates import simplex
-from o2nc.certificates.trajectory import DEAREST, Sums, Trajectory, scaled
+from o2nc.certificates.trajectory import Sums, Trajectory
 
-ROUNDS = 50  # of re-centring
-LARGE = 1e8  # K²d from which on a round must gain 1 % to be followed by another; below it 0.01 % is enough
+ROUNDS, GAIN = 50, 1e-3  # rounds of re-centring, as long as each gains this share of the value
+DEAREST = 1e140  # the largest root of a price that the search computes with
 
 
-def best_weights(trajectory: Trajectory, exponential: Sums, price: float) -> tuple[Sums, float]:
+def best_weights(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[Sums, float]:
     """Return the best sums found on the way from the exponential weights, and their duality gap.
 
-    Args:
-        trajectory: the points and gradients.
-        exponential: the sums under the exponential weights.
-        price: c in the units of the sums, `Trajectory.price`.
+    The other start is the iterate with the smallest gradient: alone it is a certificate too, without spread.
     """
-    factor = Factor(trajectory)
-    starts = [exponential]
-    if float(factor.norms.min()) < exponential.value(price):  # one iterate alone is a certificate too, without spread
-        alone = torch.nn.functional.one_hot(factor.norms.argmin(), len(trajectory)).double()
-        starts.append(trajectory.sums(alone))
-    large = len(trajectory) ** 2 * trajectory.width > LARGE
-    gain = 0.01 if large else 1e-4
-    best = starts[-1]
-    u = torch.zeros(len(trajectory), dtype=torch.float64, device="cpu")
-    for now in starts[-1:] if large else starts:
+    norms = trajectory.slopes(lambda g: g)
+    unit = float(norms.max()) or 1.0  # all is computed with gradients of at most 1
+    r = trajectory.triangle(unit)
+
+    def prices(sums: Sums) -> Tensor:
+        """Return c‖y_k − z‖² for all k."""
+        return (sums.distances * (c**0.5 / unit**0.5)).clamp(max=DEAREST).square()
+
+    def value(sums: Sums) -> float:
+        return sums.gradient / unit + float(sums.weights @ prices(sums))
+
+    alone = trajectory.sums(torch.nn.functional.one_hot(norms.argmin(), len(trajectory)).double())
+    best, u = min(exponential, alone, key=value), r.new_zeros(len(r))
+    for now in (exponential, alone):
         for _ in range(ROUNDS):
-            p, a = factor.minimise(price * now.distances.square())
+            p, dual = simplex.minimise(r, prices(now))
             before, now = now, trajectory.sums(p)
-            factor.refine(now)
-            if now.value(price) < best.value(price):
-                best, u = now, a
+            if value(now) < value(best):
+                best, u = now, dual
             elif before is best:
-                u = a
-            if now.value(price) > (1 - gain) * before.value(price):
+                u = dual
+            if value(now) > (1 - GAIN) * value(before):
                 break
-    return best, _duality_gap(trajectory, best, price, u)
-
-
-def _duality_gap(trajectory: Trajectory, sums: Sums, price: float, coefficients: Tensor) -> float:
-    """Return value − min_k (⟨u, g_k⟩ + c‖y_k − z‖²), computed from the vectors themselves.
-
-    Every u in the unit ball gives a lower bound, whatever error it has. The best of three is taken:
-    u = Σ a_k g_k with the coefficients given, u = m/‖m‖, and u = 0.
-    """
-    prices = price * sums.distances.square()
-    dots, norm = trajectory.gradients.dots_with_mean(coefficients)
-    bounds = [prices, prices + dots / max(1.0, norm)]
-    if sums.gradient > 0:
-        bounds.append(prices + sums.dots / sums.gradient)
-    if price == DEAREST:  # less than c: what is proved for it does not count
-        return math.inf
-    gap = sums.value(price) - max(float(bound.min()) for bound in bounds)
-    return scaled(max(0.0, gap), trajectory.gradients.exponent)
-
-
-class Factor:
-    """A matrix R with the inner products of the gradients: themselves if d <= K, else a root of their Gram matrix.
-
-    The root is of A + jitter, and A may come from float32 products: `refine` makes up for both.
-    """
-
-    def __init__(self, trajectory: Trajectory) -> None:
-        gradients = trajectory.gradients
-        self.gram = gradients.gram() if trajectory.width > len(trajectory) else None
-        if self.gram is None:
-            self.r = torch.cat([block.cpu().clone() for block in gradients.blocks()], 1).T
-            self.norms = torch.linalg.vector_norm(self.r, dim=0)
-        else:
-            self.norms = self.gram.diagonal().clamp(min=0).sqrt()
-            self._root()
-
-    def _root(self) -> None:
-        """Cholesky of the Gram matrix of the normalised gradients, which leaves small ones their digits."""
-        assert self.gram is not None
-        norms = torch.where(self.norms > 0, self.norms, 1.0)
-        unit = self.gram / torch.outer(norms, norms)
-        diagonal = torch.eye(len(unit), dtype=unit.dtype, device=unit.device)
-        for exponent in range(-14, 1):
-            root, info = torch.linalg.cholesky_ex(unit + 10.0**exponent * diagonal)
-            if not info:
-                break
-        self.r = root.T * norms
-
-    def minimise(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the best weights for the prices q, and coefficients a of the dual point u = Σ a_k g_k."""
-        p, u = simplex.minimise(self.r, q)
-        if self.gram is None:
-            return p, torch.linalg.lstsq(self.r, u.unsqueeze(1), driver="gelsd").solution.squeeze(1)
-        return p, torch.linalg.solve_triangular(self.r, u.unsqueeze(1), upper=True).squeeze(1)
-
-    def refine(self, sums: Sums) -> None:
-        """Make the Gram matrix exact where it matters: at p it shall map to the dots, which are exact.
-
-        With e = dots − Ap, add e1ᵀ + 1eᵀ − (eᵀp)11ᵀ. This makes Ap = dots, hence pᵀAp = ‖m‖², and changes no
-        curvature within the simplex: the next solve sees the true ‖Σp'g‖² to first order around p.
-        """
-        if self.gram is not None:
-            e = sums.dots - self.gram @ sums.weights
-            self.gram += e.unsqueeze(1) + e - e @ sums.weights
-            self._root()
+    q, mean = prices(best), r @ best.weights
+    if q.max() >= DEAREST**2:  # less than c: what is proved for it does not count
+        return best, math.inf
+    # every u in the unit ball gives a lower bound min_k ⟨u, g_k⟩ + c‖y_k − z‖²
+    duals = (u, mean / mean.norm().clamp(min=1e-300), 0 * u)
+    return best, max(0.0, value(best) - max(float((dual @ r + q).min()) for dual in duals)) * unit

@@ -26,11 +26,10 @@ def certify(
     ``weights="exponential"`` takes p_t ∝ β^{K−t}, the last iterate heaviest, as the optimizers do.
     ``weights="optimal"`` searches the p with the least value: it solves the convex problem
     min ‖Σp g‖ + c Σp‖y − z‖² over the simplex, at first with z = x̄ of the exponential weights, then with z = Σp y
-    while that gains more than 1 % (0.01 % if K²d <= 1e8). Since Σp‖y − z‖² is least at z = Σp y, each round lowers
-    the certified value: majorise–minimise for the joint problem in (p, z), which is not convex, so the result is a
-    good certificate and not a global optimum. The search starts also from the iterate with the smallest gradient
-    (from the better of the two only, if K²d > 1e8), and the result is never worse than either. The work is a Gram
-    matrix, K²d multiplications, and a few passes over data.
+    while that gains more than 0.1 %. Since Σp‖y − z‖² is least at z = Σp y, each round lowers the certified value:
+    majorise–minimise for the joint problem in (p, z), which is not convex, so the result is a good certificate and
+    not a global optimum. The search starts also from the iterate with the smallest gradient, and the result is never
+    worse than either. The work is a QR decomposition, 2K²d multiplications, and a few passes over data.
 
     With stochastic gradients optimised weights fit the noise, and ``value`` comes out too small: evaluate the weights
     again on fresh gradients, or at least compare with σ/√ess, which noise of size σ alone puts into ‖ḡ‖.
@@ -58,40 +57,31 @@ def certify(
         '4.0e-06, at least 4.0e-06'
     """
     checks.positive("c", c)
+    checks.fraction("beta", beta)
     if isinstance(weights, str):
         checks.choice("weights", weights, ("exponential", "optimal"))
-    else:
-        weights = _listed(weights)
-    checks.fraction("beta", beta)
     with torch.enable_grad():  # the gradient may need it; what it returns is detached
         trajectory = Trajectory(gradient, iterates)
-    if isinstance(weights, Tensor):
-        p = weights
-    else:
+    if isinstance(weights, str):
         p = beta ** torch.arange(len(trajectory) - 1, -1, -1, dtype=torch.float64, device="cpu")
-        p /= p.sum()
-    if len(p) != len(trajectory):
-        raise ValueError(f"there are {len(trajectory)} iterates but {len(p)} weights")
-    sums, gap = trajectory.sums(p), None
+    else:
+        p = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
+    if p.shape != (len(trajectory),) or not (p >= 0).all() or not 0 < float(p.sum()) < float("inf"):
+        raise ValueError(
+            "weights must be 'exponential', 'optimal', or one number >= 0 for each iterate, not all zero: "
+            f"{len(trajectory)} iterates, weights of the shape {tuple(p.shape)}"
+        )
+    sums, gap = trajectory.sums(p / p.sum()), None
     if isinstance(weights, str) and weights == "optimal":
-        sums, gap = best_weights(trajectory, sums, trajectory.price(float(c)))
+        sums, gap = best_weights(trajectory, sums, float(c))
     p = sums.weights
     return Certificate(
         float(c),
-        *trajectory.in_units(sums),
+        sums.gradient,
+        sums.spread,
         1 / float(p @ p),
         weights=p,
         point=trajectory.mean(p),
         gap=gap,
         _trajectory=trajectory,
     )
-
-
-def _listed(weights: Sequence[float] | Tensor) -> Tensor:
-    """Return the caller's own weights, made to add up to 1."""
-    p = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
-    if p.dim() != 1 or not (p >= 0).all() or not 0 < float(p.sum()) < float("inf"):
-        raise ValueError(
-            "weights must be 'exponential', 'optimal', or one number >= 0 for each iterate, not all zero"
-        )
-    return p / p.sum()
