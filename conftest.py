@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from fused_device import counted, device, ieee  # noqa: F401
+from fused_device import counted, device, engine, ieee  # noqa: F401
 
 if not torch.cuda.is_available():  # before any kernel is imported: Triton's interpreter runs them on a CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -50,3 +50,11 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=[False, True], ids=["eager", "fused"])
+def fused(request, device, monkeypatch):  # noqa: F811
+    """Whether kernels take the steps."""
+    if not request.param:
+        monkeypatch.setattr(engine, "DEVICES", ())
+    return request.param

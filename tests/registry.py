@@ -4,12 +4,16 @@ An entry of `OURS` is called with parameters and options: ``OURS["AdamW"](params
 averages and a certificate unless told otherwise.
 """
 
+import copy
+from functools import partial
+
 import torch
 from torch import optim
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import o2nc
 from o2nc import learners
+from problem import parameters, set_gradients
 
 INF = float("inf")
 
@@ -102,37 +106,31 @@ _SETTINGS = {"average": o2nc.Polynomial(3), "certificate": True, "seed": 5}
 _PAPER = {"average": 0.9, "seed": 5}
 
 
-def _ours(cls, **defaults):
-    return lambda ps, **options: cls(ps, **defaults | options)
-
-
 def _extended(name):
     return lambda ps, **options: o2nc.extend(TORCH[name](ps), **_SETTINGS | options)
 
 
 def _learned(learner, **defaults):
-    return lambda ps, **options: o2nc.ExponentiatedO2NC(ps, learner, **_PAPER | {"beta": 0.9} | defaults | options)
+    return partial(o2nc.ExponentiatedO2NC, learner=learner, **_PAPER | {"beta": 0.9} | defaults)
 
 
 # every optimizer of ours; those of the paper have output() and progress, and always a certificate
 EXTENDED = {f"extend({name})": _extended(name) for name in ("NAdam", "Rprop", "Lion")}
 PAPER = {
-    "ScaledSGDM": _ours(o2nc.ScaledSGDM, lr=0.02, momentum=0.9, **_PAPER),
-    "ScaledSGDM plain": _ours(o2nc.ScaledSGDM, lr=0.02, scaling=o2nc.Uniform(0, 2), **_PAPER),
-    "ScaledSGDM Nesterov": _ours(o2nc.ScaledSGDM, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.1, **_PAPER),
+    "ScaledSGDM": partial(o2nc.ScaledSGDM, lr=0.02, momentum=0.9, **_PAPER),
+    "ScaledSGDM plain": partial(o2nc.ScaledSGDM, lr=0.02, scaling=o2nc.Uniform(0, 2), **_PAPER),
+    "ScaledSGDM Nesterov": partial(o2nc.ScaledSGDM, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.1, **_PAPER),
     "OGD": _learned(LEARNERS[0]),
     "FTRL": _learned(LEARNERS[5], scaling=o2nc.Weibull(1.2)),
     "AdaGrad": _learned(LEARNERS[6], weight_decay=0.1),
     "ScaleFree": _learned(LEARNERS[10]),
     "CoinBetting": _learned(LEARNERS[14]),
-    "OriginalO2NC": lambda ps, **options: o2nc.OriginalO2NC(
-        ps, learners.BallOGD(lr=0.02, radius=0.1), **{"period": 3, "seed": 5} | options
-    ),
+    "OriginalO2NC": partial(o2nc.OriginalO2NC, learner=learners.BallOGD(lr=0.02, radius=0.1), period=3, seed=5),
 }
 OURS = {
-    "SGD": _ours(o2nc.SGD, lr=0.02, momentum=0.9, weight_decay=0.1, **_SETTINGS),
-    "AdamW": _ours(o2nc.AdamW, lr=0.02, weight_decay=0.1, **_SETTINGS),
-    "AdamW scaled": _ours(o2nc.AdamW, lr=0.02, amsgrad=True, scaling=o2nc.Jitter(0.25), **_SETTINGS),
+    "SGD": partial(o2nc.SGD, lr=0.02, momentum=0.9, weight_decay=0.1, **_SETTINGS),
+    "AdamW": partial(o2nc.AdamW, lr=0.02, weight_decay=0.1, **_SETTINGS),
+    "AdamW scaled": partial(o2nc.AdamW, lr=0.02, amsgrad=True, scaling=o2nc.Jitter(0.25), **_SETTINGS),
     **EXTENDED,
     **PAPER,
 }
@@ -145,6 +143,22 @@ def build(name, params, fused=True, **options):
     return OURS[name](params, **({"fused": fused} if name in FUSED else {}) | options)
 
 
+_EVERY_3 = o2nc.Polynomial(3, start=2, every=3)
+# those of ours, and what else they can be told; called with parameters, and fused=True where kernels are to step
+VARIANTS = {name: partial(build, name, fused=False) for name in OURS} | {
+    "AdamW every=3": partial(build, "AdamW", fused=False, average=_EVERY_3),
+    "AdamW x̄ alone": partial(build, "AdamW", fused=False, certificate=False),
+    "AdamW offload": partial(build, "AdamW", fused=False, average=_EVERY_3, offload=True),
+    "AdamW scaled, no averages": partial(build, "AdamW scaled", fused=False, average=None),
+    "SGD, nothing of ours": partial(build, "SGD", fused=False, average=None, certificate=False),
+    "extend(Lion) offload": partial(build, "extend(Lion)", average=_EVERY_3, offload=True),
+    "extend(Rprop) scaled": partial(build, "extend(Rprop)", scaling=o2nc.Jitter(0.5)),
+    "ScaledSGDM geometric": partial(build, "ScaledSGDM", fused=False, output="geometric"),
+    "ScaledSGDM, no averages": partial(build, "ScaledSGDM", fused=False, average=None, scaling=o2nc.Gamma(0.5)),
+    "OriginalO2NC restart": partial(build, "OriginalO2NC", restart=True),
+}
+
+
 def params_of(opt):
     """Return the parameters in the order of the groups."""
     return [p for group in opt.param_groups for p in group["params"]]
@@ -153,6 +167,34 @@ def params_of(opt):
 def ours_of(opt, p=None):
     """Return our entries of a parameter's state, or of the first group."""
     return opt.param_groups[0]["o2nc"] if p is None else opt.state[p]["o2nc"]
+
+
+def advance(opt, steps, missing=()):
+    """Take these steps on the problem of problem.py, in which the missing parameters have no gradients."""
+    params = params_of(opt)
+    for t in steps:
+        set_gradients(params, t)
+        for i in missing:
+            params[i].grad = None
+        opt.step()
+    return opt
+
+
+def trained(make, n=7, params=None, **options):
+    """Return an optimizer after n steps; ``make`` is one, or its name."""
+    make = OURS[make] if isinstance(make, str) else make
+    return advance(make(parameters(torch.float32) if params is None else params, **options), range(1, n + 1))
+
+
+def snapshot(opt):
+    """Return copies of the state and of the parameters."""
+    return copy.deepcopy((opt.state_dict(), params_of(opt)))
+
+
+def asks(opt):
+    """Return functions that ask for all that an optimizer knows of its run."""
+    found = [opt.certificate, lambda: opt.averaged().__enter__(), lambda: opt.averaged_state_dict(torch.nn.Linear(1, 1))]
+    return found + ([opt.output, lambda: opt.progress] if hasattr(type(opt), "output") else [])
 
 
 def claims(opt):

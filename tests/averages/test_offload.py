@@ -65,15 +65,6 @@ def test_on_a_gpu_they_are_those_beside_the_parameters(name):
     torch.testing.assert_close(found[0]["average"], found[1]["average"])
 
 
-def test_a_checkpoint_says_where_averages_are():
-    opt, _ = run("AdamW")
-    other, params = run("AdamW", offload=True)
-    with pytest.warns(UserWarning, match=r"goes on with offload=False \(made with True\)"):
-        other.load_state_dict(opt.state_dict())
-    rig.advance(other, params, [14, 15])
-    assert int(ours_of(other)["step"]) == 15
-
-
 @EVERY
 def test_averages_that_a_checkpoint_lacks_begin_with_the_next_step_in_the_host(name):
     params, twins = parameters(), parameters()

@@ -7,27 +7,18 @@ import torch
 
 import fused_device as rig
 import o2nc
-from registry import WINDOWED, build, claims, ours_of, same
+from registry import WINDOWED, build, claims, identical, ours_of, params_of
 
-BACKENDS = pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
 BROKEN = r"an iterate or a gradient of b was not finite at one of the steps 4 to 6 .* restart_averages\(\) starts"
 
 
-@pytest.fixture
-def backend(fused, device, monkeypatch):
-    if not fused:
-        monkeypatch.setattr(rig.engine, "DEVICES", ())
-    return device
-
-
-@BACKENDS
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("name", WINDOWED)
-def test_what_came_before_is_forgotten(name, every, fused, backend):
+def test_what_came_before_is_forgotten(name, every, fused, device):
     """A run that is restarted after k steps has the averages of a window with start=k."""
     runs = []
     for restarts in (True, False):
-        params = rig.begin(backend, torch.float32)
+        params = rig.begin(device, torch.float32)
         window = o2nc.Polynomial(3, start=0 if restarts else 4, every=every)
         opt = rig.advance(build(name, params, fused, average=window), params, range(1, 5))
         if restarts:
@@ -35,18 +26,17 @@ def test_what_came_before_is_forgotten(name, every, fused, backend):
             with pytest.raises(RuntimeError, match="averages begin after 4 steps, and 4 were taken"):
                 opt.averaged().__enter__()
             opt = copy.deepcopy(opt)
-            params = [p for group in opt.param_groups for p in group["params"]]
+            params = params_of(opt)
         rig.advance(opt, params, range(5, 10))
         assert rig.is_fused(opt) == fused
         runs.append(claims(opt))
         runs[-1].pop("progress", None)  # one of the steps since
-    same(*runs)
+    identical(*runs)
 
 
-@BACKENDS
-def test_a_gradient_that_is_not_finite(fused, backend):
+def test_a_gradient_that_is_not_finite(fused, device):
     """Issue: the certificate was nan for ever and did not say why, although x had recovered."""
-    params = dict(zip("ab", rig.begin(backend, torch.float32), strict=True))
+    params = dict(zip("ab", rig.begin(device, torch.float32), strict=True))
     opt = build("SGD", params.items(), fused, momentum=0.0, weight_decay=0.0)
     rig.advance(opt, params.values(), range(1, 4))
     assert opt.certificate().value > 0

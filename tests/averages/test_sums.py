@@ -61,28 +61,23 @@ def check(opt, window, history):
             torch.testing.assert_close(p.detach(), ours_of(opt, p)["average"], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
-@pytest.mark.parametrize("window", GRID, ids=str)
-def test_every_window_with_late_and_absent_parameters(window, fused, device, monkeypatch):
-    if not fused:
-        monkeypatch.setattr(rig.engine, "DEVICES", ())
+def check_run(name, window, fused, device, steps, away):
     params = rig.begin(device, shapes=SHAPES)
-    opt = build("AdamW", params, fused, average=window)
-    check(opt, window, run(opt, params, STEPS, AWAY))
+    opt = build(name, params, fused, average=window)
+    check(opt, window, run(opt, params, steps, away))
     assert rig.is_fused(opt) == fused
+
+
+@pytest.mark.parametrize("window", GRID, ids=str)
+def test_every_window_with_late_and_absent_parameters(window, fused, device):
+    check_run("AdamW", window, fused, device, STEPS, AWAY)
 
 
 @pytest.mark.some(20)
-@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("name", WINDOWED)
-def test_every_optimizer(name, window, fused, device, monkeypatch):
-    if not fused:
-        monkeypatch.setattr(rig.engine, "DEVICES", ())
-    params = rig.begin(device, shapes=SHAPES)
-    opt = build(name, params, fused, average=window)
-    check(opt, window, run(opt, params, 17, {1: AWAY[1], 2: AWAY[2]}))
-    assert rig.is_fused(opt) == fused
+def test_every_optimizer(name, window, fused, device):
+    check_run(name, window, fused, device, 17, {1: AWAY[1], 2: AWAY[2]})
 
 
 def exact(xs, gs, window, copies):

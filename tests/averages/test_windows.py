@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 
 import o2nc
 import twin
-from problem import flat, parameters, set_gradients
-from registry import OURS, WINDOWED, WINDOWS, ours_of
+from problem import flat, parameters
+from registry import OURS, WINDOWS, advance, claims, identical, trained
 
 
 @pytest.mark.parametrize(
@@ -49,17 +48,9 @@ def test_weights_grow_like_a_power():
         assert o2nc.Polynomial(power).ess(400) == pytest.approx(400 * share, rel=0.1)
 
 
-def test_a_number_is_a_discount():
-    for average, window in ((0.9, o2nc.Discount(0.9)), (np.float32(0.5), o2nc.Discount(0.5))):
-        runs = []
-        for given in (average, window):
-            params = parameters()
-            opt = o2nc.SGD(params, lr=0.1, average=given, certificate=True)
-            for t in range(1, 4):
-                set_gradients(params, t)
-                opt.step()
-            runs.append((opt.certificate(), ours_of(opt)["average"]))
-        assert runs[0] == runs[1]
+@pytest.mark.parametrize("average", [0.5, np.float32(0.5)], ids=repr)
+def test_a_number_is_a_discount(average):
+    identical(*(claims(trained("SGD", 3, average=given)) for given in (average, o2nc.Discount(0.5))))
 
 
 @dataclass(frozen=True)
@@ -79,9 +70,8 @@ def test_a_window_of_ones_own(name):
     opt = OURS[name](params, average=Steep(start=2, every=4))
     xs = []
     for t in range(1, 14):
-        set_gradients(params, t)
         xs.append(flat(params))
-        opt.step()
+        advance(opt, [t])
     p = np.array([1.0])
     for n in (2, 3):
         p = np.append(p * (1 - 4 / (n + 3)), 4 / (n + 3))
@@ -90,46 +80,18 @@ def test_a_window_of_ones_own(name):
         np.testing.assert_allclose(flat(params), p @ np.array([xs[2], xs[6], xs[10]]), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", WINDOWED)
-def test_before_the_first_that_counts_there_is_nothing_to_ask_for(name):
-    """And nothing is lost by asking."""
-    params = parameters()
-    opt = OURS[name](params, average=o2nc.Polynomial(3, start=4, every=2))
-    asks = [
-        opt.certificate,
-        lambda: opt.averaged().__enter__(),
-        lambda: opt.averaged_state_dict(torch.nn.Linear(1, 1)),
-    ]
-    asks += [opt.output] if hasattr(opt, "output") else []
-    for t in range(6):
-        for ask in asks:
-            if t <= 4:
-                with pytest.raises(RuntimeError, match="begin after 4 steps" if t else r"before the first step\(\)"):
-                    ask()
-        assert bool(opt.state) == (t > 0)
-        set_gradients(params, t + 1)
-        opt.step()
-    assert opt.certificate().ess == 1
-
-
 @pytest.mark.parametrize(
-    ("make", "error"),
+    ("window", "options", "error"),
     [
-        (lambda: o2nc.Polynomial(-1), "power must be a finite number >= 0, got -1"),
-        (lambda: o2nc.Polynomial(math.nan), "power must be"),
-        (lambda: o2nc.Polynomial(math.inf), "power must be"),
-        (lambda: o2nc.Polynomial("3"), "power must be"),
-        (lambda: o2nc.Polynomial(3, start=-1), "start must be an integer >= 0"),
-        (lambda: o2nc.Polynomial(3, start=1.5), "start must be an integer >= 0"),
-        (lambda: o2nc.Discount(1.0), r"beta must be .*\(0, 1\)"),
-        (lambda: o2nc.Discount(0.9, every=0), "every must be an integer >= 1, got 0"),
-        (lambda: o2nc.Polynomial(3, every=True), "every must be an integer >= 1"),
-        (lambda: o2nc.Polynomial(3, every=2.0), "every must be an integer >= 1"),
+        *((o2nc.Polynomial, {"power": bad}, "power must be .*a finite number >= 0") for bad in (-1, math.nan, math.inf, "3")),
+        *((o2nc.Discount, {"beta": bad}, r"beta must be .*\(0, 1\)") for bad in (0.0, 1.0, math.nan, "0.9")),
+        *((o2nc.Polynomial, {"power": 3, "start": bad}, "start must be an integer >= 0") for bad in (-1, 1.5)),
+        *((o2nc.Discount, {"beta": 0.9, "every": bad}, "every must be an integer >= 1") for bad in (0, True, 2.0)),
     ],
 )
-def test_bad_windows(make, error):
+def test_bad_windows(window, options, error):
     with pytest.raises((ValueError, TypeError), match=error):
-        make()
+        window(**options)
 
 
 @pytest.mark.parametrize("average", [0.0, 1.0, -1, 2, math.nan, "0.9", [0.9], o2nc.Polynomial], ids=str)

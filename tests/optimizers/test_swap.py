@@ -1,4 +1,4 @@
-"""averaged(): x̄ in the parameters inside the block, bitwise what was there after it. And reading writes nothing."""
+"""averaged(): x̄ in the parameters inside the block, bitwise what was there after it (persist/test_resume.py)."""
 
 import copy
 import inspect
@@ -8,20 +8,8 @@ import torch
 from torch import nn
 
 import o2nc
-from o2nc import learners
 from problem import parameters, set_gradients
-from registry import OURS, WINDOWED, claims, identical, ours_of, params_of
-
-every_optimizer = pytest.mark.parametrize("name", OURS)
-
-
-def trained(name, n=7, params=None, **options):
-    opt = OURS[name](parameters(torch.float32) if params is None else params, **options)
-    for t in range(1, n + 1):
-        set_gradients(params_of(opt), t)
-        opt.step()
-    return opt
-
+from registry import OURS, WINDOWED, advance, asks, identical, ours_of, params_of, snapshot, trained
 
 def network(tied=False):
     torch.manual_seed(0)
@@ -41,42 +29,6 @@ def fit(model, *opts, n=5):
             opt.step()
 
 
-def snapshot(opt):
-    return copy.deepcopy((opt.state_dict(), params_of(opt)))
-
-
-@every_optimizer
-def test_the_parameters_are_restored_bitwise(name):
-    opt = trained(name)
-    params, before = params_of(opt), snapshot(opt)
-    with opt.averaged():
-        assert not torch.equal(params[0], before[1][0])
-        inside = [p.detach().clone() for p in params]
-        with opt.averaged():  # nesting is harmless
-            assert all(map(torch.equal, params, inside))
-        assert all(map(torch.equal, params, inside))
-        with pytest.raises(RuntimeError, match=r"step\(\) inside averaged"):
-            opt.step()
-        assert torch.is_grad_enabled()
-    identical(snapshot(opt), before)
-    with pytest.raises(ZeroDivisionError), opt.averaged():
-        params[0].data.mul_(1 / 0)
-    identical(snapshot(opt), before)
-    with torch.no_grad(), opt.averaged():
-        assert not torch.is_grad_enabled()
-    set_gradients(params, 8)
-    opt.step()
-
-
-@every_optimizer
-def test_reading_writes_nothing(name):
-    opt = trained(name)
-    before = snapshot(opt)
-    claims(opt)
-    repr(opt)
-    identical(snapshot(opt), before)
-
-
 def test_the_others_are_restored_when_one_cannot_be():
     opt = trained("AdamW")
     a, b, *_ = params_of(opt)
@@ -85,8 +37,7 @@ def test_the_others_are_restored_when_one_cannot_be():
         a.data = torch.zeros(5)
     assert torch.equal(b, before)
     a.data = torch.zeros(shape)
-    set_gradients(params_of(opt), 8)
-    opt.step()
+    advance(opt, [8])
 
 
 def test_parameters_that_are_converted_inside_are_restored():
@@ -121,10 +72,7 @@ def test_blocks_that_are_used_wrongly():
 def test_weights_to_ship(name, tied):
     """Keys, dtypes and values of the model's state_dict inside averaged(), and no memory of anybody's."""
     model = network(tied).bfloat16() if name == "AdamW" else network(tied)
-    opt = OURS[name](p for p in model.parameters() if p is not model[3].bias)
-    for t in range(5):
-        set_gradients(params_of(opt), t)
-        opt.step()
+    opt = trained(name, 5, [p for p in model.parameters() if p is not model[3].bias])
     with opt.averaged():
         expected = copy.deepcopy(model.state_dict())
     before = snapshot(opt), copy.deepcopy(model.state_dict())
@@ -168,9 +116,7 @@ def test_several_optimizers_at_once():
 def test_one_failing_optimizer_restores_all():
     model = network()
     first, second = OURS["SGD"](model[0].parameters()), OURS["AdamW"](model[2].parameters())
-    before = copy.deepcopy(model.state_dict())
-    set_gradients(list(model[0].parameters()), 1)
-    first.step()
+    advance(first, [1])
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(RuntimeError, match="before the first step"), o2nc.averaged(first, second):
         pytest.fail("the block was entered")
@@ -213,38 +159,40 @@ def test_statistics_of_batchnorm_are_those_of_the_average():
 # --- when there is nothing to read
 
 
-@every_optimizer
+@pytest.mark.parametrize("name", OURS)
 def test_averages_are_asked_for_too_early(name):
+    """Before the first step, and before the first iterate that counts; nothing is lost by asking."""
     opt = OURS[name](parameters())
-    asks = [opt.certificate, lambda: opt.averaged().__enter__(), lambda: opt.averaged_state_dict(nn.Linear(1, 1))]
-    for ask in (*asks, *([opt.output, lambda: opt.progress] if hasattr(type(opt), "output") else [])):
-        with pytest.raises(RuntimeError, match="before the first step"):
+    for ask in asks(opt):
+        with pytest.raises(RuntimeError, match=r"before the first step\(\)"):
             ask()
+    assert not opt.state
     assert not hasattr(opt, "progress")  # hasattr and inspect look at everything
     assert "progress" not in dict(inspect.getmembers(opt))
+    if name in WINDOWED:
+        opt = OURS[name](parameters(), average=o2nc.Polynomial(3, start=4, every=2))
+        for t in range(1, 5):
+            advance(opt, [t])
+            for ask in asks(opt)[:4]:  # the progress has begun
+                with pytest.raises(RuntimeError, match="begin after 4 steps"):
+                    ask()
+        assert advance(opt, [5]).certificate().ess == 1
 
 
-def test_averages_are_not_kept():
-    for make, advice in (
-        (lambda ps: o2nc.SGD(ps), "average=None: pass average=o2nc.Polynomial"),
-        (
-            lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)),
-            "average=None: pass average=o2nc.Polynomial.*extend it",
-        ),
-        (
-            lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(0.1), average=False),
-            "average=False: leave that at True",
-        ),
-    ):
-        opt = make(parameters())
-        asks = [opt.certificate, lambda opt=opt: opt.averaged().__enter__()]
-        asks += [opt.output, lambda opt=opt: opt.progress] if hasattr(type(opt), "output") else []
-        for ask in asks:
-            with pytest.raises(RuntimeError, match=advice):
-                ask()
-    opt = trained("AdamW", certificate=False)
-    with pytest.raises(RuntimeError, match="pass certificate=True"):
-        opt.certificate()
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (o2nc.SGD, "average=None: pass average=o2nc.Polynomial"),
+        (lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)), "average=None: pass average=o2nc.Polynomial.*extend it"),
+        (lambda ps: OURS["OGD"](ps, average=False), "average=False: leave that at True"),
+        (lambda ps: OURS["AdamW"](ps, certificate=False), "pass certificate=True"),
+    ],
+)
+def test_averages_are_not_kept(make, advice):
+    opt = trained(make, 1)
+    for ask in asks(opt) if "average" in advice else asks(opt)[:1]:
+        with pytest.raises(RuntimeError, match=advice):
+            ask()
 
 
 @pytest.mark.parametrize("c", [0, -1.0, float("nan"), float("inf"), "1", True])

@@ -1,4 +1,4 @@
-"""A run that is saved, copied or killed goes on bitwise as the one that was not. No global generator is touched."""
+"""A run that is copied, killed or disturbed between two steps goes on bitwise as the one that was not."""
 
 import copy
 import io
@@ -20,35 +20,25 @@ import torch
 
 import fused_device as rig
 import o2nc
-from problem import SHAPES, parameters
-from registry import FUSED, OURS, TORCH, build, claims, identical, params_of
-
-EVERY_3 = o2nc.Polynomial(3, start=2, every=3)
+from problem import SHAPES
+from registry import FUSED, OURS, TORCH, VARIANTS, build, claims, identical, params_of, snapshot
 
 
-def extended(name, params, fused=False):
+def extended(name, params):
     return o2nc.extend(TORCH[name](params), average=o2nc.Polynomial(3, every=2), certificate=True, seed=5)
 
 
-def scaled(name, params, fused=False):
+def scaled(name, params):
     return o2nc.random_scaling(TORCH[name](params), seed=6)
 
 
-# called with parameters, and with fused=True where kernels are to take the steps
-OPTIMIZERS = {name: partial(build, name, fused=False) for name in OURS} | {
-    "AdamW every=3": partial(build, "AdamW", average=EVERY_3, fused=False),
-    "SGD offload": partial(build, "SGD", average=EVERY_3, offload=True, fused=False),
-    "extend(Lion) offload": partial(build, "extend(Lion)", average=EVERY_3, offload=True, fused=False),
-    "AdamW x̄ alone": partial(build, "AdamW", certificate=False, fused=False),
-    "ScaledSGDM geometric": partial(build, "ScaledSGDM", output="geometric", fused=False),
-    "ScaledSGDM, no averages": partial(build, "ScaledSGDM", average=None, scaling=o2nc.Gamma(0.5), fused=False),
-    "OriginalO2NC restart": partial(build, "OriginalO2NC", restart=True),
+OPTIMIZERS = VARIANTS | {
     **{f"extended {name}": partial(extended, name) for name in TORCH},
     **{f"scaled {name}": partial(scaled, name) for name in TORCH},
 }
 KERNELS = [*FUSED, "extend(Lion)", "AdamW every=3", "AdamW x̄ alone", "ScaledSGDM geometric"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
-every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+NOWHERE = torch.device("meta")  # a tensor made there by mistake holds no numbers, and breaks what it touches
 
 
 def begin(dtype, device="cpu"):
@@ -98,7 +88,7 @@ def check(make, way, name, start, steps=17):
 
 
 @every_way
-@every_optimizer
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_run_continues_bitwise(name, way):
     """torch drops step hooks silently when it copies an optimizer; here averages and scaling are in the copy."""
     if "Adafactor" in name and torch.cuda.is_available():
@@ -112,21 +102,126 @@ def test_a_run_continues_bitwise(name, way):
 @every_way
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_run_by_kernels_continues_bitwise(name, way, device):
-    make = partial(OPTIMIZERS[name], fused=True)
+    make = partial(OPTIMIZERS[name], **{} if "extend" in name else {"fused": True})
     assert rig.is_fused(check(make, way, name, partial(begin, torch.float64, device), steps=6))
 
 
-@every_optimizer
-def test_global_generators_are_untouched(name):
-    opt = OPTIMIZERS[name](parameters())
-    rig.set_noise(params_of(opt), 1)
-    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
-    for _ in range(6):
-        opt.step()
+# --- what may happen between two steps
+
+
+def is_read(opt):
     claims(opt)
-    assert random.getstate() == states[0]
-    assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), states[2])
+    repr(opt)
+
+
+def has_no_gradients(opt):
+    """Nothing is consumed."""
+    opt.zero_grad()
+    opt.step()
+
+
+def holds_the_average(opt):
+    """Blocks are nested, refuse steps, keep autograd's mode, and are left by an error."""
+    params = params_of(opt)
+    before = [p.detach().clone() for p in params]
+    with opt.averaged():
+        assert torch.is_grad_enabled()
+        inside = [p.detach().clone() for p in params]
+        assert not torch.equal(inside[0], before[0])
+        with opt.averaged():
+            assert all(map(torch.equal, params, inside))
+        assert all(map(torch.equal, params, inside))
+        with pytest.raises(RuntimeError, match=r"step\(\) inside averaged"):
+            opt.step()
+    with torch.no_grad(), opt.averaged():
+        assert not torch.is_grad_enabled()
+    with pytest.raises(ZeroDivisionError), opt.averaged():
+        params[0].data.mul_(1 / 0)
+
+
+def has_a_sparse_gradient(opt):
+    params_of(opt)[1].grad = params_of(opt)[1].grad.to_sparse()
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        opt.step()
+
+
+def refuses_groups(opt):
+    new = torch.nn.Parameter(torch.ones(3))
+    for group in ({"seed": 8}, {"params": [new, new]}, {"lr": -1.0}, {"params": params_of(opt)[:1]}):
+        with pytest.raises(ValueError):
+            opt.add_param_group({"params": [new]} | group)
+
+
+@pytest.mark.parametrize("disturbed", [is_read, has_no_gradients, holds_the_average, has_a_sparse_gradient, refuses_groups])
+@pytest.mark.parametrize("name", OURS)
+def test_a_run_that_is_disturbed_is_the_same(name, disturbed):
+    """And touches neither gradients nor a generator that is not its own."""
+    if disturbed is refuses_groups and "extend" in name:
+        pytest.skip("its groups are its own")
+    opt, other = (build(name, begin(torch.float32), fused=False) for _ in range(2))
+    other.step()
+    assert not any(other.state.values())
+    generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    for t in range(1, 8):
+        for run in (opt, other):
+            rig.set_noise(params_of(run), t)
+        if t in (5, 7):
+            before = snapshot(other)
+            disturbed(other)
+            identical(snapshot(other), before)
+            rig.set_noise(params_of(other), t)
+        opt.step()
+        other.step()
+    identical((claims(other), other.state_dict()), (claims(opt), opt.state_dict()))
+    assert random.getstate() == generators[0]
+    assert np.random.get_state()[1].tolist() == generators[1]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), generators[2])
+
+
+@pytest.fixture(params=[torch.float64, torch.float16, NOWHERE], ids=str)
+def default(request):
+    """Return a context in which torch makes new tensors of another dtype, or nowhere."""
+
+    class Context:
+        def __enter__(self):
+            self.former = torch.get_default_dtype()
+            torch.set_default_dtype(request.param)
+
+        def __exit__(self, *_):
+            torch.set_default_dtype(self.former)
+
+    return NOWHERE if request.param is NOWHERE else Context()
+
+
+@pytest.mark.some(60)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_defaults_of_torch_do_not_matter(name, default, fused, device):
+    """To steps, certificates and loading; parameters have several dtypes, and one joins late."""
+    if "NAdam" in name or ("Lion" in name and default is NOWHERE):
+        pytest.skip("its own state has the default dtype, or is made on the default device")
+    runs, options = [], {"fused": fused} if name.split()[0] in FUSED else {}
+    for context in (torch.device("cpu"), default):
+        params, others = (
+            [p for dtype in (torch.float32, torch.float64) for p in rig.begin(device, dtype, [(3, 2), (), (1025,)])]
+            for _ in range(2)
+        )
+        with context:
+            opt = VARIANTS[name](params, **options)
+        for t in range(1, 5):
+            rig.set_noise(params, t, [1] if t == 3 else [])
+            with torch.device("cpu") if t == 1 else context:  # torch makes its own state on the default device
+                opt.step()
+        with context:
+            claims(opt)
+            other = VARIANTS[name](others, **options)
+            other.load_state_dict(opt.state_dict())
+        for p, q in zip(params, others, strict=True):
+            q.data.copy_(p.data)
+            q.grad = p.grad
+        with context:
+            other.step()
+        runs.append(claims(other))
+    identical(*runs)
 
 
 # --- several processes
