@@ -249,7 +249,8 @@ def go_on(folder):
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_killed_it_goes_on_bitwise_in_a_new_process(tmp_path):
     """Wherever SIGKILL falls, into the writing of a checkpoint as well."""
-    running = subprocess.Popen([sys.executable, __file__, str(tmp_path), "train"])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the modules beside the tests' folders
+    running = subprocess.Popen([sys.executable, __file__, str(tmp_path), "train"], env=environment)
     try:
         while not (tmp_path / "saved.pt").exists():
             assert running.poll() is None
@@ -258,11 +259,10 @@ def test_killed_it_goes_on_bitwise_in_a_new_process(tmp_path):
     finally:
         running.kill()
     assert running.wait() == -signal.SIGKILL
-    subprocess.run([sys.executable, __file__, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, __file__, str(tmp_path)], check=True, env=environment)
     for name, found in torch.load(tmp_path / "continued.pt", weights_only=True).items():
         identical(found, checkpoint(advance(OPTIMIZERS[name](begin(torch.float32)), 1, found["step"]), found["step"]))
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent.parent))
     train_until_killed(Path(sys.argv[1])) if sys.argv[2:] else go_on(Path(sys.argv[1]))
