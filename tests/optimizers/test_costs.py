@@ -110,7 +110,7 @@ def test_an_iterate_that_does_not_count_costs_no_average(name):
 )
 def test_memory_of_a_step_in_bfloat16(learner, copies, monkeypatch):
     """In units of a float32 copy of the model, beside parameters, gradients and state."""
-    monkeypatch.setattr("o2nc.optimizers.o2nc._SLICE", 1 << 14)
+    monkeypatch.setattr("o2nc.optimizers.paper.CPU_SLICE", 1 << 14)
     params = [torch.nn.Parameter(torch.ones(1 << 14, dtype=torch.bfloat16)) for _ in range(20)]
     opt = o2nc.ExponentiatedO2NC(params, learner, average=False)
     for p in params:
@@ -123,7 +123,7 @@ def test_memory_of_a_step_in_bfloat16(learner, copies, monkeypatch):
 
 def test_memory_of_averages_is_that_of_a_slice(monkeypatch):
     """Large tensors are averaged slice by slice."""
-    monkeypatch.setattr("o2nc.averages.update._CPU_SLICE", 1 << 12)
+    monkeypatch.setattr("o2nc.averages.update.CPU_SLICE", 1 << 12)
     p = torch.nn.Parameter(torch.ones(1 << 16))
     opt = o2nc.SGD([p], lr=0.1, average=0.9, certificate=True)
     p.grad = torch.ones_like(p)
