@@ -35,7 +35,7 @@ def best_weights(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[S
 
     alone = trajectory.sums(torch.nn.functional.one_hot(norms.argmin(), len(trajectory)).double())
     best, u = min(exponential, alone, key=value), r.new_zeros(len(r))
-    for now in (exponential, alone):
+    for now in (exponential, alone) if best is alone else (exponential,):
         for _ in range(ROUNDS):
             p, dual = simplex.minimise(r, prices(now))
             before, now = now, trajectory.sums(p)

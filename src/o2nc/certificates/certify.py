@@ -28,8 +28,9 @@ def certify(
     min ‖Σp g‖ + c Σp‖y − z‖² over the simplex, at first with z = x̄ of the exponential weights, then with z = Σp y
     while that gains more than 0.1 %. Since Σp‖y − z‖² is least at z = Σp y, each round lowers the certified value:
     majorise–minimise for the joint problem in (p, z), which is not convex, so the result is a good certificate and
-    not a global optimum. The search starts also from the iterate with the smallest gradient, and the result is never
-    worse than either. The work is a QR decomposition, 2K²d multiplications, and a few passes over data.
+    not a global optimum. The search starts also from the iterate with the smallest gradient if that alone is better,
+    and the result is never worse than either. The work is a QR decomposition, 2K²d multiplications, and a pass over
+    data per round.
 
     With stochastic gradients optimised weights fit the noise, and ``value`` comes out too small: evaluate the weights
     again on fresh gradients, or at least compare with σ/√ess, which noise of size σ alone puts into ‖ḡ‖.

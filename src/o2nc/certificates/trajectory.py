@@ -92,7 +92,7 @@ class Trajectory:
 
     def distances(self, change: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
         """Return the norms of the rows that ``change`` makes of y_k − y_1, a K×d matrix, and of the vectors."""
-        return _norms((block - block[0] for block in _blocks(self.points)), change, vectors)
+        return _norms((block.sub_(block[0].clone()) for block in _blocks(self.points)), change, vectors)
 
     def triangle(self, unit: float) -> Tensor:
         """Return a matrix with the inner products of the gradients over ``unit``, of at most K rows (QR)."""
