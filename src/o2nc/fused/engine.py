@@ -14,7 +14,6 @@ from torch import Tensor
 from o2nc.fused.rule import DeviceRule, OtherDtype, Request, Rule
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.plain import KEY
-from o2nc.persist.shards import is_sharded
 
 if TYPE_CHECKING:
     from o2nc.fused.tables import Row, Tables
@@ -51,13 +50,8 @@ def why_not(request: Request) -> str | None:
         return f"the law {type(request.law).__name__} has no device form"
     if device_window(request.window) is None:
         return f"the average {type(request.window).__name__} has no device form"
-    rule = request.rule.resolve(request.groups)
-    if rule is None:
-        return "the rule has no device form"
-    if rule.measure is not None and len({p.device for p in params}) > 1:
-        return "the learner's norm is joint, and the parameters are on several devices"
-    if rule.measure is not None and any(map(is_sharded, params)):
-        return "the learner's norm is joint, and the parameters are sharded"
+    if not request.rule.form:
+        return "learners with a joint norm have no device form, nor have learners without a device_rule"
     return None
 
 
@@ -165,15 +159,13 @@ class Engine:
         """Write all tables; return why not if state is missing."""
         from o2nc.fused.tables import Row, Tables
 
-        rule = request.rule.resolve(request.groups)
-        assert rule is not None, "why_not was not asked"
+        rule = request.rule.resolve()
         rows, outside = [], {}
         for k, group in enumerate(request.groups):
             update, slots = rule.layout(group)
             for p in group["params"]:
                 state = request.state.get(p, {})
                 row = Row(p, state, state.get(KEY, {}), k, update, slots)
-                rule = rule.with_decay() if "last_decay" in row.entry else rule
                 missing = row.missing(rule, request.window is not None)
                 if not missing and not row.is_stale(rule):
                     rows.append(row)

@@ -15,10 +15,10 @@ from o2nc.fused.laws import uniform
 # columns of `addresses`; a rule has up to three slots
 X, SLOT, AVERAGE, GRADIENT, OUTPUT = (tl.constexpr(i) for i in (0, 1, 4, 5, 6))
 COLUMNS = 7
-# columns of `coefficients`; from OWN on they are the rule's
-DECAY, SCALE, RATE, UNIT, OWN = (tl.constexpr(i) for i in range(5))
-# columns of `state_numbers`: the state of every tensor that is a number; from KEPT on it is the rule's
-SPREAD, PROGRESS, LAST_RATE, KEPT = (tl.constexpr(i) for i in range(4))
+# columns of `coefficients`: what every rule has, four of decoupled weight decay, and from OWN on the rule's
+DECAY, SCALE, RATE, UNIT, PULLS, OWN = (tl.constexpr(i) for i in (0, 1, 2, 3, 4, 8))
+# rows of `state_numbers`: the state of every tensor that is a number; KEPT is the rule's
+SPREAD, PROGRESS, LAST_RATE, KEPT, LAST_PULL = (tl.constexpr(i) for i in range(5))
 # entries of `now`: s, the share γ of this iterate, the weight of ⟨g, Δ⟩, whether x̄ is the output, whether this
 # iterate counts, and what the rounding of x̄ adds
 S, GAMMA, WEIGHT, KEEP, COUNTS, DITHER = (tl.constexpr(i) for i in range(6))
@@ -27,6 +27,7 @@ EXPONENT = tl.constexpr(update.EXPONENT)
 # entries of `constants`: of the window log b, or else a power; start and every; the probability with which an output
 # is accepted; the law's mean and two parameters; then the rule's
 LOG_DISCOUNT, POWER, START, EVERY, TAKING, LAW_MEAN, LAW_A, LAW_B, RULE = (tl.constexpr(i) for i in range(9))
+CONSTANTS, PREPARED = tl.constexpr(3), tl.constexpr(4)  # of a rule: its constants, and what torch computes for it
 # numbers of a parameter group, as in `o2nc.fused.rule.Scalars`
 SIGN, COUPLED, LR = (tl.constexpr(i) for i in range(3))
 SCALARS = tl.constexpr(7)
@@ -89,102 +90,67 @@ def read_slots(at, i, mask, like, SLOTS: tl.constexpr):
 
 
 @triton.jit
-def fold(partial, chunks, low, high, WIDTH: tl.constexpr):
-    """Add up the partial sums of chunks low to high, in a fixed order."""
-    first = tl.zeros([WIDTH], tl.float64)
-    second = tl.zeros([WIDTH], tl.float64)
-    for k in range(low, high, WIDTH):
-        i = k + tl.arange(0, WIDTH)
-        first += tl.load(partial + i, mask=i < high, other=0.0)
-        second += tl.load(partial + chunks + i, mask=i < high, other=0.0)
-    return tl.sum(first, 0), tl.sum(second, 0)
-
-
-@triton.jit
 def open_kernel(
-    step, pending, keys, constants, now, gradients, scalars, group_of, state_numbers, coefficients, totals, n,
+    step, pending, keys, constants, now, gradients, scalars, group_of, state_numbers, coefficients, prepared, n,
     SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, ESTIMATES: tl.constexpr, AVERAGED: tl.constexpr,
-    OUTPUTS: tl.constexpr, TICK: tl.constexpr, COUNT: tl.constexpr, COEFFICIENTS: tl.constexpr, REDUCE: tl.constexpr,
-    JOINT: tl.constexpr, SUMS: tl.constexpr, CONSTANTS: tl.constexpr, OWN_COUNT: tl.constexpr,
-    NUMBERS_KEPT: tl.constexpr, DECOUPLED: tl.constexpr, WIDTH: tl.constexpr,
+    OUTPUTS: tl.constexpr, MOVES: tl.constexpr, COEFFICIENTS: tl.constexpr, OWN_COUNT: tl.constexpr,
+    DECOUPLED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Tick: draw s, find γ, advance the counter. Then the coefficients of every tensor."""
-    if TICK:
-        t = tl.load(step) + 1
-        a = tl.load(constants + LAW_A)
-        b = tl.load(constants + LAW_B)
-        key = tl.load(keys)
-        s = SAMPLE(key, t + 1, a, b)
-        weight = tl.load(constants + LAW_MEAN)
-        if ESTIMATES:
-            weight = WEIGHT_OF(SAMPLE(key, t, a, b), a, b)
-        tl.store(now + S, s)
-        tl.store(now + WEIGHT, weight)
-        if AVERAGED:
-            passed = t.to(tl.float64) - tl.load(constants + START) - 1
-            every = tl.load(constants + EVERY)
-            n_averaged = tl.floor(passed / every) + 1
-            counts = (passed >= 0) & ((n_averaged - 1) * every == passed)
-            n_averaged = tl.maximum(n_averaged, 1.0)
-            power = tl.load(constants + POWER)
-            log_b = tl.load(constants + LOG_DISCOUNT)
-            discounted = (tl.exp(log_b) - 1) / (tl.exp(n_averaged * log_b) - 1)
-            gamma = tl.where(power < 0, discounted, (power + 1) / (n_averaged + power))
-            tl.store(now + GAMMA, tl.where(n_averaged == 1, 1.0, gamma))
-            tl.store(now + COUNTS, tl.where(counts, 1.0, 0.0))
-            tl.store(now + DITHER, (uniform(tl.load(keys + 2), t) - 0.5) * 1.1920928955078125e-07)  # 2^−23
-            if OUTPUTS:
-                k = n_averaged.to(tl.int64)
-                drawn = uniform(tl.load(keys + 1), k) * n_averaged < 1
-                waits = tl.where(drawn, 1, tl.load(pending))
-                takes = uniform(tl.load(keys + 3), k) < tl.load(constants + TAKING)
-                tl.store(now + KEEP, tl.where(takes & counts, waits, 0).to(tl.float64))
-                tl.store(pending, tl.where(takes, 0, waits), mask=counts)
-        if COUNT:
-            tl.store(step, t)
-    else:
-        s = tl.load(now + S)
-    if COEFFICIENTS is not None:
-        settled = read(constants + RULE, 1, None, None, CONSTANTS)
-        j0 = s * 0.0  # zeros in float64
-        j1 = s * 0.0
-        j2 = s * 0.0
-        j3 = s * 0.0
-        if JOINT:
-            for k in range(0, n, WIDTH):
-                i = k + tl.arange(0, WIDTH)
-                mask = i < n
-                lr = tl.load(scalars + SCALARS * tl.load(group_of + i, mask=mask, other=0) + LR)
-                kept = read(state_numbers + KEPT * n + i, n, mask, 0.0, NUMBERS_KEPT)
-                g0, g1, g2, g3 = REDUCE(lr, kept, read(totals + i, n, mask, 0.0, SUMS), settled)
-                j0 += tl.sum(tl.where(mask, g0, 0.0), 0)
-                j1 += tl.sum(tl.where(mask, g1, 0.0), 0)
-                j2 += tl.sum(tl.where(mask, g2, 0.0), 0)
-                j3 += tl.sum(tl.where(mask, g3, 0.0), 0)
+    """Draw s, find γ, advance the counter. Then the coefficients of every tensor."""
+    t = tl.load(step) + 1
+    a = tl.load(constants + LAW_A)
+    b = tl.load(constants + LAW_B)
+    key = tl.load(keys)
+    s = SAMPLE(key, t + 1, a, b)
+    weight = tl.load(constants + LAW_MEAN)
+    if ESTIMATES:
+        weight = WEIGHT_OF(SAMPLE(key, t, a, b), a, b)
+    tl.store(now + S, s)
+    tl.store(now + WEIGHT, weight)
+    if AVERAGED:
+        passed = t.to(tl.float64) - tl.load(constants + START) - 1
+        every = tl.load(constants + EVERY)
+        n_averaged = tl.floor(passed / every) + 1
+        counts = (passed >= 0) & ((n_averaged - 1) * every == passed)
+        n_averaged = tl.maximum(n_averaged, 1.0)
+        power = tl.load(constants + POWER)
+        log_b = tl.load(constants + LOG_DISCOUNT)
+        discounted = (tl.exp(log_b) - 1) / (tl.exp(n_averaged * log_b) - 1)
+        gamma = tl.where(power < 0, discounted, (power + 1) / (n_averaged + power))
+        tl.store(now + GAMMA, tl.where(n_averaged == 1, 1.0, gamma))
+        tl.store(now + COUNTS, tl.where(counts, 1.0, 0.0))
+        tl.store(now + DITHER, (uniform(tl.load(keys + 2), t) - 0.5) * 1.1920928955078125e-07)  # 2^−23
+        if OUTPUTS:
+            k = n_averaged.to(tl.int64)
+            drawn = uniform(tl.load(keys + 1), k) * n_averaged < 1
+            waits = tl.where(drawn, 1, tl.load(pending))
+            takes = uniform(tl.load(keys + 3), k) < tl.load(constants + TAKING)
+            tl.store(now + KEEP, tl.where(takes & counts, waits, 0).to(tl.float64))
+            tl.store(pending, tl.where(takes, 0, waits), mask=counts)
+    if MOVES:
+        tl.store(step, t)
+        own_constants = read(constants + RULE, 1, None, None, CONSTANTS)
         for k in range(0, n, WIDTH):
             i = k + tl.arange(0, WIDTH)
             mask = i < n
             at = scalars + SCALARS * tl.load(group_of + i, mask=mask, other=0)
             here = tl.load(gradients + i, mask=mask, other=0) != 0
-            kept = read(state_numbers + KEPT * n + i, n, mask, 0.0, NUMBERS_KEPT)
-            sums = (kept[0], kept[0], kept[0])
-            if SUMS > 0:
-                sums = read(totals + i, n, mask, 0.0, SUMS)
+            kept_at = state_numbers + KEPT * n + i
+            kept = tl.load(kept_at, mask=mask, other=0.0)
             group = read(at + LR, 1, mask, 0.0, 5)
-            rate, own, kept = COEFFICIENTS(group, kept, sums, (j0, j1, j2, j3), s, settled)
+            given = read(prepared + i, n, mask, 0.0, PREPARED)
+            rate, own, kept = COEFFICIENTS(group, kept, given, s, own_constants)
             common = (tl.load(at + COUPLED), rate * s, tl.where(here, rate, 0.0), tl.load(at + SIGN))
             write(coefficients + i, n, common, mask, 4)
             write(coefficients + OWN * n + i, n, own, mask, OWN_COUNT)
-            # one without a gradient waits, but for a joint norm
-            played = mask if JOINT else mask & here
-            write(state_numbers + KEPT * n + i, n, kept, played, NUMBERS_KEPT)
-            if DECOUPLED:  # after the rule's own numbers: what the last decay was, and what this one is
-                decay_at = state_numbers + (KEPT + NUMBERS_KEPT) * n + i
-                last_move, last_decay = read(decay_at, n, mask, 0.0, 2)
+            tl.store(kept_at, kept, mask=mask & here)  # one without a gradient waits
+            if DECOUPLED:  # what the last decay was, and what this one is
+                pull_at = state_numbers + LAST_PULL * n + i
+                last_move, last_decay = read(pull_at, n, mask, 0.0, 2)
                 pull = tl.load(at + LR) * tl.load(at + LR + 1)
                 pulls = (last_move, last_decay, 1 / (1 - last_move * last_decay), s * pull)
-                write(coefficients + (OWN + OWN_COUNT) * n + i, n, pulls, mask, 4)
-                write(decay_at, n, (-s + pull * 0, -pull), mask & here, 2)
+                write(coefficients + PULLS * n + i, n, pulls, mask, 4)
+                write(pull_at, n, (-s + pull * 0, -pull), mask & here, 2)
 
 
 @triton.jit
@@ -192,7 +158,7 @@ def step_kernel(
     which, first, sizes, addresses, gradients, now, coefficients, partial, n, low, chunks,
     UPDATE: tl.constexpr, MOVES: tl.constexpr, OWN_COUNT: tl.constexpr, SLOTS: tl.constexpr,
     AVERAGED: tl.constexpr, OUTPUTS: tl.constexpr, HAS_GRADIENT: tl.constexpr, SUMS_PROGRESS: tl.constexpr,
-    JOINT: tl.constexpr, DECOUPLED: tl.constexpr, ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
+    DECOUPLED: tl.constexpr, ROUNDED: tl.constexpr, FLOOR: tl.constexpr,
     X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr, WIDE: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -206,10 +172,8 @@ def step_kernel(
     averaged = present * 0
     if AVERAGED:
         averaged = tl.where(tl.load(now + COUNTS) != 0, size, 0)
-    played = present * 0
-    if MOVES:
-        played = size if JOINT else present
-    if tl.maximum(averaged, played) <= 0:
+    moved = present if MOVES else present * 0
+    if tl.maximum(averaged, moved) <= 0:
         return  # `close_kernel` does not ask for its sums either
     g_at = address.to(tl.pointer_type(X_TYPE)) + start
     x_at = point(addresses + X * n + t, start, X_TYPE)
@@ -219,7 +183,7 @@ def step_kernel(
     own = narrowed(read(coefficients + OWN * n + t, n, None, None, OWN_COUNT), WIDE, OWN_COUNT)
     slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
     if DECOUPLED:
-        pulls = narrowed(read(coefficients + (OWN + OWN_COUNT) * n + t, n, None, None, 4), WIDE, 4)
+        pulls = narrowed(read(coefficients + PULLS * n + t, n, None, None, 4), WIDE, 4)
         last_move, last_decay, back, shrink = pulls
     # in float64, since V is part of an upper bound, and float32 under- and overflows; by fours, to save registers
     squares = tl.zeros([BLOCK // 4], tl.float64)
@@ -249,14 +213,14 @@ def step_kernel(
             gradient = tl.load(gradient_at + i, mask=i < averaged, other=0.0)
         d = g * unit
         d = tl.where(decay != 0, d + decay * x, d)
-        x_next, last, played_slots = UPDATE(x, d, slots, scale, own, FLOOR)
+        x_next, last, next_slots = UPDATE(x, d, slots, scale, own, FLOOR)
         if DECOUPLED:
             x_next -= shrink * x
             last += last_decay * ((x + last_move * last) * back)
         if MOVES:
             tl.store(x_at + i, x_next, mask=i < present)
         for k in tl.static_range(SLOTS):
-            tl.store(slots_at[k] + i, played_slots[k], mask=i < played)
+            tl.store(slots_at[k] + i, next_slots[k], mask=i < present)
         if SUMS_PROGRESS:
             slopes += d * last
         if AVERAGED:
@@ -286,67 +250,22 @@ def close_kernel(
 ):  # fmt: skip
     """Update one tensor's V, progress and rate: V ← (1 − γ)(V + γ‖e‖²), progress += w·rate·⟨g, u⟩."""
     t = tl.program_id(0)
-    low = tl.load(first + t)
     high = tl.load(first + t + 1)
-    square, slope = fold(partial, chunks, low, high, WIDTH)
+    squares = tl.zeros([WIDTH], tl.float64)
+    slopes = tl.zeros([WIDTH], tl.float64)
+    for k in range(tl.load(first + t), high, WIDTH):  # in a fixed order
+        i = k + tl.arange(0, WIDTH)
+        squares += tl.load(partial + i, mask=i < high, other=0.0)
+        slopes += tl.load(partial + chunks + i, mask=i < high, other=0.0)
     if AVERAGED:
         gamma = tl.load(now + GAMMA)
         spread = tl.load(state_numbers + SPREAD * n + t)
-        spread = tl.where(gamma == 1, 0.0, (1 - gamma) * (spread + gamma * square))
+        spread = tl.where(gamma == 1, 0.0, (1 - gamma) * (spread + gamma * tl.sum(squares, 0)))
         tl.store(state_numbers + SPREAD * n + t, spread, mask=tl.load(now + COUNTS) != 0)
     if SUMS_PROGRESS:
         rate = tl.load(state_numbers + LAST_RATE * n + t)
         here = tl.load(gradients + t) != 0
-        gain = tl.where((rate == 0) | (here == 0), 0.0, rate * tl.load(now + WEIGHT) * slope)  # it may not have moved
+        # it may not have moved
+        gain = tl.where((rate == 0) | (here == 0), 0.0, rate * tl.load(now + WEIGHT) * tl.sum(slopes, 0))
         tl.store(state_numbers + PROGRESS * n + t, tl.load(state_numbers + PROGRESS * n + t) + gain)
         tl.store(state_numbers + LAST_RATE * n + t, tl.load(coefficients + RATE * n + t))
-
-
-@triton.jit
-def measure_kernel(
-    which, first, sizes, addresses, gradients, scalars, group_of, constants, partial, n, low, chunks,
-    MEASURE: tl.constexpr, CONSTANTS: tl.constexpr, SLOTS: tl.constexpr, FLOOR: tl.constexpr,
-    X_TYPE: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Sum what a rule with a joint norm must know before it moves, in float64."""
-    chunk = low + tl.program_id(0)
-    t = tl.load(which + chunk)
-    start = (chunk - tl.load(first + t)) * CHUNK
-    size = tl.load(sizes + t) - start
-    address = tl.load(gradients + t)
-    present = tl.where(address != 0, size, 0)
-    g_at = address.to(tl.pointer_type(X_TYPE)) + start
-    at = scalars + SCALARS * tl.load(group_of + t)
-    unit = tl.load(at + SIGN)
-    lr = tl.load(at + LR)
-    settled = read(constants + RULE, 1, None, None, CONSTANTS)
-    slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
-    ps = tl.zeros([BLOCK], tl.float64)
-    qs = tl.zeros([BLOCK], tl.float64)
-    rs = tl.zeros([BLOCK], tl.float64)
-    for j in tl.static_range(0, CHUNK, BLOCK):
-        i = j + tl.arange(0, BLOCK)
-        mask = i < size
-        d = tl.load(g_at + i, mask=i < present, other=0.0).to(tl.float64) * unit
-        slots = read_slots(slots_at, i, mask, d, SLOTS)
-        p, q, r = MEASURE(d, slots, lr, settled, FLOOR)
-        ps += tl.where(mask, p, 0.0)
-        qs += tl.where(mask, q, 0.0)
-        rs += tl.where(mask, r, 0.0)
-    tl.store(partial + chunk, tl.sum(ps, 0))
-    tl.store(partial + chunks + chunk, tl.sum(qs, 0))
-    tl.store(partial + 2 * chunks + chunk, tl.sum(rs, 0))
-
-
-@triton.jit
-def total_kernel(first, partial, totals, n, chunks, WIDTH: tl.constexpr):
-    """Fold what was measured, tensor by tensor."""
-    t = tl.program_id(0)
-    low = tl.load(first + t)
-    high = tl.load(first + t + 1)
-    p, q = fold(partial, chunks, low, high, WIDTH)
-    q, r = fold(partial + chunks, chunks, low, high, WIDTH)
-    tl.store(totals + t, p)
-    tl.store(totals + n + t, q)
-    tl.store(totals + 2 * n + t, r)

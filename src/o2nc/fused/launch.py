@@ -79,46 +79,31 @@ def launches(tables: Any, uploaded: Tensor, averages: bool) -> list[Action]:
     """
     n, chunks, rule = tables.n, tables.chunks, tables.rule
     scalars = tables.uploads.scalars(uploaded)
-    certifies, joint = averages and tables.certifies, rule.measure is not None
+    certifies = averages and tables.certifies
     opening = (
         *(tables.step, tables.pending, tables.keys, tables.constants, tables.now, uploaded, scalars, tables.group_of),
-        *(tables.numbers, tables.coefficients, tables.totals, n),
+        *(tables.numbers, tables.coefficients, tables.prepared, n),
     )
-    law = {
+    opened = {
         "SAMPLE": tables.law.sample,
         "WEIGHT_OF": tables.law.weight,
         "ESTIMATES": rule.progress and tables.law.estimates,
         "AVERAGED": averages,
         "OUTPUTS": averages and tables.outputs,
     }
-    counts = {
-        "SUMS": rule.sums,
-        "CONSTANTS": len(rule.constants),
+    opened |= {
+        "MOVES": rule.moves,
+        "COEFFICIENTS": rule.coefficients,
         "OWN_COUNT": rule.own,
-        "NUMBERS_KEPT": len(rule.numbers),
-        "DECOUPLED": rule.decoupled,
+        "DECOUPLED": tables.decoupled,
         "WIDTH": TENSORS,
     }
-    tick = {"TICK": True, "COUNT": rule.moves, "COEFFICIENTS": None, "REDUCE": None, "JOINT": False}
-    finish = {"COEFFICIENTS": rule.coefficients, "REDUCE": rule.reduce, "JOINT": joint}
     found: list[Action] = []
     if rule.prepare is not None:
         gradients = uploaded[:n]
-        found.append(partial(rule.prepare, tables.totals, scalars, tables.group_of, tables.counts, gradients))
-    if joint:
-        found.append(Launch(kernels.open_kernel, 1, opening, law | tick | counts, 1))
-        tick |= {"TICK": False}
-        for low, number, compiled in tables.buckets:
-            measured = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded)
-            summed = (scalars, tables.group_of, tables.constants, tables.partial, n, low, chunks)
-            names = ("FLOOR", "X_TYPE", "SLOT_0", "SLOT_1", "SLOT_2", "CHUNK", "BLOCK")
-            compiled_in = {"MEASURE": rule.measure, "CONSTANTS": len(rule.constants), "SLOTS": compiled["SLOTS"]}
-            compiled_in |= {name: compiled[name] for name in names}
-            found.append(Launch(kernels.measure_kernel, number, (*measured, *summed), compiled_in, WARPS))
-        folded = (tables.first, tables.partial, tables.totals, n, chunks)
-        found.append(Launch(kernels.total_kernel, n, folded, {"WIDTH": FOLD}, FOLD_WARPS))
+        found.append(partial(rule.prepare, tables.prepared, scalars, tables.group_of, tables.counts, gradients))
     # one warp: the counters are read and written by the same threads
-    found.append(Launch(kernels.open_kernel, 1, opening, law | tick | finish | counts, 1))
+    found.append(Launch(kernels.open_kernel, 1, opening, opened, 1))
     for low, number, compiled in tables.buckets:
         stepped = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
         stepped = (*stepped, tables.coefficients, tables.partial, n, low, chunks)  # type: ignore[assignment]

@@ -1,16 +1,12 @@
 """What a rule brings along to run as kernels.
 
-    measure(g, slots, lr, constants, FLOOR) → three terms
-        per element, before anything moves: ``sums`` are those terms added up over a tensor (joint norms only)
-    reduce(lr, kept, sums, constants) → four terms
-        per tensor: ``joint`` are those terms added up over all tensors
-    coefficients(group, kept, sums, joint, s, constants) → rate, own, kept
-        per tensor: Δ = rate·direction, what `update` needs to know, and the numbers that survive
+    coefficients(group, kept, prepared, s, constants) → rate, own, kept
+        per tensor: Δ = rate·direction, what `update` needs to know, and the number that survives
     update(x, g, slots, scale, own, FLOOR) → x, last, slots
         per element: x + scale·direction, with scale = s·rate; ``last`` is the direction that led to x
 
 ``slots`` is the state of the parameter's shape, up to three. ``kept`` is the state that is a number, ``constants``
-what the rule was made with, ``group`` the lr and four more numbers of the parameter group. They are tuples, whose
+three numbers that the rule was made with, ``prepared`` what torch computed, ``group`` the lr and four more numbers of the parameter group. They are tuples, whose
 entries get their names where a rule takes them apart. `update` gets everything in at least float32, g with its sign
 and coupled weight decay; decoupled decay is its own, and ``last`` counts only with the progress. FLOOR is compiled
 in, the smallest divisor.
@@ -18,13 +14,10 @@ in, the smallest divisor.
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-
 from o2nc.persist.plain import KEY
-from o2nc.vector import wide
 
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
 
@@ -32,17 +25,15 @@ CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larg
 class DeviceRule(NamedTuple):
     """The device form of a rule, by name: nothing of it is imported before it is needed."""
 
-    form: str  # "module:function", which returns a `o2nc.fused.rule.Rule` for the parameter groups
+    form: str  # "module:function", which returns a `o2nc.fused.rule.Rule`; empty if there is none
     arguments: tuple[Any, ...] = ()  # further arguments of that function
     moves: bool = True  # False: the kernels only average, and the optimizer moves by itself
     is_bitwise: bool = False  # whether it has the bits of torch's own step
 
-    def resolve(self, groups: list[dict[str, Any]]) -> "Rule | None":
-        """Return the rule, or None if it has no device form."""
-        if not self.form:
-            return None
+    def resolve(self) -> "Rule":
+        """Return the rule."""
         module, _, function = self.form.partition(":")
-        found: Rule = getattr(importlib.import_module(module), function)(groups, *self.arguments)
+        found: Rule = getattr(importlib.import_module(module), function)(*self.arguments)
         return found
 
 
@@ -93,50 +84,17 @@ class Rule:
     own: int  # how many numbers `coefficients` gives to `update`
     layout: Callable[[dict[str, Any]], Layout]  # of a parameter group; compiled in, so that a change rewrites tables
     scalars: Callable[[dict[str, Any]], Scalars]
-    numbers: tuple[str, ...] = ()  # keys of the state that is one number per parameter
-    constants: tuple[float, ...] = ()
-    measure: Any = None
-    reduce: Any = None
-    prepare: Any = None  # fills in, by torch, what `coefficients` gets of every parameter in the place of sums
-    prepared: int = 0  # how many numbers that is
+    number: str | None = None  # key of the state that is one number per parameter
+    constants: tuple[float, ...] = (0.0, 0.0, 0.0)
+    prepare: Any = None  # fills in, by torch, four numbers of every parameter for `coefficients`
     count: str | None = None  # key of torch's count of a parameter's steps, which `prepare` advances
     moves: bool = True  # whether x is written
     progress: bool = False  # whether ⟨g, Δ⟩ is summed
-    decoupled: bool = False  # whether decoupled weight decay is added to what it plays, or was to what it last played
-    not_kept: tuple[str, ...] = ()  # keys of the state that make no sense unless they are slots
+    decoupled: bool = False  # whether decoupled weight decay is added to what it plays
     # where sums are made as well, as measured: elements at a time, and registers per thread in float32 (None: all)
     block: int = BLOCK
     registers: int | None = None
 
-    def with_decay(self) -> "Rule":
-        """Return this rule with decoupled weight decay."""
-        return self if self.decoupled else replace(self, decoupled=True)
-
     def block_of(self, sums: bool) -> int:
         """Return how many elements a program takes at a time."""
         return self.block if sums else BLOCK
-
-    @property
-    def sums(self) -> int:
-        """How many numbers `coefficients` gets of a parameter: three sums of a joint rule, or what is prepared."""
-        return self.prepared if self.measure is None else 3
-
-
-def learner_rule(
-    groups: list[dict[str, Any]], update: Any, *slots: str, coefficients: Any, own: int, **others: Any
-) -> Rule:
-    """Return the rule of an online learner: its Δ is the direction, and its lr that of the group."""
-
-    def scalars(group: dict[str, Any]) -> Scalars:
-        sign = -1.0 if group["maximize"] else 1.0
-        return Scalars(sign, lr=group["lr"], first=group["weight_decay"])
-
-    layout = Layout(update, slots)
-    decoupled = any(group["weight_decay"] for group in groups)
-    return Rule(coefficients, own, lambda group: layout, scalars, progress=True, decoupled=decoupled, **others)
-
-
-def smallest(groups: list[dict[str, Any]]) -> torch.finfo:
-    """Return the limits of the narrowest dtype that the parameters' state has."""
-    dtypes = {wide(p.dtype) for group in groups for p in group["params"]}
-    return torch.finfo(min(dtypes, key=lambda dtype: dtype.itemsize))

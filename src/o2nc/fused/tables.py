@@ -53,12 +53,12 @@ class Row(NamedTuple):
 
     def missing(self, rule: Rule, averaged: bool) -> list[str]:
         """Return the keys of state that kernels work on and that is not there."""
-        keys = (*self.slots, *rule.numbers, *filter(None, [rule.count]), *["average"] * averaged)
+        keys = (*self.slots, *filter(None, [rule.number, rule.count]), *["average"] * averaged)
         return [key for key in keys if self.holder(key).get(key) is None]
 
     def is_stale(self, rule: Rule) -> bool:
         """Return whether there is state that only makes sense with other options."""
-        return any(key in self.entry and key not in self.slots for key in rule.not_kept)
+        return rule.progress and "update" in self.entry and "update" not in self.slots
 
     def put(self, key: str, value: Tensor) -> None:
         """Replace an entry of the state, of which ``value`` is the local shard."""
@@ -117,6 +117,8 @@ class Tables:
         self.strides = [x.stride() for x in self.xs]
         self.dtypes = [x.dtype for x in self.xs]
         self.gradients = [0] * self.n  # where they lay at the last step
+        decays = any(group.get("weight_decay") for group in request.groups)
+        self.decoupled = rule.decoupled and (decays or any(_DECAYED[0] in row.entry for row in rows))
         self._lay_out_state()
         self._write(request)
         self.sequences: dict[bool, LaunchSequence] = {}  # with and without an update of the averages
@@ -146,11 +148,11 @@ class Tables:
                 laid = on_host(local(row.entry["average"]), value) if key == "output" else laid_like(x, value, dtype)
                 if laid is not value:
                     row.put(key, laid)
-        keys = ("spread", "progress", "rate", *self.rule.numbers, *(_DECAYED if self.rule.decoupled else ()))
-        # a line more: one is read even of a rule that keeps none
-        self.numbers = torch.zeros(len(keys) + 1, self.n, dtype=torch.float64, device=self.device)
-        for line, key in zip(self.numbers[:-1], keys, strict=True):
-            self._move_numbers(line, key, always=key in _DECAYED)
+        keys = ("spread", "progress", "rate", self.rule.number, *_DECAYED)
+        self.numbers = torch.zeros(len(keys), self.n, dtype=torch.float64, device=self.device)
+        for line, key in zip(self.numbers, keys, strict=True):
+            if key is not None:
+                self._move_numbers(line, key, always=key in _DECAYED and self.decoupled)
         if self.rule.count is not None:
             self.counts = torch.zeros(self.n, dtype=torch.float32, device=self.device)
             self._move_numbers(self.counts, self.rule.count)
@@ -173,8 +175,8 @@ class Tables:
 
     def _places(self, row: Row) -> list[tuple[dict[str, Any], str, Any]]:
         """Return where the state is that the tables point at: dictionary, key and tensor."""
-        keys = (*row.slots, *_OWN, "spread", "progress", "rate", *self.rule.numbers, *_DECAYED)
-        keys = (*keys, self.rule.count) if self.rule.count else keys
+        own = filter(None, [self.rule.number, self.rule.count])
+        keys = (*row.slots, *_OWN, "spread", "progress", "rate", *own, *_DECAYED)
         found = [(row.holder(key), key) for key in keys]
         kept = [(holder, key, holder[key]) for holder, key in found if isinstance(holder.get(key), Tensor)]
         return [(row.state, KEY, row.entry), *kept] if row.entry else kept
@@ -204,18 +206,16 @@ class Tables:
         if request.settings.get("output") == "geometric" and isinstance(request.window, Discount):
             taking = 1 - request.window.beta**request.window.every
         constants = [*window, taking, self.law.mean, self.law.a, self.law.b, *rule.constants]
-        constants.append(0.0)  # one is read even of a rule that has none
         self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
         hashes = [seed_key(request.settings["seed"], stream) for stream in (S, OUTPUT, ROUNDING, ACCEPT)]
         signed = [key - (1 << 64) if key >> 63 else key for key in hashes]
         self.keys = torch.tensor(signed, dtype=torch.int64, device=device)
         self.now = torch.zeros(kernels.NOW, dtype=torch.float64, device=device)
-        columns = kernels.OWN.value + rule.own + 4 * rule.decoupled
+        columns = kernels.OWN.value + rule.own
         self.coefficients = torch.zeros(columns, self.n, dtype=torch.float64, device=device)
-        summed = self.certifies or rule.progress or rule.measure is not None
-        lines = 2 if rule.measure is None else 3
-        self.partial = torch.zeros(lines, self.chunks if summed else 1, dtype=torch.float64, device=device)
-        self.totals = torch.zeros(rule.sums, self.n, dtype=torch.float64, device=device)
+        summed = self.certifies or rule.progress
+        self.partial = torch.zeros(2, self.chunks if summed else 1, dtype=torch.float64, device=device)
+        self.prepared = torch.zeros(kernels.PREPARED.value, self.n, dtype=torch.float64, device=device)
         self.buckets: list[tuple[int, int, dict[str, Any]]] = []  # first chunk, how many, what is compiled in
         at = 0
         for _, run in groupby(range(self.n), lambda t: self._kind(rows[t])):
@@ -237,8 +237,7 @@ class Tables:
             "OUTPUTS": self.outputs,
             "HAS_GRADIENT": self.certifies,
             "SUMS_PROGRESS": rule.progress,
-            "JOINT": rule.measure is not None,
-            "DECOUPLED": rule.decoupled,
+            "DECOUPLED": self.decoupled,
             "ROUNDED": dtype == torch.float32,
             "FLOOR": torch.finfo(dtype).tiny ** 0.5,
             "X_TYPE": _TYPES[row.param.dtype],

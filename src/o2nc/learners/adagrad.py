@@ -55,15 +55,12 @@ class AdaGrad:
         checks.choice("kappa", self.kappa, (1, 2))
         checks.flag("diagonal", self.diagonal)
 
+    device_rule: ClassVar[str] = "o2nc.fused.rules.learners:adagrad"
+
     @property
     def elementwise(self) -> bool:
         """Whether every coordinate is played by itself."""
         return self.diagonal
-
-    @property
-    def device_rule(self) -> str:
-        """Where its form for kernels is."""
-        return f"o2nc.fused.rules.{'diagonal:adagrad_by_coordinate' if self.diagonal else 'linear:adagrad'}"
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep v_t (this parameter's share of it when the norm is joint) and the last D."""

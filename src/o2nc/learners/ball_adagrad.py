@@ -51,7 +51,6 @@ class BallAdaGrad:
     """
 
     lr: float
-    device_rule: ClassVar[str] = "o2nc.fused.rules.linear:ball_adagrad"
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)

@@ -41,7 +41,6 @@ class BallOGD:
     lr: float
     radius: float
     decay: float = 0.0
-    device_rule: ClassVar[str] = "o2nc.fused.rules.linear:ball_ogd"
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)

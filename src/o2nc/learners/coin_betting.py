@@ -62,7 +62,6 @@ class CoinBetting:
     wealth: float = 1.0
     lipschitz: float = 1.0
     lr: ClassVar[float] = 1.0  # a multiplier of the bet; up to 1 the wealth stays positive
-    device_rule: ClassVar[str] = "o2nc.fused.rules.leader:coin_betting"
 
     def __post_init__(self) -> None:
         checks.positive("wealth", self.wealth)

@@ -43,7 +43,7 @@ class FTRL:
     lr: float
     decay: float = 0.0
     radius: float = float("inf")
-    device_rule: ClassVar[str] = "o2nc.fused.rules.leader:ftrl"
+    device_rule: ClassVar[str] = "o2nc.fused.rules.learners:ftrl"
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)

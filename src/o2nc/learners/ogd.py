@@ -69,7 +69,7 @@ class OGD:
     decay: float = 0.0
     kappa: int = 1
     elementwise: ClassVar[bool] = True
-    device_rule: ClassVar[str] = "o2nc.fused.rules.linear:ogd"
+    device_rule: ClassVar[str] = "o2nc.fused.rules.learners:ogd"
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)

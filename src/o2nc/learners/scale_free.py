@@ -67,15 +67,12 @@ class ScaleFree:
         if self.beta2 is not None:
             checks.fraction("beta2", self.beta2)
 
+    device_rule: ClassVar[str] = "o2nc.fused.rules.learners:scale_free"
+
     @property
     def elementwise(self) -> bool:
         """Whether every coordinate is played by itself."""
         return self.diagonal and self.radius == float("inf")
-
-    @property
-    def device_rule(self) -> str:
-        """Where its form for kernels is."""
-        return f"o2nc.fused.rules.{'diagonal:scale_free_by_coordinate' if self.diagonal else 'leader:scale_free'}"
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Keep M_t and v_t (this parameter's share of it when the norm is joint)."""

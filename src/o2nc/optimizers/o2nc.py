@@ -207,9 +207,9 @@ class ExponentiatedO2NC(Learned):
         demanded = any(group["fused"] for group in self.param_groups)
         refused = any(group["fused"] is False for group in self.param_groups)
         here = any(p.device.type in engine.DEVICES for p in self.param_groups[0]["params"][:1])
-        if not demanded and (refused or not here or not hasattr(self._learner, "device_rule")):
+        form = getattr(self._learner, "device_rule", "") if is_elementwise(self._learner) else ""
+        if not demanded and (refused or not here or not form):
             return None
-        form = getattr(self._learner, "device_rule", "")
         return DeviceRule(form, (self._learner, self.param_groups[0][KEY]["beta"]))
 
 

@@ -40,9 +40,9 @@ def ratio_of(a, b):
 
 
 @triton.jit
-def adamw_coefficients(group, kept, sums, joint, s, constants):
+def adamw_coefficients(group, kept, prepared, s, constants):
     lr, beta1, beta2, eps, decay = group
-    power1, power2, low1, low2 = sums
+    power1, power2, low1, low2 = prepared
     # for parameters of float32 and below torch does this in float32, too
     low_first = (1 - low1.to(tl.float32)).to(tl.float64)
     low_root = root_of(1 - low2.to(tl.float32)).to(tl.float64)
@@ -87,16 +87,7 @@ def _scalars(group: dict[str, Any]) -> Scalars:
     return Scalars(sign, 0.0, group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
 
 
-def adamw(groups: list[dict[str, Any]]) -> Rule:
+def adamw() -> Rule:
     """Return the rule of torch.optim.AdamW."""
-    return Rule(
-        adamw_coefficients,
-        9,
-        _layout,
-        _scalars,
-        prepare=count_and_powers_,
-        prepared=4,
-        count="step",
-        block=256,
-        registers=64,
-    )
+    options = {"prepare": count_and_powers_, "count": "step", "block": 256, "registers": 64}
+    return Rule(adamw_coefficients, 9, _layout, _scalars, **options)

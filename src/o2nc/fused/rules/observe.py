@@ -13,7 +13,7 @@ def observe_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
     return x, g, slots
 
 
-def observe(groups: list[dict[str, Any]]) -> Rule:
+def observe() -> Rule:
     """Return the rule of an optimizer that steps by itself."""
     layout = Layout(observe_update, ())
     return Rule(None, 1, lambda group: layout, lambda group: Scalars(), moves=False)

@@ -13,7 +13,7 @@ from o2nc.fused.rule import Layout, Rule, Scalars
 
 
 @triton.jit
-def sgd_coefficients(group, kept, sums, joint, s, constants):
+def sgd_coefficients(group, kept, prepared, s, constants):
     lr, momentum, dampening = group[0], group[1], group[2]
     return -lr, (momentum, 1 - dampening), kept
 
@@ -70,11 +70,11 @@ def _layout_with_progress(group: dict[str, Any]) -> Layout:
     return Layout(momentum_update, ("momentum_buffer",))
 
 
-def sgd(groups: list[dict[str, Any]]) -> Rule:
+def sgd() -> Rule:
     """Return the rule of torch.optim.SGD."""
     return Rule(sgd_coefficients, 2, _layout, _scalars)
 
 
-def scaled_sgdm(groups: list[dict[str, Any]]) -> Rule:
+def scaled_sgdm() -> Rule:
     """Return the rule of `ScaledSGDM` with averages, which has the progress as well."""
-    return Rule(sgd_coefficients, 2, _layout_with_progress, _scalars, progress=True, not_kept=("update",))
+    return Rule(sgd_coefficients, 2, _layout_with_progress, _scalars, progress=True)
