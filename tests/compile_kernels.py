@@ -101,7 +101,7 @@ def main():
     compile_for("averages alone, certificate", observed(certificate=True))
     compile_for("momentum", sgdm(momentum=0.9, average=0.99))
     compile_for("ScaleFree", algorithm_2(learners.ScaleFree(0.01)))
-    compile_for("CoinBetting", algorithm_2(learners.CoinBetting()), torch.bfloat16)
+    compile_for("OGD", algorithm_2(learners.OGD(0.01)), torch.bfloat16)
     if sys.argv[1:] != ["some"]:
         compile_all()
 

@@ -19,7 +19,8 @@ from o2nc.fused import engine
 from o2nc.optimizers.base import Averaged
 from o2nc.vector import wide
 from problem import parameters
-from registry import FUSED, INF, LAWS, LEARNERS, build, identical  # noqa: F401
+from registry import FUSED, INF, LAWS, build, identical  # noqa: F401
+from registry import LEARNERS as ALL_LEARNERS
 
 CUDA = torch.cuda.is_available()
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a GPU")
@@ -255,6 +256,9 @@ FEW = [(3, 2), (), (1025,)]
 
 
 # what kernels do: all of the step, or for SGD without a law and for extended optimizers the averages alone
+LEARNERS = [
+    learner for learner in ALL_LEARNERS if getattr(learner, "elementwise", False) and hasattr(learner, "device_rule")
+]
 CASES = {name: partial(build, name) for name in (*FUSED, "extend(Lion)")}
 
 

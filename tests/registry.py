@@ -134,7 +134,8 @@ OURS = {
     **EXTENDED,
     **PAPER,
 }
-FUSED = [name for name in OURS if name not in EXTENDED and name != "OriginalO2NC"]  # they have the option fused=
+JOINT = ("FTRL", "AdaGrad", "CoinBetting")  # their learners have a joint norm, and no device form
+FUSED = [name for name in OURS if name not in (*EXTENDED, *JOINT, "OriginalO2NC")]  # their fused=True is a kernel
 WINDOWED = [name for name in OURS if name != "OriginalO2NC"]  # they take any window
 
 
@@ -193,7 +194,11 @@ def snapshot(opt):
 
 def asks(opt):
     """Return functions that ask for all that an optimizer knows of its run."""
-    found = [opt.certificate, lambda: opt.averaged().__enter__(), lambda: opt.averaged_state_dict(torch.nn.Linear(1, 1))]
+    found = [
+        opt.certificate,
+        lambda: opt.averaged().__enter__(),
+        lambda: opt.averaged_state_dict(torch.nn.Linear(1, 1)),
+    ]
     return found + ([opt.output, lambda: opt.progress] if hasattr(type(opt), "output") else [])
 
 

@@ -83,7 +83,10 @@ def test_a_window_of_ones_own(name):
 @pytest.mark.parametrize(
     ("window", "options", "error"),
     [
-        *((o2nc.Polynomial, {"power": bad}, "power must be .*a finite number >= 0") for bad in (-1, math.nan, math.inf, "3")),
+        *(
+            (o2nc.Polynomial, {"power": bad}, "power must be .*a finite number >= 0")
+            for bad in (-1, math.nan, math.inf, "3")
+        ),
         *((o2nc.Discount, {"beta": bad}, r"beta must be .*\(0, 1\)") for bad in (0.0, 1.0, math.nan, "0.9")),
         *((o2nc.Polynomial, {"power": 3, "start": bad}, "start must be an integer >= 0") for bad in (-1, 1.5)),
         *((o2nc.Discount, {"beta": 0.9, "every": bad}, "every must be an integer >= 1") for bad in (0, True, 2.0)),

@@ -118,8 +118,12 @@ REFUSALS = {
     "a law of one's own": ("law Constant", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=Constant(), fused=fused)),
     "a window of one's own": ("average Late", lambda ps, fused: o2nc.AdamW(ps, average=Late(2.0), fused=fused)),
     "a learner of one's own": (
-        "rule has no device form",
+        "learners without a device_rule",
         lambda ps, fused: rig.algorithm_2(ps, SignMomentum(), fused),
+    ),
+    "a joint norm": (
+        "learners with a joint norm have no device form",
+        lambda ps, fused: rig.algorithm_2(ps, o2nc.learners.CoinBetting(), fused),
     ),
 }
 
@@ -164,7 +168,7 @@ def test_a_slot_that_no_step_creates(device, monkeypatch):
     """Issue: with a slot that is misspelt every step was the optimizer's own, without a word."""
     from o2nc.fused.rules import sgd
 
-    def rule(groups):
+    def rule():
         layout = Layout(sgd.momentum_update, ("mometum_buffer",))
         return Rule(sgd.sgd_coefficients, 2, lambda group: layout, sgd._scalars)
 
@@ -291,7 +295,7 @@ def test_a_step_that_writes_tables_cannot_be_captured(device, monkeypatch):
 
 @pytest.mark.some(4)
 @pytest.mark.parametrize("every", [1, 3])
-@rig.some("AdamW", "ScaledSGDM", "CoinBetting")
+@rig.some("AdamW", "ScaledSGDM", "OGD")
 def test_after_a_capture_the_counter_is_the_devices(device, make, every):
     """A graph that is replayed takes steps without the host: which iterates count is not what the host would say."""
     runs = []

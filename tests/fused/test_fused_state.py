@@ -64,7 +64,7 @@ def test_falling_back_in_the_middle_is_resuming(device, make):
 @pytest.mark.parametrize(
     ("before", "after"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str
 )
-@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "CoinBetting", "extend(Lion)")
+@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "OGD", "extend(Lion)")
 def test_a_checkpoint_of_another_dtype(device, make, before, after):
     """State of another width than the parameter's is read as what it is."""
     params = rig.begin(device, before)

@@ -25,7 +25,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(which, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     names = {line.split()[0] for line in lines}
-    assert names == {"close_kernel", "measure_kernel", "open_kernel", "step_kernel", "total_kernel"}
+    assert names == {"close_kernel", "open_kernel", "step_kernel"}
     assert len(lines) > {"some": 12, "all": 60}[which]
 
 
@@ -272,15 +272,11 @@ def test_more_than_two_to_the_31_elements(device):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_several_devices(device):
-    """Each has its own tables and counters; a learner with a joint norm is refused."""
+    """Each has its own tables and counters."""
     runs = []
     for places in (("cuda:0", "cuda:1"), ("cuda:0", "cuda:0")):
         params = [rig.begin(place, shapes=[shape])[0] for place, shape in zip(places, ((3, 2), (1025,)), strict=True)]
         runs.append(rig.facts(rig.advance(rig.CASES["ScaledSGDM"](params), params, range(1, 6))))
-        opt = rig.CASES["CoinBetting"](params)
-        if places[0] != places[1]:
-            with pytest.raises(RuntimeError, match="on several devices"):
-                rig.advance(opt, params, [1])
     rig.agree(*runs, tolerance=0)
 
 

@@ -28,7 +28,7 @@ def test_new_values_need_nothing_new(device, counted, name, average):
     assert counted == {"layouts": 1, "uploads": 1}
 
 
-@rig.some("ScaledSGDM", "ScaledSGDM plain", "CoinBetting")
+@rig.some("ScaledSGDM", "ScaledSGDM plain", "OGD")
 def test_new_addresses_and_rates_are_uploaded(device, counted, make):
     """Gradients elsewhere, another lr, a parameter without a gradient: the tables stay."""
     params = rig.begin(device)
@@ -146,7 +146,7 @@ def test_surgery_between_steps(device, counted, surgery):
 
 
 KEPT = {
-    "AdaGrad": ["delta"],
+    "OGD": ["delta"],
     "ScaleFree": ["momentum", "lead"],
     "AdamW": ["exp_avg", "exp_avg_sq", "step"],
     "ScaledSGDM": ["average", "gradient", "output"],

@@ -11,6 +11,7 @@ import o2nc
 from problem import parameters, set_gradients
 from registry import OURS, WINDOWED, advance, asks, identical, ours_of, params_of, snapshot, trained
 
+
 def network(tied=False):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 1))
@@ -183,7 +184,10 @@ def test_averages_are_asked_for_too_early(name):
     ("make", "advice"),
     [
         (o2nc.SGD, "average=None: pass average=o2nc.Polynomial"),
-        (lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)), "average=None: pass average=o2nc.Polynomial.*extend it"),
+        (
+            lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)),
+            "average=None: pass average=o2nc.Polynomial.*extend it",
+        ),
         (lambda ps: OURS["OGD"](ps, average=False), "average=False: leave that at True"),
         (lambda ps: OURS["AdamW"](ps, certificate=False), "pass certificate=True"),
     ],

@@ -152,7 +152,9 @@ def refuses_groups(opt):
             opt.add_param_group({"params": [new]} | group)
 
 
-@pytest.mark.parametrize("disturbed", [is_read, has_no_gradients, holds_the_average, has_a_sparse_gradient, refuses_groups])
+@pytest.mark.parametrize(
+    "disturbed", [is_read, has_no_gradients, holds_the_average, has_a_sparse_gradient, refuses_groups]
+)
 @pytest.mark.parametrize("name", OURS)
 def test_a_run_that_is_disturbed_is_the_same(name, disturbed):
     """And touches neither gradients nor a generator that is not its own."""

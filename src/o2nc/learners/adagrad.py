@@ -16,7 +16,7 @@ gradient much larger than all before it is the known weakness of a step size tha
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor

@@ -20,7 +20,7 @@ that do not change. For β₂ < β² nothing is claimed.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
