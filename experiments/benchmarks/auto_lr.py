@@ -252,9 +252,7 @@ def main(out: Path, models: str = "reported", seeds: str = "12,13", quiet: bool 
             probed = ", ".join(f"{n:g}" for n in found["", "probed"])
             rows.append([f"{name}; {h}", cells[0], *lists, *cells[1:], probed])
     head = ["model; steps", "best constant lr", "that lr", "lr found", *(f"{arm}: more" for arm in ARMS), "probe"]
-    table = kit.Table(
-        head, rows, "Loss on held-out data at x̄, mean ± std over seeds; the arms' is relative to the best"
-    )
+    table = kit.Table(head, rows, "Held-out loss at x̄, mean ± std over seeds; the arms' is relative to the best")
     terminal.table(table)
     kit.write_text(out / "auto_lr.md", table.markdown() + "\n")
     if models == "reported":
