@@ -1,4 +1,4 @@
-"""lr="auto": the probe's formula, the rewind, and that nothing but a number is left of it."""
+"""lr="auto": the probe's formula, the rewind, the control by heat, and that it is AdamW at the lr that it shows."""
 
 import copy
 import io
@@ -9,7 +9,7 @@ import torch
 from torch import optim
 
 import o2nc
-from o2nc.optimizers.auto_lr import LONGEST, SHARE, WARMUP
+from o2nc.optimizers.auto_lr import HEAT, LONGEST, LOOK, LOWEST, REVIEW, SHARE, WARMUP
 from registry import identical, ours_of, params_of
 
 OPTIONS = {"average": o2nc.Polynomial(3, start=2, every=3), "certificate": True, "betas": (0.8, 0.95)}
@@ -83,21 +83,77 @@ def test_d_is_the_distance_estimate():
 @pytest.mark.parametrize(
     "options", [{}, {"average": None, "certificate": False}, {"scaling": o2nc.Gamma(16)}, {"maximize": True}]
 )
-def test_after_the_probe_it_is_adamw_at_that_number(options):
+def test_after_the_probe_it_is_adamw_at_the_lr_that_it_shows(options):
     options, sign = OPTIONS | options, -1 if "maximize" in options else 1
     found = o2nc.AdamW([{"params": [p]} for p in weights()], lr="auto", **options)
     n = probe(found, sign)
-    rates = train(found, n, n + WARMUP + 20, sign)
+    target = ours_of(found)["auto"]["target"]
+    rates = train(found, n, n + WARMUP + 2 * REVIEW, sign)
+    assert rates[:WARMUP] == [target * min(1.0, (t + 1) / WARMUP) for t in range(WARMUP)]
+    assert (rates[-1] < target) == (ours_of(found)["average"] is not None)
     plain = o2nc.AdamW([{"params": [p]} for p in weights()], lr=rates[-1], **options)
-    for t in range(WARMUP + 20):
+    for t, lr in enumerate(rates):
         for group in plain.param_groups:
-            group["lr"] = rates[-1] * min(1.0, (t + 1) / WARMUP)
-        assert train(plain, n + t, n + t + 1, sign) == [rates[t]]
+            group["lr"] = lr
+        train(plain, n + t, n + t + 1, sign)
+    ours_of(found).pop("auto", None)
     identical(whole(found), whole(plain))
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_heat_lowers_lr(offload):
+    opt = o2nc.AdamW(weights(), lr="auto", average=o2nc.Polynomial(12), offload=offload)
+    n = probe(opt)
+    lr, goal, heats = ours_of(opt)["auto"]["target"], ours_of(opt)["auto"]["goal"], []
+    lowest = LOWEST * lr
+    train(opt, n, n + WARMUP)
+    for t in range(WARMUP + 1, 2000):
+        pairs = [(p.detach(), gradient(p.detach(), t, i)) for i, p in enumerate(params_of(opt))]
+        means = [opt.state[p]["o2nc"]["average"] for p in params_of(opt)]
+        if t % LOOK == 0:
+            heats.append(sum(float((g * (x - mean)).sum()) for (x, g), mean in zip(pairs, means, strict=True)))
+        (shown,) = train(opt, t, t + 1)
+        if t % REVIEW == 0:
+            h = sum(heats) / len(heats)
+            factor = min(max(goal / h, 1 / 1.1), 1.1) if h > 0 else 1.1
+            lr, heats = min(max(lr * factor, lowest), 10 * lowest), []
+        assert shown == pytest.approx(lr, rel=1e-5)
+    assert lr < 9 * lowest
+
+
+def test_the_goal_is_a_share_of_the_largest_product_and_the_scale_of_the_loss_does_not_matter():
+    found = []
+    for scale in (1.0, 2.0**10):
+        opt = o2nc.AdamW(weights(torch.float64), lr="auto", average=o2nc.Polynomial(12), eps=0.0)
+        peaks = []
+        for t in itertools.count():
+            peaks.append(ours_of(opt)["auto"].get("peak"))
+            if peaks[-1] is None:
+                break
+            train(opt, t, t + 1, scale)
+        assert ours_of(opt)["auto"]["goal"] >= HEAT * peaks[-2] > 0
+        found.append(train(opt, t, t + 500, scale))
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+    assert len(set(found[0][WARMUP:])) > 1
+
+
+@pytest.mark.parametrize("how", ["number", "scheduler"])
+def test_the_control_ends_where_somebody_else_sets_lr(how):
+    opt = o2nc.AdamW(weights(), lr="auto", average=o2nc.Polynomial(12))
+    train(opt, 0, PROBED + WARMUP + 20)
+    assert "heat" in ours_of(opt)["auto"]
+    (group,) = opt.param_groups
+    if how == "number":
+        group["lr"] *= 0.5
+    else:
+        optim.lr_scheduler.LambdaLR(opt, lambda t: 0.5)
+    lr = group["lr"]
+    assert {*train(opt, 0, 3 * REVIEW)} == {lr}
+    assert "auto" not in ours_of(opt)
+
+
 @pytest.mark.parametrize("into", ["auto", 1e-3])
-@pytest.mark.parametrize("at", [0, 1, PROBED - 1, PROBED, PROBED + 7, PROBED + WARMUP, PROBED + WARMUP + 5])
+@pytest.mark.parametrize("at", [0, 1, PROBED - 1, PROBED, PROBED + 7, PROBED + WARMUP, PROBED + WARMUP + 38])
 def test_a_run_resumes_bitwise_in_every_phase(at, into):
     first, second = (o2nc.AdamW(weights(), lr=lr, **OPTIONS) for lr in ("auto", into))
     train(first, 0, at)
@@ -108,7 +164,7 @@ def test_a_run_resumes_bitwise_in_every_phase(at, into):
     for p, q in zip(params_of(second), params, strict=True):
         p.data.copy_(q)
     second.load_state_dict(state)
-    rates = [train(opt, at, PROBED + WARMUP + 20) for opt in (first, second, copied)]
+    rates = [train(opt, at, PROBED + WARMUP + 2 * REVIEW) for opt in (first, second, copied)]
     assert rates[0] == rates[1] == rates[2]
     identical(whole(first), whole(second))
     identical(whole(first), whole(copied))

@@ -5,13 +5,20 @@
               m_t being Adam's own mean of the gradients; with weight decay λ, d is at most 1/λ. It ends when d has
               settled, after 20 to 40 steps.
     rewind    the parameters are x_0 again, and the optimizer's state is dropped
-    warm-up   lr rises to 0.3·d over 100 steps, and is a plain number from then on
+    warm-up   lr rises to 0.3·d over 100 steps; without an average it is a plain number from then on
+    control   with x̄ beside the run, h is the mean of ⟨g_t, x_t − x̄_t⟩ over 50 steps, of which every fifth is looked
+              at. After each 50 steps lr is multiplied by 0.3·max r/h, but at most by 1.1 and at least by 1/1.1, and
+              stays between 0.03·d and 0.3·d. It ends as soon as somebody else sets lr, or a graph is captured.
 
 The estimate is Prodigy's (Mishchenko and Defazio): where F is convex, ⟨g, x_0 − x⟩ <= ⟨g, x_0 − x*⟩, so the mean r of
 the left sides is at most ⟨m, x_0 − x*⟩ <= ‖m‖₁·max|x_0 − x*|: r/‖m‖₁ never exceeds the distance that a coordinate
 has to go. Prodigy weighs gradients by d², which takes a buffer of its own; Adam's mean is there already. x_0 is kept
-while there is no x̄ yet, which takes its place: the probe needs no memory beyond the run's. The numbers were chosen on
-five small models; docs/no-learning-rate.md has how others fare.
+while there is no x̄ yet, which takes its place: the probe needs no memory beyond the run's.
+
+The estimate does not see the noise of the gradients, h does. g_t is of a new batch, so the mean of the products is
+⟨∇F(x), x − x̄⟩, for a quadratic F(x) − F(x̄) + ½⟨x − x̄, H(x − x̄)⟩: it grows with lr and with the noise, and needs no
+value of the loss. The largest r of the probe has the same unit, so lr does not depend on the scale of the loss. The
+numbers were chosen on five small models; docs/no-learning-rate.md has how others fare.
 """
 
 import math
@@ -36,6 +43,10 @@ SHARE = 0.3  # lr in units of the last d
 WARMUP = 100  # steps
 SETTLED = 6  # steps in which d has grown by less than a tenth
 LONGEST = 200  # steps of the probe at most
+HEAT = 0.3  # what h is kept at, in units of the largest r of the probe
+CHANGE = 1.1  # how many times larger or smaller lr becomes at once
+LOWEST = 0.1  # lr in units of what the warm-up rose to
+LOOK, REVIEW = 5, 50  # steps from one product to the next, and from one change of lr to the next
 LEAST = 4.0  # a probe in which d has not grown so many times goes on to its longest
 
 
@@ -45,13 +56,16 @@ def begin_probe(optimizer: Any) -> None:
         if group["lr"] != FIRST:
             raise ValueError(f'lr="auto" is one for all parameter groups, got lr={group["lr"]!r} in a group')
     _refuse_params(optimizer)
-    optimizer.param_groups[0][KEY][AUTO] = {"lr": FIRST, "d": FIRST, "probed": 0, "quiet": 0}
+    optimizer.param_groups[0][KEY][AUTO] = {"lr": FIRST, "d": FIRST, "probed": 0, "quiet": 0, "peak": 0.0}
 
 
 def take_step(optimizer: Any) -> bool:
-    """Take a step of the probe and return True; in the warm-up set this step's lr and return False."""
+    """Take a step of the probe and return True; after it set this step's lr and return False."""
     settings = optimizer.param_groups[0][KEY]
     auto = settings[AUTO]
+    if "heat" in auto:
+        _control(optimizer, auto)
+        return False
     _refuse(optimizer, auto["lr"])
     if "d" in auto:
         _probe(optimizer, auto)
@@ -59,11 +73,44 @@ def take_step(optimizer: Any) -> bool:
     t = optimizer._steps_done() + 1
     lr = auto["target"] * min(1.0, t / WARMUP)
     _show(optimizer, lr)
-    if t < WARMUP:
-        settings[AUTO] = auto | {"lr": lr}
-    else:
+    settings[AUTO] = auto | {"lr": lr}
+    if t >= WARMUP and optimizer._window is None:
         del settings[AUTO]
+    elif t >= WARMUP:
+        settings[AUTO] |= {"heat": 0.0, "looks": 0}
     return False
+
+
+def _control(optimizer: Any, auto: dict[str, Any]) -> None:
+    """Take ⟨g, x − x̄⟩ in where it is due, and change lr where that is; end if lr is somebody else's by now."""
+    settings, groups, t = optimizer.param_groups[0][KEY], optimizer.param_groups, optimizer._steps_done() + 1
+    is_taken = any(group["lr"] != auto["lr"] or "initial_lr" in group for group in groups)
+    if is_taken or optimizer._is_sharded or is_capturing():
+        del settings[AUTO]
+        return
+    if t % LOOK == 0:
+        heat = _heat(optimizer)
+        if math.isfinite(heat):
+            auto = auto | {"heat": auto["heat"] + heat, "looks": auto["looks"] + 1}
+    if t % REVIEW == 0 and auto["looks"]:
+        h = auto["heat"] / auto["looks"]
+        factor = min(max(auto["goal"] / h, 1 / CHANGE), CHANGE) if h > 0 else CHANGE
+        lr = min(max(factor * auto["lr"], LOWEST * auto["target"]), auto["target"])
+        auto = auto | {"lr": lr, "heat": 0.0, "looks": 0}
+        _show(optimizer, lr)
+    settings[AUTO] = auto
+
+
+@torch.no_grad()
+def _heat(optimizer: Any) -> float:
+    """Return ⟨g, x − x̄⟩, nan if there is none."""
+    products = []
+    for group in optimizer.param_groups:
+        params = [p for p in group["params"] if p.grad is not None and "average" in optimizer.state[p].get(KEY, ())]
+        for p, x, g in zip(params, optimizer._data(params), optimizer._gradients(params), strict=True):
+            lag = x - optimizer.state[p][KEY]["average"].to(x.device)
+            products.append(dots([g], [-lag if group["maximize"] else lag]).cpu())
+    return float(torch.cat(products).sum()) if products else math.nan
 
 
 def _refuse(optimizer: Any, lr: float) -> None:
@@ -127,8 +174,8 @@ def _probe(optimizer: Any, auto: dict[str, Any]) -> None:
     if all(map(math.isfinite, found)):
         for p, entry, product in zip(params, entries, found, strict=True):
             entry["numerator"] = betas[p] * entry["numerator"] + (1 - betas[p]) * signs[p] * product
-    estimate = GROWTH * sum(entry["numerator"] for entry in entries) / (sum(sizes) or math.inf)
-    _go_on(optimizer, auto, estimate)
+    r = sum(entry["numerator"] for entry in entries)
+    _go_on(optimizer, auto | {"peak": max(auto["peak"], r)}, GROWTH * r / (sum(sizes) or math.inf))
 
 
 def _go_on(optimizer: Any, auto: dict[str, Any], estimate: float) -> None:
@@ -159,7 +206,8 @@ def _go_on(optimizer: Any, auto: dict[str, Any], estimate: float) -> None:
     for p in optimizer._known_params:
         if KEY in optimizer.state.get(p, ()):
             p.detach().copy_(optimizer.state.pop(p)[KEY]["start"])
-    optimizer.param_groups[0][KEY][AUTO] = {"lr": SHARE * d / WARMUP, "target": SHARE * d}
+    goal = HEAT * auto["peak"]
+    optimizer.param_groups[0][KEY][AUTO] = {"lr": SHARE * d / WARMUP, "target": SHARE * d, "goal": goal}
     _show(optimizer, SHARE * d / WARMUP)
 
 

@@ -119,8 +119,9 @@ class AdamW(Averaged, optim.AdamW):
     ``offload`` as `Averaged` describes them. On a GPU it has the bits of torch's fused step.
 
     With ``lr="auto"`` the first steps, about 30 and at most 200, are a probe that finds the learning rate. Then the
-    parameters are set back to where they began, lr rises to what was found over 100 steps, and is a plain
-    number in ``param_groups[i]["lr"]`` from then on. Steps of the probe do not count for the window of the averages.
+    parameters are set back to where they began, and lr rises to what was found over 100 steps. With an average it
+    falls from there as far as the noise demands, until you set it; ``param_groups[i]["lr"]`` shows it. Steps
+    of the probe do not count for the window of the averages.
     What is not a parameter, such as BatchNorm statistics, is not set back.
 
     Example:

@@ -146,8 +146,8 @@ def _check(settings: dict[str, Any]) -> None:
     checks.integer("seed", settings["seed"], 0)
     checks.flag("certificate", settings["certificate"])
     checks.flag("offload", settings["offload"])
-    for key, value in settings.get("auto", {}).items():
-        checks.non_negative(f'"auto" of the checkpoint: {key}', value)
+    for key, value in settings.get("auto", {}).items():  # "heat" is a sum of products, of either sign
+        checks.non_negative(f'"auto" of the checkpoint: {key}', abs(value) if key == "heat" else value)
     for key, member in (("average", "gamma"), ("scaling", "sample"), ("learner", "update")):
         found = from_dict(settings.get(key))
         if found is not None and not hasattr(found, member):
