@@ -13,7 +13,7 @@ import fused_device as rig
 import o2nc
 from o2nc import learners
 from problem import delta_of, parameters, set_gradients
-from registry import INF, LEARNERS, OURS, PAPER, advance, build, claims, identical, ours_of, params_of, trained
+from registry import INF, LEARNERS, OURS, PAPER, advance, build, claims, ours_of, params_of, trained
 
 every_optimizer = pytest.mark.parametrize("name", OURS)
 

@@ -7,9 +7,9 @@ are. One step is a short chain of launches,
     step     g → rule → x, x̄, ḡ; partial sums of ‖x − x̄‖² and ⟨g, Δ⟩, one pass over memory
     close    V and the progress of every tensor, in float64
 
-and rules with a joint norm measure it first (measure, total: one more pass). Sums are added in a fixed order, without
-atomics, so a run repeats bitwise. What changes from step to step is on the device, so that a captured step can be
-replayed. State is not created here: a step that needs new state is taken by torch and `o2nc.averages`.
+Sums are added in a fixed order, without atomics, so a run repeats bitwise. What changes from step to step is on the
+device, so that a captured step can be replayed. State is not created here: a step that needs new state is taken by
+torch and `o2nc.averages`. A learner with a joint norm would need a pass of its own first: it steps eagerly.
 
 `rule` says what a rule brings along, ``rules`` has those of the library and ``laws`` the laws of s and the windows as
 device functions, ``kernels`` what calls them, ``tables`` where everything lies, ``uploads`` what changes from step to

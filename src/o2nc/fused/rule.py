@@ -6,10 +6,10 @@
         per element: x + scale·direction, with scale = s·rate; ``last`` is the direction that led to x
 
 ``slots`` is the state of the parameter's shape, up to three. ``kept`` is the state that is a number, ``constants``
-three numbers that the rule was made with, ``prepared`` what torch computed, ``group`` the lr and four more numbers of the parameter group. They are tuples, whose
-entries get their names where a rule takes them apart. `update` gets everything in at least float32, g with its sign
-and coupled weight decay; decoupled decay is its own, and ``last`` counts only with the progress. FLOOR is compiled
-in, the smallest divisor.
+three numbers that the rule was made with, ``prepared`` what torch computed, ``group`` the lr and four more numbers of
+the parameter group. They are tuples, whose entries get their names where a rule takes them apart. `update` gets
+everything in at least float32, g with its sign and coupled weight decay; decoupled decay is its own, and ``last``
+counts only with the progress. FLOOR is compiled in, the smallest divisor.
 """
 
 import importlib

@@ -150,9 +150,9 @@ class Tables:
                     row.put(key, laid)
         keys = ("spread", "progress", "rate", self.rule.number, *_DECAYED)
         self.numbers = torch.zeros(len(keys), self.n, dtype=torch.float64, device=self.device)
-        for line, key in zip(self.numbers, keys, strict=True):
-            if key is not None:
-                self._move_numbers(line, key, always=key in _DECAYED and self.decoupled)
+        for line, name in zip(self.numbers, keys, strict=True):
+            if name is not None:
+                self._move_numbers(line, name, always=name in _DECAYED and self.decoupled)
         if self.rule.count is not None:
             self.counts = torch.zeros(self.n, dtype=torch.float32, device=self.device)
             self._move_numbers(self.counts, self.rule.count)

@@ -22,7 +22,7 @@ As η_t does not grow and ‖Δ_t − u‖ <= 2D, the first terms add up to at m
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor

@@ -11,7 +11,7 @@ Regret, for ‖u‖ <= D, one lr for all parameters, nonincreasing η_t:
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 

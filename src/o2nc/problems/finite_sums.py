@@ -220,7 +220,7 @@ class Subsampled(Oracle):
         torch.Size([256, 5])
     """
 
-    kind: ClassVar[type[Problem]] = FiniteSum
+    kind: ClassVar[type] = FiniteSum
     problem: FiniteSum
     batch: int
 

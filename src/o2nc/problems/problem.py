@@ -96,7 +96,7 @@ class Oracle(ABC):
         True
     """
 
-    kind: ClassVar[type[Problem]] = Problem  # what the problem must be
+    kind: ClassVar[type] = Problem  # what the problem must be
 
     if TYPE_CHECKING:  # fields or properties of the subclasses
 

@@ -89,5 +89,5 @@ def _scalars(group: dict[str, Any]) -> Scalars:
 
 def adamw() -> Rule:
     """Return the rule of torch.optim.AdamW."""
-    options = {"prepare": count_and_powers_, "count": "step", "block": 256, "registers": 64}
+    options: dict[str, Any] = {"prepare": count_and_powers_, "count": "step", "block": 256, "registers": 64}
     return Rule(adamw_coefficients, 9, _layout, _scalars, **options)

@@ -1,7 +1,5 @@
 """A step that somebody else takes: x and g are averaged, and nothing is moved."""
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
