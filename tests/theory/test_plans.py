@@ -25,9 +25,9 @@ STEPS = st.integers(1, 10**9)
 @settings(deadline=None)
 def test_printed_plan(n, known):
     """Theorem SGDM: "μ = 24F*c/((G+σ)α^{5/2}N), η = 2F*/((G+σ)²N),
-    α = max{N^{−2/3}, (F*)^{4/7}c^{2/7}/((G+σ)^{6/7}N^{4/7})}"; Theorem O2NC with the regret of Theorem OGD: the bound.
+    α = max{N^{−2/3}, (F*)^{4/7}c^{2/7}/((G+σ)^{6/7}N^{4/7})}"; and the bound by Theorems O2NC and OGD.
     """
-    c, gap, g, s = known.values()
+    c, gap, g, s = (known[name] for name in ("c", "gap", "lipschitz", "noise"))
     a = g + s
     alpha = max(n ** (-2 / 3), gap ** (4 / 7) * c ** (2 / 7) / (a ** (6 / 7) * n ** (4 / 7)))
     if alpha > 0.5:
