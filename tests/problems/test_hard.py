@@ -11,7 +11,6 @@ import torch
 from scipy.stats import binom
 
 from o2nc.problems import Additive, Chain, Cosine, Oracle, ZeroChainOracle, hard_instance, prog
-from o2nc.problems.chain import chain_value
 
 CHAINS = [Chain(2), Chain(7), Chain(5, height=0.3, width=0.02)]
 
@@ -39,7 +38,9 @@ def test_the_chain_is_what_the_paper_defines():
         expected = -psi(1) * phi(row[0])
         for a, b in itertools.pairwise(row):
             expected += psi(-a) * phi(-b) - psi(a) * phi(b)
-        assert chain_value(torch.tensor(row, dtype=torch.float64)).item() == pytest.approx(float(expected), rel=1e-12)
+        assert Chain(4).value(torch.tensor(row, dtype=torch.float64)).item() == pytest.approx(
+            float(expected), rel=1e-12
+        )
 
 
 def test_prog():

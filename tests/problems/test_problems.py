@@ -364,7 +364,7 @@ def test_subsampling(problem, batch):
     assert error.square().sum(-1).mean().item() <= oracle.noise**2
     # exactly: the mean over all terms is the gradient, their mean square deviation / batch the variance
     x = cloud(problem)
-    every = torch.arange(problem.terms)
+    every = torch.arange(problem.samples)
     torch.testing.assert_close(problem.term_gradient(x, every.expand(len(x), -1)), problem.gradient(x))
     g = torch.stack([problem.term_gradient(x, torch.full((len(x), 1), i)) for i in every.tolist()])
     mean_square = g.square().sum(-1).mean(0)
