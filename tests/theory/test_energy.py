@@ -149,22 +149,12 @@ def test_rates_that_the_run_lowers():
     assert theory.guarantee(lr=Falling(0.02, 0.02), **known).terms == pytest.approx(
         theory.guarantee(lr=0.02, **known).terms
     )
-    with pytest.raises(ValueError, match="s ~ Exp only, got Gamma"):
-        theory.guarantee(lr=Falling(0.02, 0.005), law=o2nc.Gamma(4.0), **known)
-    with pytest.raises(ValueError, match=r"lr.least must be a number in \(0, lr.first = 0.02\], got 0.03"):
-        theory.guarantee(lr=Falling(0.02, 0.03), **known)
 
 
 def test_schedules():
     known = {"momentum": 0.9, "steps": 50, **UNIT}
     for lr in (lambda t: 0.01 * (1 - t / 50), lambda t: 0.01 * min(1.0, 1.2 ** (t - 20))):  # to 0 at the end; warm-up
         assert theory.guarantee(lr=lr, **known).bound < math.inf
-    with pytest.raises(ValueError, match=r"1/momentum² = 1\.23457 a step .* 0\.001 and then 0\.01 at step 3"):
-        theory.guarantee(lr=[0.001, 0.001] + [0.01] * 48, **known)
-    with pytest.raises(ValueError, match=r"finite numbers > 0, got .*0\.0.* at step 49"):
-        theory.guarantee(lr=[0.01] * 48 + [0.0, 0.0], **known)
-    with pytest.raises(ValueError, match="one number for each of the 50 steps"):
-        theory.guarantee(lr=[0.1, 0.1], **known)
 
 
 def test_scaled_law_is_a_longer_step():
@@ -296,16 +286,11 @@ def test_refusals(optimizer, message):
         theory.guarantee(optimizer, steps=10, **UNIT)
 
 
-def test_what_cannot_be_named_beside_an_optimizer():
-    with pytest.raises(TypeError, match="are read from the optimizer"):
-        theory.guarantee(sgdm(), momentum=0.9, steps=10, **UNIT)
-    with pytest.raises(TypeError, match="give an optimizer, or lr and momentum"):
-        theory.guarantee(lr=0.1, steps=10, **UNIT)
-    with pytest.raises(ValueError, match="with decay or kappa=2 a schedule"):
-        theory.guarantee(exponentiated(OGD(0.1, decay=1.0)), lr=[0.1] * 10, steps=10, **UNIT)
+def test_a_law_of_large_variance_needs_the_geometric_output():
+    known = {"lr": 0.1, "momentum": 0.2, "steps": 10, "law": o2nc.Gamma(0.1), **UNIT}
     with pytest.raises(ValueError, match="only output='geometric' has a theorem"):
-        theory.guarantee(lr=0.1, momentum=0.2, steps=10, law=o2nc.Gamma(0.1), **UNIT)
-    assert theory.guarantee(lr=0.1, momentum=0.2, steps=10, law=o2nc.Gamma(0.1), output="geometric", **UNIT).vacuous
+        theory.guarantee(**known)
+    assert theory.guarantee(**known, output="geometric").vacuous
 
 
 def test_guarantee_says_what_it_is():

@@ -1,7 +1,6 @@
 """`theory.stable_lr`: the recursion of E x², E xm and E m² written out, its spectral radius, and runs."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -77,43 +76,7 @@ def test_units():
     assert theory.stable_lr(0.9, dampening=0.9) == pytest.approx(1.9)
 
 
-@dataclass(frozen=True)
-class Untold:
-    """A law that does not tell its moments."""
-
-    def sample(self, seed, step):
-        return 1.0
-
-    def weight(self, s):
-        return 1.0
-
-
-class Mistold(Untold):
-    """One that cannot be."""
-
-    second_moment = 0.5
-
-
 def test_a_law_of_an_extreme_shape():
     """C(200, 100), although 200! is beyond all floats."""
     assert o2nc.Weibull(0.01).second_moment == pytest.approx(math.comb(200, 100), rel=1e-9)
     assert 0 < theory.stable_lr(0.9, o2nc.Weibull(0.01)) < 1e-59
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "words"),
-    [
-        ((1.0,), {}, ValueError, r"momentum must be a number in \[0, 1\), got 1.0"),
-        (("a",), {}, TypeError, "momentum"),
-        ((0.9,), {"curvature": 0}, ValueError, "curvature must be a finite number > 0, got 0"),
-        ((0.9,), {"nesterov": 1}, TypeError, "nesterov"),
-        ((0.9,), {"dampening": 1}, ValueError, "dampening must be a number < 1, got 1"),
-        ((0.9,), {"dampening": 0.5, "nesterov": True}, ValueError, "dampening must be 0 with nesterov=True, got 0.5"),
-        ((0.9, Untold()), {}, ValueError, "have a second_moment"),
-        ((0.9, 3), {}, TypeError, "law must be a law"),
-        ((0.9, Mistold()), {}, ValueError, r"law's E s².* >= 1, got 0.5"),
-    ],
-)
-def test_bad_arguments(arguments, options, error, words):
-    with pytest.raises(error, match=words):
-        theory.stable_lr(*arguments, **options)

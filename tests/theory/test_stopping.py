@@ -71,23 +71,6 @@ def test_ladders():
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"eps": 1.5, **UNIT}, "eps must be below lipschitz = 1.0"),
-        ({"eps": 0.0, **UNIT}, "eps must be"),
-        ({"eps": 0.1, "c": 1.0, "lipschitz": 1.0, "noise": -1.0}, "noise must be"),
-        ({"eps": 1e-200, "c": 1e300, "lipschitz": 1.0}, "out of float64's range together"),
-    ],
-)
-def test_refusals(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        theory.stopping_plan(**arguments)
-    if "noise" not in arguments:
-        with pytest.raises(ValueError, match=r"first must be a number >= eps = 0\.5, got 0\.1"):
-            theory.ladder(0.5, **UNIT, first=0.1, ratio=0.5)
-
-
 def test_noise_margin():
     """Signs of size σ: the error of their average exceeds u_j with probability p/(j(j + 1)) at most."""
     beta, n, runs, p = 0.9, 60, 20_000, 0.2
