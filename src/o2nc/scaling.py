@@ -207,16 +207,6 @@ def mean(law: Law | None) -> float:
     return getattr(law, "mean", 1.0)
 
 
-def second_moment(law: Law | None) -> float:
-    """Return E s²."""
-    return 1.0 if law is None else float(law.second_moment)  # type: ignore[attr-defined]
-
-
-def price(law: Law | None) -> float:
-    """Return L of a law; infinite without a law, since s = 1 never forgets."""
-    return math.inf if law is None else float(law.price)  # type: ignore[attr-defined]
-
-
 def estimates(law: Law | None) -> bool:
     """Return whether w(s)⟨g, Δ⟩ estimates the decrease; a law of your own may say ``estimates = False``."""
     return law is not None and getattr(law, "estimates", True)
