@@ -1,8 +1,8 @@
 """Checkpoints: torch's own, with one dictionary of ours in the first group and one in every parameter's state.
 
-Saving is torch's. Loading sees to three things that torch does not: our tensors keep their dtype and place (torch
-casts state to the parameter's dtype), a checkpoint of another kind is refused, and one with other settings than the
-optimizer was made with wins, but not silently.
+Saving is torch's own. Loading adds three things: our tensors keep their dtype and device (torch would cast them to
+the parameter's), checkpoints of another kind are refused, and settings that differ from the optimizer's are taken
+over with a warning.
 """
 
 import warnings
@@ -20,12 +20,12 @@ _AVERAGES = frozenset(("average", "gradient", "spread"))  # in the host's memory
 
 
 def is_on_host(key: str, settings: dict[str, Any]) -> bool:
-    """Return whether an entry of a parameter is kept in the host's memory; as a DTensor it would be on its mesh."""
+    """Return whether an entry of a parameter is kept in the host's memory."""
     return key == "output" or (settings["offload"] and key in _AVERAGES)
 
 
 def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return torch's state_dict; sharded parameters have whole sums, and DTensors of all that has their shape."""
+    """Return torch's state_dict; entries of sharded parameters are DTensors, and sums are over all processes."""
     if not optimizer._is_sharded:
         return by_torch()
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -34,7 +34,7 @@ def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, A
         states = {i: _whole(params[i], state) for i, state in state_dict["state"].items()}
         return {**state_dict, "state": states}
 
-    hook = optimizer.register_state_dict_post_hook(make_whole, prepend=True)  # before the user's, who see the result
+    hook = optimizer.register_state_dict_post_hook(make_whole, prepend=True)  # before the user's hooks
     try:
         return by_torch()
     finally:
@@ -64,7 +64,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
         if groups:
             groups[0][KEY] = _settings_to_load(optimizer, groups[0].get(KEY), messages)
         for group, mine in zip(groups, optimizer.param_groups, strict=False):
-            if "fused" in mine:  # how a step is taken, not what it does
+            if "fused" in mine:  # an implementation, not a hyperparameter: ours stays
                 group["fused"] = mine["fused"]
         ids = [i for group in groups for i in group["params"]]
         strangers = loaded["state"].keys() - {*ids}
@@ -82,7 +82,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
         for p, entry in entries.items():
             optimizer.state[p][KEY] = entry
 
-    # the last before torch loads and the first after it, so that the user's hooks see all there is
+    # last before torch loads and first after it, so that hooks of the user see everything
     was_finding_lr = "auto" in optimizer.param_groups[0][KEY]
     before = optimizer.register_load_state_dict_pre_hook(take_out)
     after = optimizer.register_load_state_dict_post_hook(put_back, prepend=True)
@@ -113,10 +113,10 @@ def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
 
 
 def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
-    """Return the settings to go on with: the checkpoint's, and ours where it has none."""
+    """Return the settings to continue with: the checkpoint's, or ours where it has none."""
     ours, name = optimizer.param_groups[0][KEY], type(optimizer).__name__
     ours = {key: value for key, value in ours.items() if key != "auto"}  # the checkpoint's lr wins, found or not yet
-    if theirs is None and "learner" not in ours:  # one of torch's own optimizer: the way to averages
+    if theirs is None and "learner" not in ours:  # a checkpoint of torch's own optimizer
         return ours | {key: ours[key].new_zeros((), device="cpu") for key in _COUNTERS & ours.keys()}
     if theirs is None or theirs.keys() - {"auto"} != ours.keys():
         raise ValueError(f"the checkpoint is not one of {name}: its groups have other entries under {KEY!r}")
@@ -140,7 +140,7 @@ def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: l
 
 
 def _check(settings: dict[str, Any]) -> None:
-    """Raise for values that the constructors would refuse, too."""
+    """Raise for values that the constructors would refuse."""
     for key in _COUNTERS & settings.keys():
         checks.integer(key, settings[key].item(), 0)
     checks.integer("seed", settings["seed"], 0)
@@ -155,7 +155,7 @@ def _check(settings: dict[str, Any]) -> None:
 
 
 def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter's entry with tensors of its own, where they belong."""
+    """Return a copy of a parameter's entry, checked, with its tensors on the right devices."""
     certifies = settings["average"] is not None and settings["certificate"]
     wanted = ("average", "since", *(("gradient", "spread") if certifies else ())) if _AVERAGES & entry.keys() else ()
     if missing := [key for key in wanted if key not in entry]:
