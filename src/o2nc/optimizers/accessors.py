@@ -13,7 +13,7 @@ from o2nc.averages.reading import NoAverages, parameter_names, readable
 from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import Diagnosis
-from o2nc.optimizers.swap import Swap
+from o2nc.optimizers.swap import Swap, warn_if_left_out
 from o2nc.persist.plain import KEY
 from o2nc.persist.shards import local, total
 from o2nc.vector import real
@@ -38,9 +38,14 @@ class Accessors:
         """Return a copy of ``model.state_dict()`` with x̄ in place of this optimizer's parameters, to save and ship.
 
         Nothing in it shares memory with the model. Buffers, BatchNorm statistics among them, are copies of the
-        model's; inside ``averaged(model, batches=…)`` they are those of x̄.
+        model's; inside ``averaged(model, batches=…)`` they are those of x̄. With several optimizers call it inside
+        ``with o2nc.averaged(opt1, opt2):``.
+
+        Warns:
+            UserWarning: trainable parameters of the model are not this optimizer's, and hold no x̄.
         """
         entries, _ = readable(self, "averaged_state_dict()")
+        warn_if_left_out(model, [self], "averaged_state_dict()")
         copies = {}
         for name, value in model.state_dict(keep_vars=True).items():
             copies[name] = value.detach().clone() if isinstance(value, Tensor) else value

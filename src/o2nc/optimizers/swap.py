@@ -53,6 +53,20 @@ def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
         foreach_copy_(targets, sources)
 
 
+def warn_if_left_out(model: nn.Module, optimizers: Sequence[Any], what: str) -> None:
+    """Warn of trainable parameters of the model that none of the optimizers has, unless they hold x̄ already."""
+    known = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    trained = [(name, id(p)) for name, p in model.named_parameters() if p.requires_grad]
+    missing = [name for name, key in trained if key not in known and key not in SWAPPED]
+    if missing:
+        warnings.warn(
+            f"{what}: {len(missing)} trainable parameters of the model are in none of the optimizers and stay as they "
+            f"are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; `with o2nc.averaged(opt1, opt2):` "
+            "takes several optimizers",
+            stacklevel=4,
+        )
+
+
 def _refuse_loading(model: nn.Module, *_: Any) -> None:
     if any(id(p) in SWAPPED for p in model.parameters()):  # not in a copy that was made inside the block
         raise RuntimeError(
@@ -79,18 +93,7 @@ class Swap:
             raise ValueError("batches are for the BatchNorm layers of a model: pass model=… as well")
         self._is_entered, self._optimizers, self._model, self._batches = False, list(optimizers), model, batches
         if model is not None:
-            self._warn_if_left_out(model)
-
-    def _warn_if_left_out(self, model: nn.Module) -> None:
-        known = {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
-        missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
-        if missing:
-            warnings.warn(
-                f"averaged(): {len(missing)} trainable parameters of the model are in none of the optimizers and "
-                f"stay as they are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; "
-                "o2nc.averaged(opt1, opt2) takes several optimizers",
-                stacklevel=4,
-            )
+            warn_if_left_out(model, optimizers, "averaged()")
 
     def __enter__(self) -> None:
         """Put x̄ into the parameters."""
