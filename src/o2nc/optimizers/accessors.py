@@ -1,5 +1,6 @@
 """The public methods of an optimizer with averages: x̄, certificate, diagnosis, restart."""
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable
@@ -46,12 +47,12 @@ class Accessors:
         """
         entries, _ = readable(self, "averaged_state_dict()")
         warn_if_left_out(model, [self], "averaged_state_dict()")
-        copies = {}
-        for name, value in model.state_dict(keep_vars=True).items():
-            copies[name] = value.detach().clone() if isinstance(value, Tensor) else value
+        found: dict[str, Any] = model.state_dict(keep_vars=True)  # its versions are in an attribute: keep the object
+        for name, value in found.items():
+            found[name] = value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
             if isinstance(value, Tensor) and value in entries:
-                real(local(copies[name])).copy_(local(entries[value]["average"]))
-        return copies
+                real(local(found[name])).copy_(local(entries[value]["average"]))
+        return found
 
     @torch.no_grad()
     def certificate(self: Any, c: float = 1.0) -> Certificate:

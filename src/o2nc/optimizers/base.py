@@ -8,7 +8,8 @@ between two steps is in ``param_groups[0]["o2nc"]`` and ``state[p]["o2nc"]``; ev
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from itertools import compress
 from operator import is_not
 from typing import Any
@@ -77,7 +78,8 @@ class Averaged(Accessors, Optimizer):
     # What a subclass declares.
     shared_options = frozenset(("average", "scaling", "seed", "certificate", "offload"))  # not per parameter group
     unsupported_keys: frozenset[str] = frozenset()  # options of torch's optimizers that this one would ignore
-    numbers: tuple[str, ...] = ()  # group options that must be finite numbers >= 0, or tensors
+    numbers: tuple[str, ...] = ()  # group options that must be numbers, or tensors
+    state_keys: frozenset[str] = frozenset()  # all keys of the torch optimizer's state; empty if they are not known
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     has_progress = False  # whether it knows Δ, for progress and output()
     owns_state = False  # whether all of the state is ours
@@ -127,9 +129,7 @@ class Averaged(Accessors, Optimizer):
         **kwargs: Any,
     ) -> None:
         settings = new_settings(average, scaling, seed, certificate, offload)
-        for lr in (*args[:1], kwargs.get("lr")):
-            if isinstance(lr, str):
-                raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r} of type str')
+        self._check_options(signature(super().__init__).bind_partial(params, *args, **kwargs).arguments)
         super().__init__(params, *args, **kwargs)
         self._begin(settings)
 
@@ -441,15 +441,29 @@ class Averaged(Accessors, Optimizer):
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]
             if len({id(p) for p in tensors}) != len(tensors):
                 raise ValueError("params must not repeat: a parameter appears twice in one group")
-        for name in self.numbers:
-            value = param_group.get(name, self.defaults[name])
-            if not isinstance(value, Tensor):
-                checks.number(name, value, "a finite number", lambda v: True)
-                if name != "dampening":
-                    checks.non_negative(name, value)
+        self._check_options(param_group)
         super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
             self._note_params()
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise if a number that the step computes with, a tensor excepted, is none or out of range."""
+        if isinstance(options.get("lr"), str):
+            lr = options["lr"]
+            raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r} of type str')
+        for name in options.keys() & {*self.numbers}:
+            value = options[name]
+            if name == "betas" and not (isinstance(value, tuple | list) and len(value) == 2):
+                raise TypeError(f"betas must be two numbers in [0, 1), got {value!r}")
+            for number in value if name == "betas" else [value]:
+                if isinstance(number, Tensor):
+                    continue
+                if name == "betas":
+                    checks.number(name, number, "two numbers in [0, 1)", lambda v: 0 <= v < 1)
+                elif name == "dampening":
+                    checks.number(name, number, "a finite number", lambda v: True)
+                else:
+                    checks.non_negative(name, number)
 
     def __getstate__(self) -> dict[str, Any]:
         self._warn_if_swapped("a copy of the optimizer")

@@ -55,14 +55,16 @@ def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 def warn_if_left_out(model: nn.Module, optimizers: Sequence[Any], what: str) -> None:
     """Warn of trainable parameters of the model that none of the optimizers has, unless they hold x̄ already."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
     known = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     trained = [(name, id(p)) for name, p in model.named_parameters() if p.requires_grad]
     missing = [name for name, key in trained if key not in known and key not in SWAPPED]
     if missing:
         warnings.warn(
-            f"{what}: {len(missing)} trainable parameters of the model are in none of the optimizers and stay as they "
-            f"are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; `with o2nc.averaged(opt1, opt2):` "
-            "takes several optimizers",
+            f"{what}: {len(missing)} trainable parameters of the model are in none of the optimizers and stay as "
+            f"they are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; "
+            "`with o2nc.averaged(opt1, opt2):` takes several optimizers",
             stacklevel=4,
         )
 
@@ -91,9 +93,9 @@ class Swap:
         self._is_entered, self._backups, self._stack = True, list[_Backup](), ExitStack()
         if batches is not None and model is None:
             raise ValueError("batches are for the BatchNorm layers of a model: pass model=… as well")
-        self._is_entered, self._optimizers, self._model, self._batches = False, list(optimizers), model, batches
         if model is not None:
             warn_if_left_out(model, optimizers, "averaged()")
+        self._is_entered, self._optimizers, self._model, self._batches = False, list(optimizers), model, batches
 
     def __enter__(self) -> None:
         """Put x̄ into the parameters."""

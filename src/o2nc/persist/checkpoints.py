@@ -71,6 +71,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
         if strangers:
             raise ValueError(f"the checkpoint has state of parameters that are in none of its groups: {[*strangers]}")
         states = {i: dict(state) for i, state in loaded["state"].items()}
+        _refuse_other_state(optimizer, states)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         for i, p in zip(ids, params, strict=False):  # torch says itself when there are more of one
             entry = states.get(i, {}).pop(KEY, None)
@@ -110,6 +111,15 @@ def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
                 raise ValueError(f"the checkpoint is not one of {name}: its groups have {key}={group[key]!r}")
         if isinstance(group.get("lr"), int | float):
             checks.non_negative("lr", group["lr"])
+
+
+def _refuse_other_state(optimizer: Any, states: dict[Any, dict[str, Any]]) -> None:
+    """Raise if a checkpoint has state that none of this optimizer's steps creates, as NAdam's beside Adam's."""
+    unknown = {key for state in states.values() for key in state} - {*optimizer.state_keys, KEY}
+    is_known = optimizer.state_keys and type(optimizer).__module__.startswith("o2nc.")  # a subclass may have more
+    if unknown and is_known:
+        name = type(optimizer).__name__
+        raise ValueError(f"the checkpoint is not one of {name}: its state has {sorted(map(str, unknown))}")
 
 
 def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
