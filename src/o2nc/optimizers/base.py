@@ -31,7 +31,7 @@ from o2nc.optimizers.auto_lr import AUTO, take_step
 from o2nc.optimizers.swap import SWAPPED
 from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
-from o2nc.persist.plain import KEY, from_dict, to_dict
+from o2nc.persist.plain import AVERAGED, KEY, from_dict, to_dict
 from o2nc.persist.shards import assemble, is_sharded, local, local_gradient, why_partial
 from o2nc.scaling import Law, check_law, draw
 from o2nc.vector import real, wide
@@ -102,7 +102,6 @@ class Averaged(Accessors, Optimizer):
     _finite_at: int  # the last step at which certificate() was finite
     _broken: str  # the warning to repeat until it is finite again
     _is_checked: bool  # whether the parameters were checked to be whole (not FSDP1's or ZeRO's part)
-    _has_averaged: bool  # the last step failed after it had averaged x_t: do not average it again
     _clock: tuple[Any, int, int]  # the counter, its version and its value: saves waiting for a device to read it
     _lock: Any  # held while a step changes the parameters
     _watchers: dict[str, Callable[[], None]]  # called after every step
@@ -187,7 +186,7 @@ class Averaged(Accessors, Optimizer):
             self._refuse_capture(is_averaged)
             iterate = self._iterate(is_averaged)
             new = self._update_averages(iterate)
-            self._has_averaged = True
+            self.param_groups[0][KEY][AVERAGED] = True
             self._move(iterate)
             self._finish(new)
         if self._window is not None:
@@ -212,7 +211,7 @@ class Averaged(Accessors, Optimizer):
         settings, progress = self.param_groups[0][KEY], self.has_progress and self._window is not None
         t = 0 if is_averaged and self._law is None else self._steps_done() + 1
         turn = NO_TURN if is_averaged or self._window is None else self._window.turn(t)
-        if self._has_averaged:
+        if AVERAGED in settings:
             turn = turn._replace(counts=False)
         k = turn.complete if turn.counts and self.has_progress else 0
         random = draw(self._law, settings["seed"], t, counts=turn.counts, progress=progress, k=k)
@@ -287,12 +286,12 @@ class Averaged(Accessors, Optimizer):
         """Advance the counter; store the entries of new parameters, now that torch has initialized its own state."""
         for p, entry in new.items():
             self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
-        step = self.param_groups[0][KEY]["step"]
-        tensor, version, value = self._clock
+        settings = self.param_groups[0][KEY]
+        step, (tensor, version, value) = settings["step"], self._clock
         is_known = tensor is step and version == step._version
         step.add_(1)
         self._clock = (step, step._version, value + 1) if is_known else (None, 0, 0)
-        self._has_averaged = False
+        settings.pop(AVERAGED, None)
 
     def _steps_done(self) -> int:
         """Return the number of steps taken, from the host's copy if the counter is on a device."""
@@ -338,7 +337,7 @@ class Averaged(Accessors, Optimizer):
 
     def _step_fused(self, rule: DeviceRule) -> bool:
         """Run the rule's kernels; return whether they could."""
-        if self._has_averaged and not rule.moves:  # x_t was averaged before the last attempt failed
+        if AVERAGED in self.param_groups[0][KEY] and not rule.moves:  # a step failed after it
             return False
         reason = self._engine.take(rule, self.param_groups, self.state, self._window, self._law, self._steps_done)
         if reason is None and rule.moves:
@@ -387,7 +386,7 @@ class Averaged(Accessors, Optimizer):
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
-        self._has_averaged, self._clock, self._finite_at, self._broken = False, (None, 0, 0), 0, ""
+        self._clock, self._finite_at, self._broken = (None, 0, 0), 0, ""
         self._trail.steps = self._trail.due = 0  # it begins again at the next step
         self._note_params()
 

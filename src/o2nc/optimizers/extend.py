@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from o2nc.averages.update import Entry
 from o2nc.averages.windows import Average
 from o2nc.optimizers.base import Averaged, new_settings
-from o2nc.persist.plain import KEY
+from o2nc.persist.plain import AVERAGED, KEY
 from o2nc.scaling import Exponential, Law
 
 # Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
@@ -200,7 +200,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
         nonlocal new
         if new is None and self._has_gradients():
             new = self._update_averages(self._iterate())
-            self._has_averaged = True
+            self.param_groups[0][KEY][AVERAGED] = True
 
     def observed() -> Any:
         if before and new is None and versions != [p._version for p in params]:

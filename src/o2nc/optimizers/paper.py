@@ -29,7 +29,7 @@ from o2nc.averages.windows import Average, Discount, Window
 from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.torch_optimizers import SGD
-from o2nc.persist.plain import KEY
+from o2nc.persist.plain import AVERAGED, KEY
 from o2nc.persist.shards import assemble, is_sharded, local, total
 from o2nc.scaling import Draw, Exponential, Law
 
@@ -60,7 +60,7 @@ class Paper(Averaged):
         """Update the progress, then the averages, and copy x̄ if it becomes the output."""
         if self._window is None:
             return {}
-        if not self._has_averaged and iterate.t > 1:
+        if AVERAGED not in self.param_groups[0][KEY] and iterate.t > 1:
             self._add_progress(iterate)
         new = super()._update_averages(iterate)
         for p, entry in zip(iterate.params, iterate.entries, strict=True):

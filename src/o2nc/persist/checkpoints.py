@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.persist.plain import KEY, from_dict
+from o2nc.persist.plain import AVERAGED, KEY, from_dict
 from o2nc.persist.shards import assemble, is_sharded, local, with_own_sums, with_whole_sums
 
 _COUNTERS = frozenset(("step", "pending"))
+_TRANSIENT = frozenset(("auto", AVERAGED))  # settings that are there for some steps only
 _AVERAGES = frozenset(("average", "gradient", "spread"))  # in the host's memory if they are offloaded
 
 
@@ -125,10 +126,11 @@ def _refuse_other_state(optimizer: Any, states: dict[Any, dict[str, Any]]) -> No
 def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
     """Return the settings to continue with: the checkpoint's, or ours where it has none."""
     ours, name = optimizer.param_groups[0][KEY], type(optimizer).__name__
-    ours = {key: value for key, value in ours.items() if key != "auto"}  # the checkpoint's lr wins, found or not yet
+    # the checkpoint decides whether lr is still being found, and whether a step was cut short
+    ours = {key: value for key, value in ours.items() if key not in _TRANSIENT}
     if theirs is None and "learner" not in ours:  # a checkpoint of torch's own optimizer
         return ours | {key: ours[key].new_zeros((), device="cpu") for key in _COUNTERS & ours.keys()}
-    if theirs is None or theirs.keys() - {"auto"} != ours.keys():
+    if theirs is None or theirs.keys() - _TRANSIENT != ours.keys():
         raise ValueError(f"the checkpoint is not one of {name}: its groups have other entries under {KEY!r}")
     theirs = theirs | {key: theirs[key].detach().cpu().clone() for key in _COUNTERS & theirs.keys()}
     _check(theirs)

@@ -13,6 +13,7 @@ from o2nc import laws, learners, scaling
 from o2nc.averages import windows
 
 KEY = "o2nc"  # our key in the first parameter group and in every parameter's state
+AVERAGED = "averaged"  # a setting while a step is under way; if it fails, x_t is not averaged twice
 _NAME = "class"  # a keyword, so no field has this name
 
 
