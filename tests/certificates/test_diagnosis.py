@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import random
 
 import numpy as np
 import pytest
@@ -256,12 +257,64 @@ def test_every_optimizer_has_it_and_it_changes_nothing(name):
     identical(*runs)
 
 
+def draw():
+    """Draw from the global generators of Python and NumPy."""
+    return random.random() + np.random.normal()  # noqa: NPY002
+
+
+def test_a_loss_may_change_what_it_likes():
+    """Random numbers of Python and NumPy, the model's mode, buffers that are new tensors, and the gradients."""
+
+    class Counting(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(3, 1)
+            self.register_buffer("seen", torch.zeros(()))
+            self.register_buffer("cached", None)
+
+        def forward(self, x):
+            self.seen, self.cached = self.seen + len(x), x
+            return super().forward(x)
+
+    model = torch.nn.Sequential(Counting(), torch.nn.BatchNorm1d(1))
+    opt = o2nc.SGD(model.parameters(), lr=0.1, average=0.9)
+
+    def loss():
+        opt.zero_grad()
+        model.eval()
+        x = torch.rand(4, 3) + draw()
+        with torch.enable_grad():
+            value = model(x).square().sum()
+            value.backward()
+        model[1].running_mean += 1
+        return value
+
+    for _ in range(3):
+        loss()
+        model.train()
+        opt.step()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    expected = draw()
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    grads = [(p.grad, p.grad.clone()) for p in model.parameters()]
+    seen, before = model[0].seen, copy.deepcopy(model.state_dict())
+    opt.diagnose(loss)
+    assert draw() == expected
+    assert all(module.training for module in model.modules())
+    assert model[0].seen is seen
+    assert model[0].cached is not None
+    identical(before, model.state_dict())
+    for p, (g, former) in zip(model.parameters(), grads, strict=True):
+        assert p.grad is g
+        assert torch.equal(g, former)
+
+
 def test_heat_is_of_the_same_random_numbers():
-    """Where x = x̄ two calls of a loss with dropout are equal."""
+    """Where x = x̄ two calls of a loss with dropout and random data are equal."""
     x = torch.nn.Parameter(torch.ones(50))
     opt = o2nc.SGD([x], lr=0.0, average=0.9)
     run(opt, lambda t, x: torch.ones_like(x), 2)
-    found = opt.diagnose(lambda: torch.nn.functional.dropout(x).sum())
+    found = opt.diagnose(lambda: torch.nn.functional.dropout(x).sum() + draw())
     assert found.evidence["heat"] == 0
 
 

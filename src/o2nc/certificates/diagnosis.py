@@ -14,14 +14,19 @@ over all coordinates. None has a unit. The first line that applies, from above, 
 measurements behind the thresholds.
 """
 
+import gc
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from o2nc.averages import reading
@@ -209,11 +214,10 @@ def _last_finite(times: Sequence[int], increments: Sequence[float]) -> int | Non
 
 
 def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:
-    """Return F(x) − F(x̄) and both, with the same random numbers; buffers of modules that run are restored."""
-    devices = {p.device for p in optimizer._known_params if p.device.type == "cuda"}
+    """Return F(x) − F(x̄) and both, with the same random numbers."""
     values = []
     for block in (nullcontext, optimizer.averaged):
-        with _kept_buffers(), torch.random.fork_rng(devices), block():
+        with _all_restored(optimizer._known_params), block():
             values.append(_scalar(loss()))
     x, average = values
     return {"heat": x - average, "loss": x, "loss_averaged": average}
@@ -227,18 +231,39 @@ def _scalar(value: Any) -> float:
 
 
 @contextmanager
-def _kept_buffers() -> Iterator[None]:
-    """Restore on leaving what modules that ran inside have as buffers, such as BatchNorm's statistics."""
-    kept: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+def _all_restored(params: Sequence[Any]) -> Iterator[None]:
+    """Restore on leaving what a loss may change: random numbers, gradients, modes and buffers of modules.
 
-    def keep(module: Any, _: Any) -> None:
-        if module not in kept:
-            kept[module] = [(b, b.clone()) for b in module.buffers(recurse=False)]
+    Which modules the loss uses is not known before it has run, and may have changed their mode; so the modes of all
+    modules of the process are noted. Buffers are copied when their module runs.
+    """
+    modules = [m for m in gc.get_objects() if issubclass(type(m), Module)]
+    before = [(m, m.training, dict(m._buffers.items())) for m in modules]
+    gradients, python = [p.grad for p in params], random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002
+    copies: dict[Module, list[tuple[Tensor, Tensor]]] = {}
 
-    hook = register_module_forward_pre_hook(keep)
+    def copy_buffers(module: Module, _: Any) -> None:
+        if module not in copies:
+            copies[module] = [(b, b.clone()) for b in module.buffers(recurse=False)]
+
+    hook = register_module_forward_pre_hook(copy_buffers)
+    for p in params:
+        p.grad = None  # so that nothing is added to the former one
     try:
-        yield
+        with torch.random.fork_rng({p.device for p in params if p.device.type == "cuda"}):
+            yield
     finally:
         hook.remove()
-        for b, former in (pair for pairs in kept.values() for pair in pairs):
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = g
+        for b, former in chain.from_iterable(copies.values()):
             b.copy_(former)
+        for module, mode, buffers in before:
+            if module.training != mode:
+                module.training = mode
+            for name, b in buffers.items():
+                if getattr(module, name) is not b:
+                    setattr(module, name, b)
