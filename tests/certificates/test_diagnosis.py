@@ -122,6 +122,27 @@ def test_the_trail_is_thinned_and_small():
     assert steps[-1] > 680
 
 
+def test_the_noise_floor_is_that_of_independent_gradients():
+    """Where gradients are noise ‖ḡ‖ is at the floor; where they agree it is √ess times it. A frozen tensor has 0."""
+
+    def evidence(gradient, **options):
+        x = torch.nn.Parameter(torch.ones(200, dtype=torch.float64))
+        still = torch.nn.Parameter(torch.ones(10**4, dtype=torch.float64), requires_grad=False)
+        opt = o2nc.SGD([x, still], lr=0.01, average=o2nc.Polynomial(2, every=2), **options)
+        for t in range(1, 601):
+            x.grad = gradient(t)
+            opt.step()
+        return opt.diagnose().evidence, opt
+
+    walks, opt = evidence(lambda t: noise(t), certificate=True)
+    assert walks["noise_floor"] == pytest.approx(math.sqrt(200 / opt.certificate().ess), rel=0.05)
+    assert walks["gradient_to_noise"] == pytest.approx(1, abs=0.2)
+    agree, opt = evidence(lambda t: noise(1), certificate=True)
+    assert agree["noise_floor"] == pytest.approx(float(noise(1).norm()) / math.sqrt(opt.certificate().ess), rel=1e-12)
+    assert agree["gradient_to_noise"] == pytest.approx(math.sqrt(opt.certificate().ess), rel=1e-6)
+    assert "noise_floor" not in evidence(lambda t: noise(t))[0]
+
+
 # --- verdicts
 
 
