@@ -33,10 +33,9 @@ def append(path: Path, fields: tuple[str, ...], rows: Iterable[Iterable[Any]] = 
         writer = csv.writer(file, lineterminator="\n")
         if file.tell() == 0:
             writer.writerow(fields)
-        else:
-            file.seek(0)
-            _check_header(path, file, fields)
-            file.seek(0, os.SEEK_END)
+        file.seek(0)
+        _check_header(path, file, fields)
+        file.seek(0, os.SEEK_END)
         writer.writerows(rows)
 
 

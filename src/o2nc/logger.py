@@ -92,9 +92,7 @@ class CertificateLogger:
         checks.integer("every", every, 1)
         checks.positive("c", c)
         if writer is not None and not (hasattr(writer, "add_scalar") or hasattr(writer, "log")):
-            raise TypeError(
-                f"writer must have add_scalar(tag, value, step) or log(values, step=step), got {writer!r}"
-            )
+            raise TypeError(f"writer must have add_scalar(tag, value, step) or log(values, step=…), got {writer!r}")
         optimizer = averaged_optimizer(optimizer, certificate=True)
         self.path = Path(path).absolute()
         self.layers_path = layers_path(self.path)
@@ -117,33 +115,30 @@ class CertificateLogger:
         if step == self._logged or not has_certificate(optimizer):
             return
         self._logged = step
-        if not (is_first or optimizer._is_sharded):  # a sharded certificate needs all processes
-            return
-        diagnosis, certificate, progress = optimizer.diagnose(), optimizer.certificate(self.c), progress_of(optimizer)
-        if not is_first:
-            return
+        if is_first or optimizer._is_sharded:  # a sharded certificate needs all processes
+            found = optimizer.diagnose(), optimizer.certificate(self.c), progress_of(optimizer)
+            if is_first:
+                self._write(step, *found)
+
+    def _write(self, step: int, diagnosis: Diagnosis, certificate: Certificate, progress: float) -> None:
+        said, parts = (diagnosis.verdict, diagnosis.evidence["displacement"]), certificate.by_parameter.items()
+        numbers = (certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess, self.c)
+        found = scalars(diagnosis, certificate, progress)
+        found |= {f"{field}/{name}": getattr(part, field) for name, part in parts for field in ("gradient", "spread")}
         try:
-            self._write(step, diagnosis, certificate, progress)
+            append(self.path, FIELDS, [(step, *said, *numbers)])
+            rows = [(step, quote(name), part.gradient, part.spread) for name, part in parts]
+            append(self.layers_path, LAYER_FIELDS, rows)
+            if hasattr(self.writer, "log"):
+                self.writer.log(found, step=step)
+            for tag, number in found.items() if hasattr(self.writer, "add_scalar") else ():
+                self.writer.add_scalar(tag, number, step)
+            if hasattr(self.writer, "flush"):
+                self.writer.flush()
         except Exception as error:  # a full disk or a tracker that is gone must not end a run
             if not self._has_warned:
                 warnings.warn(f"the log {self.path} lacks rows, and training goes on: {error}", stacklevel=2)
             self._has_warned = True
-
-    def _write(self, step: int, diagnosis: Diagnosis, certificate: Certificate, progress: float) -> None:
-        gradient, spread, value, ess = certificate.gradient, certificate.spread, certificate.value, certificate.ess
-        said = (diagnosis.verdict, diagnosis.evidence["displacement"])
-        append(self.path, FIELDS, [(step, *said, gradient, spread, value, progress, ess, self.c)])
-        parts = certificate.by_parameter.items()
-        rows = [(step, quote(name), part.gradient, part.spread) for name, part in parts]
-        append(self.layers_path, LAYER_FIELDS, rows)
-        found = scalars(diagnosis, certificate, progress)
-        found |= {f"{field}/{name}": getattr(part, field) for name, part in parts for field in ("gradient", "spread")}
-        if hasattr(self.writer, "log"):
-            self.writer.log(found, step=step)
-        for tag, number in found.items() if hasattr(self.writer, "add_scalar") else ():
-            self.writer.add_scalar(tag, number, step)
-        if hasattr(self.writer, "flush"):
-            self.writer.flush()
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """Plot the log; see `o2nc.integrations.matplotlib.plot`, which needs no optimizer.

@@ -76,15 +76,8 @@ def posthoc(snapshots: Iterable[Snapshot | tuple[Any, int, Any]], power: float |
 
     Example:
         >>> import torch, o2nc
-        >>> x = torch.nn.Parameter(torch.tensor([3.0]))
-        >>> opt = o2nc.ScaledSGDM([x], lr=0.1, scaling=None, average=o2nc.Polynomial(3))
-        >>> snapshots = []
-        >>> for n in range(1, 65):
-        ...     x.grad = x.detach().sign()
-        ...     opt.step()
-        ...     if n % 8 == 0:
-        ...         with opt.averaged():
-        ...             snapshots.append(o2nc.Snapshot(o2nc.Polynomial(3), n, [x.detach().clone()]))
+        >>> window = o2nc.Polynomial(3)
+        >>> snapshots = [o2nc.Snapshot(window, n, [torch.tensor([1.0 / n])]) for n in range(8, 65, 8)]
         >>> wider = o2nc.posthoc(snapshots, power=2)
         >>> wider.error < 0.1
         True
@@ -101,15 +94,14 @@ def posthoc(snapshots: Iterable[Snapshot | tuple[Any, int, Any]], power: float |
     if steps <= wanted.start:
         raise ValueError(f"the window begins after {wanted.start} steps, and the last snapshot is of step {steps}")
     # with a_K = 1 − Σ a_k it is least squares: a row for every step, a column for every snapshot but the last
-    columns = [_weights(window, step, steps) for window, step, _ in known]
-    *others, last, asked = *columns, _weights(wanted, steps, steps)
-    differences = torch.stack([column - last for column in others], 1) if others else last.new_zeros(steps, 0)
-    a = torch.linalg.lstsq(differences, (asked - last)[:, None], driver="gelsd").solution[:, 0]
+    columns = torch.stack([_weights(window, step, steps) for window, step, _ in known], 1)
+    last, asked = columns[:, -1:], _weights(wanted, steps, steps)[:, None]
+    a = torch.linalg.lstsq(columns[:, :-1] - last, asked - last, driver="gelsd").solution
     a = torch.cat([a, 1 - a.sum(0, keepdim=True)])
-    made = torch.stack(columns, 1) @ a
+    made, weights = columns @ a, a[:, 0].tolist()
     error = torch.linalg.vector_norm(made - asked) / torch.linalg.vector_norm(asked)
-    values = _combine(a.tolist(), [snapshot.values for snapshot in known])
-    return Posthoc(values, a.tolist(), float(error), float(made.min() / made.max()))
+    values = _combine(weights, [snapshot.values for snapshot in known])
+    return Posthoc(values, weights, float(error), float(made.min() / made.max()))
 
 
 def _weights(window: Polynomial, n: int, steps: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import ref
 
@@ -34,11 +34,7 @@ class Averaging:
         self.optimizers: list[Any] = []
 
     def begin(
-        self,
-        optimizers: Sequence[Any],
-        model: nn.Module,
-        prepare: Callable[[Any], Any],
-        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        self, optimizers: Sequence[Any], model: nn.Module, prepare: Callable[[Any], Any], context: Any = nullcontext
     ) -> None:
         """Take a trainer's optimizers and model, and name the optimizers' parameters after the model's.
 
@@ -46,9 +42,9 @@ class Averaging:
             optimizers: the trainer's; they need averages.
             model: the trainer's; it must not be sharded.
             prepare: moves a batch to the model's device.
-            context: in which the model is called, such as autocast.
+            context: returns the context in which to call the model, such as autocast.
         """
-        self.optimizers, self._model = [averaged_optimizer(optimizer) for optimizer in optimizers], model
+        self.optimizers, self.model = [averaged_optimizer(optimizer) for optimizer in optimizers], model
         if any(map(is_sharded, model.parameters())):
             raise ValueError("AveragingCallback saves whole models, and the parameters of this one are sharded")
         for optimizer in self.optimizers:
@@ -67,7 +63,7 @@ class Averaging:
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Put x̄ and its BatchNorm statistics into the model inside a ``with`` block, and restore it on leaving."""
-        with averaged(*self.optimizers, model=self._model):
+        with averaged(*self.optimizers, model=self.model):
             former, steps = _clone(self._statistics()), [optimizer._steps_done() for optimizer in self.optimizers]
             try:
                 if self.batches is not None and steps != self._recalibrated_at:
@@ -82,7 +78,7 @@ class Averaging:
         with (
             torch.random.fork_rng(devices=[]),
             self._context(),
-            recalibrated(self._model, map(self._prepare, batches)),
+            recalibrated(self.model, map(self._prepare, batches)),
         ):
             return _clone(self._statistics())
 
@@ -98,13 +94,13 @@ class Averaging:
         """Return copies of all that differs between x and x̄: the optimizers' parameters, BatchNorm statistics."""
         groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
         known = {id(p) for group in groups for p in group["params"]}
-        params = {name: p for name, p in self._model.named_parameters() if id(p) in known}
+        params = {name: p for name, p in self.model.named_parameters() if id(p) in known}
         return _clone(params | self._statistics())
 
     @torch.no_grad()
     def load(self, state: State) -> None:
         """Copy tensors into the model's of the same names."""
-        own = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
+        own = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         for name, value in state.items():
             own[name].copy_(value)
 
@@ -120,8 +116,8 @@ class Averaging:
 
     def _statistics(self) -> State:
         """Return the running statistics of the BatchNorm layers, by their names in the model."""
-        norms = {name for name, module in self._model.named_modules() if isinstance(module, BatchNorm)}
-        return {name: b for name, b in self._model.named_buffers() if name.rpartition(".")[0] in norms}
+        norms = {name for name, module in self.model.named_modules() if isinstance(module, BatchNorm)}
+        return {name: b for name, b in self.model.named_buffers() if name.rpartition(".")[0] in norms}
 
 
 def _clone(state: State) -> State:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
-from transformers.training_args import TrainingArguments
+from transformers.trainer_callback import TrainerCallback
 
 from o2nc.integrations.averaging import Averaging, State
 
@@ -78,9 +77,7 @@ class AveragingCallback(TrainerCallback):
         if path.exists():
             self._iterate = torch.load(path, map_location="cpu", weights_only=True)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Raise if the optimizer has no averages or would go on from x̄, and restore x if a run is resumed."""
         trainer = self.trainer
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
@@ -92,15 +89,13 @@ class AveragingCallback(TrainerCallback):
         self._averaging.load(self._iterate)
         self._is_training, self._iterate = True, {}
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the certificate after the loss, in an entry of its own: reporters have seen that of the loss."""
         found = self._averaging.scalars() if "loss" in kwargs["logs"] else {}
         if found:
             self.trainer.log(found)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave x̄ in the model, unless it is that of the best evaluation already."""
         self._is_training = False
         self._has_finished = args.load_best_model_at_end and state.best_model_checkpoint is not None
