@@ -192,14 +192,13 @@ def set_noise(params, step, missing=(), scale=1.0):
         p.grad = None if i in missing else (noise * scale).to(p.dtype).to(p.device)
 
 
-def advance(opt, params, steps, rates=None):
-    """Make these steps, at the given learning rates if there are some."""
-    for k, t in enumerate(steps):
+def advance(opt, params, steps):
+    """Take these steps; no gradient is written to."""
+    for t in steps:
         set_noise(params, t)
-        if rates is not None:
-            for group in opt.param_groups:
-                group["lr"] = rates[k]
+        before = [p.grad.clone() for p in params]
         opt.step()
+        assert all(torch.equal(p.grad, g) for p, g in zip(params, before, strict=True)), ".grad was written to"
     return opt
 
 
@@ -211,7 +210,8 @@ def facts(opt):
     found = {"step": step} | {f"x {i}": p.detach() for i, p in enumerate(params)}
     if settings["average"] is not None and step > 0:
         found |= _said(opt, params)
-    return {key: torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True) for key, value in found.items()}
+    found = {key: v.full_tensor() if hasattr(v, "full_tensor") else torch.as_tensor(v) for key, v in found.items()}
+    return {key: value.detach().to("cpu", torch.float64, copy=True) for key, value in found.items()}
 
 
 def _said(opt, params):
