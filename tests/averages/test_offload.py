@@ -91,14 +91,3 @@ def test_parameters_that_are_exchanged_or_taken_out_leave_the_others_alone():
     del opt.param_groups[0]["params"][0]
     rig.advance(opt, params[1:], range(20, 26))
     assert len(opt.certificate().by_parameter) == 2 == len(params_of(opt))
-
-
-def test_memory_of_copies_is_used_again():
-    x, copies = torch.ones(3), HostCopies()
-    assert copies([x, None]) == [x, None]  # in the host's memory no copy is needed
-    kept = copies._copy(0, x)
-    assert kept is not x
-    assert copies._copy(0, torch.zeros(3)) is kept
-    assert not kept.any()
-    assert x.all()
-    assert copies._copy(0, torch.zeros(4)) is not kept

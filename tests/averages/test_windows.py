@@ -39,15 +39,6 @@ def test_a_share_in_place_of_a_power_is_noticed():
         o2nc.Polynomial(0.08)
 
 
-def test_weights_grow_like_a_power():
-    """p_{n,t} is about t^r, so the effective number of iterates is a fixed share of the run."""
-    for power in (0, 1, 3, 12):
-        p = twin.weights(o2nc.Polynomial(power), 400)
-        assert p[199] / p[399] == pytest.approx(0.5**power, rel=0.2)
-        share = (2 * power + 1) / (power + 1) ** 2
-        assert o2nc.Polynomial(power).ess(400) == pytest.approx(400 * share, rel=0.1)
-
-
 @pytest.mark.parametrize("average", [0.5, np.float32(0.5)], ids=repr)
 def test_a_number_is_a_discount(average):
     identical(*(claims(trained("SGD", 3, average=given)) for given in (average, o2nc.Discount(0.5))))

@@ -216,6 +216,9 @@ def permuted(kind, device):
     if kind == "transposed":
         base = torch.randn(7, 40, dtype=torch.float64, generator=generator).to(device)
         return torch.nn.Parameter(base.t()), base
+    if kind == "unaligned":
+        base = torch.randn(7, dtype=torch.float64, generator=generator).to(device)
+        return torch.nn.Parameter(base[1:]), base
     base = torch.randn(6, 50, dtype=torch.float64, generator=generator).to(device)
     return torch.nn.Parameter(base[1:, ::2]), base  # with gaps
 
@@ -236,12 +239,12 @@ GRADIENTS = ["like the parameter", "contiguous", "offset", "expanded"]
 
 
 @pytest.mark.some(12)
-@pytest.mark.parametrize("kind", ["channels last", "transposed", "gaps"])
+@pytest.mark.parametrize("kind", ["channels last", "transposed", "unaligned", "gaps"])
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @rig.some("AdamW", "ScaledSGDM", "OGD", "extend(Lion)")
 def test_memory_order(device, kind, gradient, make):
     """Strides of parameter and gradient do not matter, gaps are left alone, state lies as its parameter does."""
-    gaps, stridden = [], []
+    stridden = []
 
     def work(fused):
         p, base = permuted(kind, device)
@@ -255,38 +258,17 @@ def test_memory_order(device, kind, gradient, make):
             opt.step()
         if fused:
             assert p.stride() == strides
-            untouched = torch.ones_like(base, dtype=torch.bool)
-            untouched[1:, ::2] = False
-            gaps.append(kind != "gaps" or torch.equal(base[untouched], before[untouched]))
+            if kind == "gaps":
+                before[1:, ::2] = base[1:, ::2]
+                assert torch.equal(base, before)
             kept = [opt.state[p], opt.state[p]["o2nc"]]
             shaped = [v for entries in kept for v in entries.values() if getattr(v, "shape", 0) == p.shape]
             stridden.extend(v.stride() == strides for v in shaped)
         return opt
 
     rig.compare(work)
-    assert gaps == [True]
     assert stridden
     assert kind == "gaps" or all(stridden)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_unaligned_memory(device, dtype):
-    """Parameters and gradients may begin at any element of an allocation."""
-    runs = []
-    for offset in (0, 1, 3):
-        room = torch.zeros(1030, dtype=dtype, device=device)
-        room[offset : offset + 1026] = rig.begin(device, dtype, shapes=[(1026,)])[0].detach()
-        p = torch.nn.Parameter(room[offset : offset + 1026])
-        opt = rig.CASES["ScaledSGDM"]([p])
-        for t in (1, 2, 3):
-            rig.set_noise([p], t)
-            p.grad = torch.cat([p.grad.new_zeros(offset), p.grad])[offset:]
-            opt.step()
-        assert rig.is_fused(opt)
-        assert p.data_ptr() == room[offset:].data_ptr()
-        runs.append(rig.facts(opt))
-    rig.agree(runs[0], runs[1], tolerance=0)
-    rig.agree(runs[0], runs[2], tolerance=0)
 
 
 def test_a_gradient_that_changes_its_strides_in_place(device):

@@ -86,31 +86,6 @@ def test_one_graph_for_a_whole_schedule_and_the_same_bits(name):
     same((model, optimizer), (twin, eager))
 
 
-@pytest.mark.slow
-def test_the_whole_training_step_compiles_once():
-    """torch breaks the graph at zero_grad and backward; the step is in the rest of it, and nothing is recompiled."""
-    counter = CompileCounterWithBackend("inductor")
-    model, optimizer, data = make("AdamW")
-
-    def learn():
-        optimizer.zero_grad()
-        model(data).abs().mean().backward()
-        optimizer.step()
-
-    compiled, schedule = torch.compile(learn, backend=counter), CosineAnnealingLR(optimizer, 50)
-    made = []
-    for _ in range(50):
-        compiled()
-        schedule.step()
-        made.append(counter.frame_count)
-    assert made[0] == made[-1]
-    twin, eager, data = make("AdamW")
-    train(twin, eager, data, eager.step)
-    for x, y in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)  # forward and backward sum in another order
-    assert optimizer.certificate().value == pytest.approx(eager.certificate().value, rel=1e-3)
-
-
 @pytest.mark.parametrize("name", ["ScaledSGDM", "extend(Lion)"])
 def test_copies_of_compiled_runs_go_on(name):
     model, optimizer, data = make(name)
@@ -208,13 +183,3 @@ def test_autograd_goes_through_a_differentiable_step():
         (torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step)()
         found.append(torch.autograd.grad(x.sum(), [w, lr] if rate_too else [w]))
     assert all(map(torch.equal, *found))
-
-
-def test_the_operator_keeps_torchs_rules():
-    x = torch.nn.Parameter(torch.ones(3))
-    optimizer = OURS["SGD"]([x])
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        torch.library.opcheck(
-            torch.ops.o2nc.step.default, ([x.detach()], [torch.ones(3)], [0], id(optimizer)), test_utils="test_schema"
-        )
