@@ -17,7 +17,6 @@ import o2nc
 from o2nc.averages.reading import has_averages
 from o2nc.fused import engine
 from o2nc.optimizers.base import Averaged
-from o2nc.vector import wide
 from problem import parameters
 from registry import FUSED, INF, LAWS, build, identical  # noqa: F401
 from registry import LEARNERS as ALL_LEARNERS
@@ -53,7 +52,6 @@ def device(monkeypatch, one_thread):
     if not CUDA:
         monkeypatch.setattr(engine, "DEVICES", ("cuda", "cpu"))
         _hasten(monkeypatch)
-    _guard(monkeypatch)
     _note_answers(monkeypatch)
     return "cuda" if CUDA else "cpu"
 
@@ -94,34 +92,6 @@ def _hasten(monkeypatch):
     monkeypatch.setattr(interpreter, "_patch_lang", replace_once)
     monkeypatch.setattr(interpreter, "_get_np_dtype", find_dtype)
     monkeypatch.setattr(interpreter.interpreter_builder, "options", unchecked)
-
-
-def _guard(monkeypatch):
-    """Have every step fail, rather than corrupt memory, when the tables do not point at what the state holds now."""
-    from o2nc.fused.tables import Tables
-
-    write, run = Tables._write, Tables.run
-    own = ("average", "gradient", "output")
-
-    def note(self, *others):
-        write(self, *others)
-        keys = [(row.holder(key), key) for row in self.rows for key in (*row.slots, *own) if key in row.holder(key)]
-        self.promised = [(state, key, state[key].data_ptr()) for state, key in keys]
-
-    def check(self, *arguments):
-        for state, key, address in self.promised:
-            assert key in state, f"the tables point at a {key} that is gone"
-            assert state[key].data_ptr() == address, f"the tables point at a {key} that was replaced"
-        for row in self.rows:
-            for key in own:
-                if key in row.entry:
-                    found, p = row.entry[key], row.param
-                    assert found.dtype == wide(p.dtype), f"{key} is {found.dtype}, read as {wide(p.dtype)}"
-                    assert found.numel() == p.numel(), f"{key} is shorter or longer than its parameter"
-        run(self, *arguments)
-
-    monkeypatch.setattr(Tables, "_write", note)
-    monkeypatch.setattr(Tables, "run", check)
 
 
 def _note_answers(monkeypatch):

@@ -5,6 +5,7 @@ averages and a certificate unless told otherwise.
 """
 
 import copy
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -52,6 +53,42 @@ LEARNERS = [
     learners.CoinBetting(wealth=0.5, lipschitz=20.0),
     learners.BallAdaGrad(lr=0.05),
 ]
+
+
+@dataclass(frozen=True)
+class OwnWindow(o2nc.Window):
+    """A window of a user's own."""
+
+    start: int = 0
+    every: int = 1
+
+    def gamma(self, n):
+        return 4 / (n + 3)
+
+
+@dataclass(frozen=True)
+class OwnFactor:
+    """A law and a learner of a user's own, with a learner in it, a field called name, and one that is no argument."""
+
+    base: learners.OGD = learners.OGD(0.05)  # noqa: RUF009 (it is frozen)
+    name: str = "mine"
+    derived: float = field(default=1.0, init=False)
+
+    @property
+    def lr(self):
+        return self.base.lr
+
+    def sample(self, seed, step):
+        return 0.5 + step % 2
+
+    def weight(self, s):
+        return 1.0
+
+    def init(self, delta):
+        return self.base.init(delta)
+
+    def update(self, deltas, grads, states, lrs, beta):
+        self.base.update(deltas, [g.clamp(-1, 1) for g in grads], states, lrs, beta)
 
 
 class Lion(optim.Optimizer):
@@ -157,6 +194,7 @@ VARIANTS = {name: partial(build, name, fused=False) for name in OURS} | {
     "ScaledSGDM geometric": partial(build, "ScaledSGDM", fused=False, output="geometric"),
     "ScaledSGDM, no averages": partial(build, "ScaledSGDM", fused=False, average=None, scaling=o2nc.Gamma(0.5)),
     "OriginalO2NC restart": partial(build, "OriginalO2NC", restart=True),
+    "OGD, own factors": partial(_learned(OwnFactor()), scaling=OwnFactor(), average=OwnWindow(start=2, every=4)),
 }
 
 

@@ -1,7 +1,6 @@
 """Windows: which iterates count and how much, by their definition, and where there is nothing to ask for yet."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import pytest
 import o2nc
 import twin
 from problem import flat, parameters
-from registry import OURS, WINDOWS, advance, claims, identical, trained
+from registry import OURS, WINDOWS, OwnWindow, advance, claims, identical, trained
 
 
 @pytest.mark.parametrize(
@@ -44,21 +43,10 @@ def test_a_number_is_a_discount(average):
     identical(*(claims(trained("SGD", 3, average=given)) for given in (average, o2nc.Discount(0.5))))
 
 
-@dataclass(frozen=True)
-class Steep(o2nc.Window):
-    """A window of the user's own."""
-
-    start: int = 0
-    every: int = 1
-
-    def gamma(self, n):
-        return 4 / (n + 3)
-
-
 @pytest.mark.parametrize("name", ["AdamW", "ScaledSGDM", "OGD"])
 def test_a_window_of_ones_own(name):
     params = parameters()
-    opt = OURS[name](params, average=Steep(start=2, every=4))
+    opt = OURS[name](params, average=OwnWindow(start=2, every=4))
     xs = []
     for t in range(1, 14):
         xs.append(flat(params))

@@ -9,7 +9,7 @@ import torch
 import o2nc
 from o2nc.learners import OGD
 from problem import parameters, set_gradients
-from registry import OURS, claims, identical, params_of
+from registry import claims, identical, params_of
 
 X = torch.nn.Parameter(torch.ones(2))
 

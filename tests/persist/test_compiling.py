@@ -1,7 +1,6 @@
 """torch.compile sees a step as one node: nothing is frozen, nothing is recompiled, and the bits are the same."""
 
 import copy
-import warnings
 import weakref
 
 import pytest
