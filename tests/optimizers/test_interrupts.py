@@ -206,35 +206,29 @@ def test_a_block_inside_a_step_is_refused():
     assert len(refused) == 3
 
 
-def test_casts_that_are_cached_are_dropped(trained):
+@pytest.mark.parametrize(
+    ("make", "cached"),
+    [
+        (nn.Linear, lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
+        (lambda *size: nn.utils.parametrizations.weight_norm(nn.Linear(*size)), nn.utils.parametrize.cached),
+    ],
+)
+def test_weights_that_are_cached_are_dropped(make, cached):
     """autocast and parametrize.cached() keep weights that were computed from x."""
-    model, opt = trained
-    linear, x = model[2], BATCHES[0]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        outside = linear(x)
-        with opt.averaged():
-            inside = linear(x)
-        again = linear(x)
-    with opt.averaged(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(linear(x), inside)
-    assert not torch.equal(inside, outside)
-    assert torch.equal(again, outside)
-
-
-def test_weights_that_are_computed_and_cached_are_dropped():
     torch.manual_seed(0)
-    linear = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+    linear = make(6, 6)
     opt = o2nc.AdamW(linear.parameters(), lr=0.1, average=0.9)
     for _ in range(3):
         opt.zero_grad()
         linear(BATCHES[0]).abs().mean().backward()
         opt.step()
-    outside = linear(BATCHES[0])
-    with opt.averaged():
+    with cached():
+        outside = linear(BATCHES[0])
+    with opt.averaged(), cached():
         inside = linear(BATCHES[0])
-    with nn.utils.parametrize.cached():
+    assert not torch.equal(inside, outside)
+    with cached():
         for _ in range(2):
             assert torch.equal(linear(BATCHES[0]), outside)
             with opt.averaged():
                 assert torch.equal(linear(BATCHES[0]), inside)
-    assert not torch.equal(inside, outside)
