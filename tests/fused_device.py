@@ -12,13 +12,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import o2nc
-from o2nc.averages.reading import has_averages
 from o2nc.fused import engine
 from o2nc.optimizers.base import Averaged
 from problem import parameters
-from registry import FUSED, INF, LAWS, build, identical  # noqa: F401
+from registry import FUSED, INF, LAWS, build, claims, identical  # noqa: F401
 from registry import LEARNERS as ALL_LEARNERS
 
 CUDA = torch.cuda.is_available()
@@ -173,32 +173,14 @@ def advance(opt, params, steps):
 
 
 def facts(opt):
-    """All that an optimizer says of its run, by name, in float64."""
-    params = [p for group in opt.param_groups for p in group["params"]]
-    settings = opt.param_groups[0]["o2nc"]
-    step = int(settings["step"])
-    found = {"step": step} | {f"x {i}": p.detach() for i, p in enumerate(params)}
-    if settings["average"] is not None and step > 0:
-        found |= _said(opt, params)
-    found = {key: v.full_tensor() if hasattr(v, "full_tensor") else torch.as_tensor(v) for key, v in found.items()}
-    return {key: value.detach().to("cpu", torch.float64, copy=True) for key, value in found.items()}
-
-
-def _said(opt, params):
-    found = {}
-    if hasattr(opt, "output"):
-        found |= {"progress": opt.progress}
-    if not has_averages(opt):  # before the window's start
-        return found
-    if opt.param_groups[0]["o2nc"]["certificate"]:
-        certificate = opt.certificate(c=0.7)
-        found |= {key: getattr(certificate, key) for key in ("gradient", "spread", "ess", "value")}
-        for name, part in certificate.by_parameter.items():
-            found |= {f"gradient of {name}": part.gradient, f"spread of {name}": part.spread}
-    if hasattr(opt, "output"):
-        found |= {f"output {i}": value for i, value in enumerate(opt.output())}
-    with opt.averaged():
-        return found | {f"averaged {i}": p.detach().clone() for i, p in enumerate(params)}
+    """Return what `claims` says, by name, in float64; shards are made whole."""
+    found = claims(opt)
+    if certificate := found.pop("certificate", None):
+        parts = (certificate, *certificate.by_parameter.values())
+        found["certificate"] = [[part.gradient, part.spread, part.value, part.ess] for part in parts]
+    leaves = {keystr(path): torch.as_tensor(leaf) for path, leaf in tree_flatten_with_path(found)[0]}
+    whole = {path: leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf for path, leaf in leaves.items()}
+    return {path: leaf.detach().to("cpu", torch.float64, copy=True) for path, leaf in whole.items()}
 
 
 def agree(ours, theirs, tolerance=1e-12):

@@ -14,6 +14,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import o2nc
 from o2nc import learners
+from o2nc.averages.reading import has_averages
 from problem import parameters, set_gradients
 
 INF = float("inf")
@@ -244,12 +245,14 @@ def claims(opt):
     """Return all that an optimizer says of its run, as copies: to compare two runs bitwise."""
     params = params_of(opt)
     found = {"step": int(ours_of(opt)["step"]), "x": [p.detach().clone() for p in params]}
-    if ours_of(opt)["average"] is None:
+    if hasattr(opt, "progress"):
+        found["progress"] = opt.progress
+    if not has_averages(opt):
         return found
     if ours_of(opt)["certificate"]:
         found["certificate"] = opt.certificate(0.7)
     if hasattr(opt, "output"):
-        found |= {"progress": opt.progress, "output": opt.output()}
+        found["output"] = opt.output()
     with opt.averaged():
         found["average"] = [p.detach().clone() for p in params]
     return found

@@ -145,19 +145,6 @@ def test_surgery_on_what_is_kept(device, counted, case, key):
     assert counted["layouts"] == 2
 
 
-def test_surgery_where_only_some_have_a_buffer(device):
-    """A momentum buffer reset by hand is seen also where the first parameter has none."""
-
-    def work(fused):
-        params = rig.begin(device, torch.float32, shapes=[(3,)]) + rig.begin(device, shapes=[(4,)])
-        groups = [{"params": params[:1], "momentum": 0}, {"params": params[1:], "momentum": 0.9}]
-        opt = rig.advance(rig.sgdm(groups, fused, average=0.99), params, (1, 2, 3))
-        reset_buffers(opt, params[1:])
-        return rig.advance(opt, params, (4, 5))
-
-    rig.compare(work, tolerance=1e-6)
-
-
 def test_state_that_does_not_fit_is_refused(device):
     """A shorter parameter at the same address, as a checkpoint in another order has it: nothing is written."""
     params = rig.begin(device, shapes=[(6, 6), (), (1025,)])
@@ -187,20 +174,6 @@ def test_the_counter_set_by_hand(device, make, in_place):
         else:
             settings["step"] = torch.tensor(2)
         return rig.advance(opt, params, range(6, 12))
-
-    rig.compare(work)
-
-
-def test_a_late_parameter_that_rests_at_once(device):
-    """It joins by an eager step between two that count, and has no gradient at the next one: it is taken in."""
-
-    def work(fused):
-        params = rig.begin(device, shapes=[(3,), (2,)])
-        opt = rig.CASES["OGD"](params, fused, average=o2nc.Discount(0.8, every=3))
-        for t in range(1, 12):
-            rig.set_noise(params, t, missing=[0] if t in (1, 2, 3, 4, 7) else [])
-            opt.step()
-        return opt
 
     rig.compare(work)
 

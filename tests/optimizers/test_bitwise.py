@@ -31,7 +31,12 @@ WITH_AVERAGES = [
     {"average": 0.9, "certificate": True},
     {"average": o2nc.Polynomial(3, start=2), "certificate": True, "offload": True},
 ]
-SETTINGS = {"SGD": WITH_AVERAGES, "ScaledSGDM": [*WITH_AVERAGES[:2], {"average": 0.9}], "AdamW": WITH_AVERAGES}
+SCALED = [{"scaling": o2nc.Exponential()}, {"scaling": o2nc.Uniform(0, 2), "average": 0.9}]
+SETTINGS = {
+    "SGD": WITH_AVERAGES + SCALED,
+    "ScaledSGDM": [*WITH_AVERAGES[:2], {"average": 0.9}, *SCALED],
+    "AdamW": WITH_AVERAGES + SCALED,
+}
 CLASSES = {
     "SGD": (o2nc.SGD, optim.SGD, SGD_OPTIONS),
     "ScaledSGDM": (lambda ps, **o: o2nc.ScaledSGDM(ps, **{"scaling": None} | o), optim.SGD, SGD_OPTIONS),
@@ -80,40 +85,27 @@ def together(ours, theirs, steps=6, dtype=torch.float32, shapes=SHAPES, lrs=None
     return opt
 
 
-@pytest.mark.some(120)
+@pytest.mark.some(160)
 @pytest.mark.parametrize(("name", "options", "engine", "settings"), CASES, ids=str)
-def test_without_scaling_it_is_torchs(name, options, engine, settings):
+def test_it_is_torchs_at_lr_times_s(name, options, engine, settings):
+    """Call t moves x_t to x_{t+1} with s_{t+1} = law.sample(seed, t + 1), or 1 without a law."""
     ours, theirs, _ = CLASSES[name]
     fails = engine.get("fused") and options.get("momentum")  # torch does, see below
-    takes_tensors = name != "AdamW" or not engine.get("foreach")
+    law, takes_tensors = settings.get("scaling"), name != "AdamW" or not engine.get("foreach")
     for lr in (0.01, torch.tensor(0.01)) if takes_tensors else (0.01,):
-        together(
-            lambda ps: ours(ps, lr=lr, **options, **engine, **settings),  # noqa: B023
+        opt = together(
+            lambda ps: ours(ps, lr=lr, seed=7, **options, **engine, **settings),  # noqa: B023
             lambda ps: theirs(ps, lr=lr, **options, **engine),  # noqa: B023
+            lrs=law and [lr * law.sample(7, t + 1) for t in range(1, 7)],
             missing=None if fails else 1,
         )
+        assert opt.param_groups[0]["lr"] is lr
 
 
 @pytest.mark.parametrize("name", TORCH)
 def test_an_extended_optimizer_moves_as_it_would_alone(name):
     for settings in WITH_AVERAGES:
         together(lambda ps: o2nc.extend(TORCH[name](ps), **settings), TORCH[name], steps=9)  # noqa: B023
-
-
-@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(0, 2)], ids=str)
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
-@pytest.mark.parametrize("name", CLASSES)
-def test_with_scaling_it_is_torchs_at_lr_times_s(name, engine, law):
-    """Call t moves x_t to x_{t+1} with s_{t+1} = law.sample(seed, t + 1)."""
-    ours, theirs, _ = CLASSES[name]
-    lrs = [0.01 * law.sample(7, t + 1) for t in range(1, 7)]
-    for average in (None, 0.9):
-        opt = together(
-            lambda ps: ours(ps, lr=0.01, weight_decay=0.1, **engine, scaling=law, seed=7, average=average),  # noqa: B023
-            lambda ps: theirs(ps, lr=0.01, weight_decay=0.1, **engine),
-            lrs=lrs,
-        )
-        assert opt.param_groups[0]["lr"] == 0.01
 
 
 HALVES = (torch.bfloat16, torch.float16)

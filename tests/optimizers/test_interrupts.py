@@ -94,20 +94,6 @@ def test_interrupts_at_random_moments(block, interrupts, trained):
     assert not equal(snapshot(model), before)
 
 
-def test_an_interrupt_after_which_nothing_is_freed_is_noticed(trained):
-    """As in a notebook, which keeps the traceback: step() is refused as long as the weights are x̄."""
-    model, opt = trained
-    before, block = snapshot(model), opt.averaged()
-    block.__enter__()
-    assert not equal(snapshot(model), before)
-    with pytest.raises(RuntimeError, match=r"step\(\) inside averaged"):
-        opt.step()
-    del block
-    gc.collect()
-    assert equal(snapshot(model), before)
-    opt.step()
-
-
 @pytest.mark.parametrize("first", [0, 1], ids=["first in, first out", "last in, first out"])
 def test_overlapping_blocks(first, trained):
     model, opt = trained

@@ -116,17 +116,18 @@ def test_what_it_changes_is_said(make, other, word):
     advance(opt, [6])
 
 
-@pytest.mark.parametrize("make", [o2nc.ScaledSGDM, o2nc.SGD, partial(extended, lr=0, momentum=0)])
-def test_one_without_averages_does_not_switch_them_off(make):
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("make", [o2nc.SGD, partial(extended, lr=0, momentum=0)])
+def test_one_without_averages_does_not_switch_them_off(make, offload):
     """They begin with the next step, wherever the run is."""
     found = trained(make, seed=3, average=None).state_dict()
-    opt = make(parameters(), seed=3, average=o2nc.Discount(0.9, start=1))
+    opt = make(parameters(), seed=3, average=o2nc.Discount(0.9, start=1), offload=offload)
     with pytest.warns(
         UserWarning, match=r"no averages: those of average=Discount\(beta=0.9.*begin with the next step"
     ) as said:
         opt.load_state_dict(found)
     assert [warning.filename for warning in said] == [__file__]
-    assert int(ours_of(opt)["step"]) == 5
+    assert (int(ours_of(opt)["step"]), ours_of(opt)["offload"]) == (5, offload)
     advance(opt, [6])
     with pytest.raises(RuntimeError, match="the averages begin after 6 steps, and 6 were taken"):
         opt.averaged().__enter__()

@@ -1,7 +1,6 @@
 """torch.compile sees a step as one node: nothing is frozen, nothing is recompiled, and the bits are the same."""
 
 import copy
-import weakref
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import o2nc
-from registry import OURS, identical
+from registry import OURS, VARIANTS, identical
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -21,15 +20,13 @@ pytestmark = [
 ]
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # on a GPU the fused step is compiled
-EVERY_3 = o2nc.Polynomial(3, start=2, every=3)
-OPTIMIZERS = OURS | {
-    "AdamW every=3": lambda ps: OURS["AdamW"](ps, average=EVERY_3),
-    "SGD offload": lambda ps: OURS["SGD"](ps, average=EVERY_3, offload=True),
+OPTIMIZERS = {
+    **VARIANTS,
+    **OURS,
     "ScaledSGDM, tensor lr": lambda ps: OURS["ScaledSGDM"](ps, lr=torch.tensor(0.1)),
-    "SGD, nothing of ours": lambda ps: OURS["SGD"](ps, average=None),
     "random_scaling(ASGD)": lambda ps: o2nc.random_scaling(torch.optim.ASGD(ps, lr=0.01)),
 }
-SAMPLE = ("AdamW", "extend(Lion)", "ScaledSGDM Nesterov", "CoinBetting", "SGD offload")
+SAMPLE = ("AdamW", "extend(Lion)", "ScaledSGDM Nesterov", "CoinBetting", "AdamW offload")
 
 
 @pytest.fixture(autouse=True)
@@ -142,19 +139,6 @@ def test_parameters_exchanged_by_hand_are_noticed():
         step()
     assert (y == 1).all()
     step()
-    assert (y < 1).all()
-
-
-def test_parameters_that_were_exchanged_are_let_go():
-    """With the next step. Weak references would do it at once, but with them FSDP2 cannot move a model."""
-    pytest.importorskip("torch.distributed.optim", reason="torch is built without processes")  # looked for then
-    x, y = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
-    optimizer, gone = OURS["AdamW"]([x]), weakref.ref(x)
-    optimizer.param_groups[0]["params"] = [y]
-    del x
-    y.grad = torch.ones(3)
-    optimizer.step()
-    assert gone() is None
     assert (y < 1).all()
 
 
