@@ -9,7 +9,7 @@ import torch
 import o2nc
 from o2nc.learners import OGD
 from problem import parameters, set_gradients
-from registry import OURS, claims, identical, params_of
+from registry import claims, identical, params_of
 
 X = torch.nn.Parameter(torch.ones(2))
 
@@ -87,18 +87,6 @@ def test_bad_arguments(call, error, words):
         call()
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if not name.startswith("extend")])
-def test_a_refused_group_is_not_added(name):
-    a, b = parameters(shapes=[(3,), (4,)])
-    opt = OURS[name]([a])
-    for group in ({"params": [b], "seed": 8}, {"params": [b, b]}, {"params": [b], "lr": -1.0}, {"params": [a]}):
-        with pytest.raises(ValueError):
-            opt.add_param_group(group)
-        assert len(opt.param_groups) == 1
-    set_gradients([a], 1)
-    opt.step()
-
-
 @pytest.mark.parametrize(
     ("make", "key"),
     [(make, key) for make in (learned, original) for key in ("nesterov", "momentum", "betas")]
@@ -134,12 +122,6 @@ def test_numbers_of_numpy():
         assert type(opt.param_groups[0]["o2nc"]["scaling"]["shape"]) is float
     identical(*found)
     assert o2nc.Exponential().sample(np.uint64(7), np.int32(2)) == o2nc.Exponential().sample(7, 2)
-
-
-def test_repr_shows_the_factors():
-    text = repr(o2nc.ExponentiatedO2NC([X], OGD(lr=0.1), beta=0.9))
-    for word in ("'OGD'", "'lr': 0.1", "'Exponential'", "'Discount'", "'beta': 0.9"):
-        assert word in text
 
 
 # --- learners and laws of the user's
