@@ -1,4 +1,4 @@
-"""`theory.stable_lr` as docs/stability.md prints it; `o2nc paper verify`, row `stability`, has the recursion and runs."""
+"""`theory.stable_lr` as docs/stability.md prints it; row `stability` of `o2nc paper verify` has recursion and runs."""
 
 import math
 
