@@ -1,4 +1,4 @@
-"""`theory.stable_lr` as docs/stability.md prints it; row `stability` of `o2nc paper verify` has recursion and runs."""
+"""`theory.stable_lr` as docs/stability.md prints it; row `stability` of `o2nc paper verify` has the recursion."""
 
 import math
 
