@@ -242,14 +242,14 @@ def assert_bound(learner, beta):
         assert worst <= 1e-10, f"{learner} exceeds its bound by {worst} (relative) against {adversary.__name__}"
 
 
-@pytest.mark.some(40)
+@pytest.mark.some(53)
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("learner", BOUNDED, ids=repr)
 def test_regret_is_below_its_bound(learner, beta):
     assert_bound(learner, beta)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("more", [0.5, 0.95])
 @pytest.mark.parametrize("beta", [0.5, 0.9])
 @pytest.mark.parametrize(("diagonal", "radius"), [(False, np.inf), (False, 0.2), (False, 1.0), (True, np.inf)])
