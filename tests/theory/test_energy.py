@@ -298,3 +298,4 @@ def test_guarantee_says_what_it_is():
     assert "uniform output" in text
     assert "no less than G = 1" in text
     assert " law" not in text
+    assert "noise" not in text  # there is none unless it is said

@@ -38,6 +38,8 @@ def test_printed_plan(n, known):
     assert p.decay == pytest.approx(24 * gap * c / (a * alpha**2.5 * n))
     assert p.lr == pytest.approx(2 * gap / (a**2 * n))
     assert p.lr * p.decay <= 48 * alpha * (1 + 1e-12)  # the paper says "ημ ≈ α"
+    assert p.momentum == pytest.approx(p.beta / (1 + p.lr * p.decay))  # "β̃ = β/(1 + ημ)", "η̃ = βη/(ημ + α)"
+    assert p.effective_lr == pytest.approx(p.beta * p.lr / (p.lr * p.decay + alpha))
     d = gap / (a * math.sqrt(alpha) * n)
     spread = 12 * c * d**2 / alpha**2
     regret = (1 + 2 * alpha * n) / n * (2 * a / math.sqrt(alpha) + spread)
