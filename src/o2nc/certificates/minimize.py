@@ -214,7 +214,7 @@ class Search:
         oracle: Oracle,
         eps: float,
         c: float,
-        random: np.random.Generator,
+        random: "np.random.Generator",  # quoted: o2nc imports without numpy.random
         callback: Callable[[Minimum], object] | None,
         noise: float,
         failure: float,
