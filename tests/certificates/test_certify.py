@@ -11,7 +11,7 @@ from torch import Tensor
 
 import o2nc
 from o2nc import certify
-from o2nc.certificates import simplex, trajectory
+from o2nc.certificates import trajectory, weights
 
 BETA = 0.9
 
@@ -72,7 +72,7 @@ def test_solver_proves_its_answer(k, d, price):
     """For p in the simplex and u in the ball min_k (⟨u, g_k⟩ + q_k) <= ‖Σp g‖ + qᵀp: where equal, optimal."""
     g, x = run(k, d, k)
     q = price * (x - x.mean(0)).square().sum(1)
-    p, u = simplex.minimise(g.T, q)
+    p, u = weights.minimise(g.T, q)
     value = (p @ g).norm().item() + (q @ p).item()
     bound = (g @ u + q).min().item()
     assert (p >= 0).all()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.certificates import simplex
+from o2nc.certificates.weights import minimise
 from o2nc.theory.stopping import holdout_samples
 
 DENSE = 1000  # dimension up to which BFGS keeps a matrix; above it, PAIRS pairs of steps and gradient differences
@@ -313,7 +313,7 @@ class Search:
     def check(self) -> tuple[Tensor, float]:
         """Search weights for the points near x, and return a direction u, ‖u‖ <= 1, with a bound of the certificate.
 
-        It is the dual point of the weights' problem at the centre x (`simplex`): ⟨u, g_k⟩ + c‖y_k − x‖² >= bound for
+        It is the dual point of the weights' problem at the centre x (`minimise`): ⟨u, g_k⟩ + c‖y_k − x‖² >= bound for
         all k, and u = m/‖m‖ for the mean gradient m unless that is 0. A point near x with ⟨u, g⟩ < bound/2 is news.
         """
         centre, found, value = self.now.y, list[tuple[Tensor, float]](), math.inf
@@ -324,7 +324,7 @@ class Search:
         tolerance = min(1e-4, max(1e-10, 1e5 * self.eps / float(g.norm(dim=1).min())))  # of values below 1e-6 ‖g‖
         while True:
             prices = self.c * (y - centre).square().sum(1)
-            weights, u = (part.to(y) for part in simplex.minimise(r.cpu(), prices.cpu(), tolerance))
+            weights, u = (part.to(y) for part in minimise(r.cpu(), prices.cpu(), tolerance))
             found.append((u if basis is None else basis @ u, float((u @ r + prices).min())))
             before, value = value, self.propose(near, weights)
             if value > min(0.99 * before, 4 * self.eps):
