@@ -138,8 +138,8 @@ def minimize(
     checks.fraction("failure", failure)
     if not callable(fun) or not (callback is None or callable(callback)):
         raise TypeError(f"fun and callback must be functions, got {fun!r} and {callback!r}")
-    oracle, random = Oracle(fun, x0, int(max_evaluations)), np.random.default_rng(int(seed))
-    search = Search(oracle, float(eps), float(c), random, callback, float(noise), float(failure))
+    oracle = Oracle(fun, x0, int(max_evaluations))
+    search = Search(oracle, float(eps), float(c), int(seed), callback, float(noise), float(failure))
     try:
         search.run()
     except Stop as stop:
@@ -210,7 +210,7 @@ class Search:
     oracle: Oracle
     eps: float
     c: float
-    random: np.random.Generator
+    seed: int
     callback: Callable[[Minimum], object] | None
     noise: float
     failure: float
@@ -223,7 +223,7 @@ class Search:
     held_out: int = 0  # checks with fresh gradients
 
     def __post_init__(self) -> None:
-        start = self.oracle.start
+        start, self.random = self.oracle.start, np.random.default_rng(self.seed)
         self.margin = MARGIN * self.eps if self.noise else 0.0
         self.radius = math.sqrt((self.eps - self.margin) / self.c / 2)  # at which spread costs half of what is left
         self.most = min(2 * len(start) + 25, MOST, max(25, NUMBERS // len(start)))
