@@ -21,7 +21,7 @@ from registry import OURS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NAMES = {f"certificate/{key}" for key in ("value", "gradient", "spread", "progress", "ess")}
+NAMES = {"run/verdict", *(f"certificate/{key}" for key in ("value", "gradient", "spread", "progress", "ess"))}
 
 
 class Config(transformers.PretrainedConfig):
