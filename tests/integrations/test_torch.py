@@ -1,4 +1,4 @@
-"""torch's own company: accumulation, clipping, groups, schedules, SWA, hooks, torch.func, precision, DDP."""
+"""torch's own company: groups, schedules, hooks, mixed precision, DDP."""
 
 import copy
 import sys
@@ -52,28 +52,18 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def run(name, before=lambda model: None):
-    """Train plainly and return the optimizer; ``before`` is called with the model before every step."""
+def run(name):
+    """Train plainly and return the optimizer."""
     model = make()
     optimizer = OURS[name](model.parameters())
     for step in range(10):
         optimizer.zero_grad()
         loss_of(model, batch(step)).backward()
-        before(model)
         optimizer.step()
     return optimizer
 
 
-# --- accumulation, clipping, groups
-
-
-@every_optimizer
-def test_clipped_gradients_are_what_is_certified(name):
-    """ḡ is a mean of gradients of norm <= clip, and so is its norm (coupled weight decay comes on top of it)."""
-    clip = 0.05
-    clipped = run(name, before=lambda model: nn.utils.clip_grad_norm_(model.parameters(), clip))
-    if not clipped.couples_decay or not clipped.param_groups[0]["weight_decay"]:
-        assert clipped.certificate().gradient <= clip * (1 + 1e-12)
+# --- groups
 
 
 def groups_of(model):

@@ -221,10 +221,6 @@ def test_the_trainer_may_make_the_optimizer(tmp_path):
     assert list(metrics(trainer)) == [5, 10]
 
 
-def test_refusals(tmp_path):
+def test_an_optimizer_without_averages_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"one of o2nc.s with averages.*got AdamW"):
         make(tmp_path, (torch.optim.AdamW, {"lr": 0.1})).train()
-    with pytest.raises(ValueError, match="keeps no averages"):
-        make(tmp_path, (o2nc.ScaledSGDM, {"lr": 0.1})).train()
-    with pytest.raises(ValueError, match="batches must be there for every evaluation"):
-        make(tmp_path, batches=iter(data(8)))
