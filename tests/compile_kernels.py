@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,8 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+import fused_device as rig
 import o2nc
-from fused_device import LEARNERS, begin, set_noise
 from o2nc import learners
 from o2nc.fused import engine, launch
 
@@ -68,27 +69,24 @@ def compile_for(name, make, dtype=torch.float32):
     """Take two steps; the first is not the kernels'."""
     global current
     current = f"{name}, {str(dtype).removeprefix('torch.')}"
-    params = begin("cpu", dtype, shapes=[(700,), (3, 4)])
-    opt = make(params)
-    for t in (1, 2):
-        set_noise(params, t)
-        opt.step()
+    params = rig.begin("cpu", dtype, shapes=[(700,), (3, 4)])
+    rig.advance(make(params), params, (1, 2))
 
 
 def sgdm(**options):
-    return lambda ps: o2nc.ScaledSGDM(ps, lr=0.01, fused=True, **options)
+    return partial(rig.sgdm, lr=0.01, **options)
 
 
 def adamw(**options):
-    return lambda ps: o2nc.AdamW(ps, fused=True, **options)
+    return partial(o2nc.AdamW, fused=True, **options)
 
 
 def algorithm_2(learner, **options):
-    return lambda ps: o2nc.ExponentiatedO2NC(ps, learner, beta=0.95, fused=True, **options)
+    return partial(rig.algorithm_2, learner=learner, **options)
 
 
-def observed(**options):
-    return lambda ps: o2nc.extend(torch.optim.SGD(ps, lr=0.1), average=0.9, **options)
+def observed(params, **options):
+    return o2nc.extend(torch.optim.SGD(params, lr=0.1), average=0.9, **options)
 
 
 def main():
@@ -97,8 +95,8 @@ def main():
     compile_for("AdamW", adamw(average=0.9))
     compile_for("AdamW, certificate", adamw(average=0.9, certificate=True))
     compile_for("AdamW between two that count", adamw(average=o2nc.Polynomial(12, every=8), certificate=True))
-    compile_for("averages alone", observed())
-    compile_for("averages alone, certificate", observed(certificate=True))
+    compile_for("averages alone", observed)
+    compile_for("averages alone, certificate", partial(observed, certificate=True))
     compile_for("momentum", sgdm(momentum=0.9, average=0.99))
     compile_for("ScaleFree", algorithm_2(learners.ScaleFree(0.01)))
     compile_for("OGD", algorithm_2(learners.OGD(0.01)), torch.bfloat16)
@@ -112,16 +110,16 @@ def compile_all():
             options = {"momentum": momentum, "nesterov": nesterov, "average": average}
             compile_for(f"ScaledSGDM {options}", sgdm(**options))
             compile_for(f"SGD {options}", lambda ps, o=options: o2nc.SGD(ps, scaling=o2nc.Jitter(0.25), **o))
-    for learner in LEARNERS:
+    for learner in rig.LEARNERS:
         compile_for(learner, algorithm_2(learner))
         compile_for(f"{learner}, decay", algorithm_2(learner, weight_decay=0.1))
-    for learner in LEARNERS[-3:]:
+    for learner in rig.LEARNERS[-3:]:
         compile_for(f"{learner}, no averages", algorithm_2(learner, average=False))
     for dtype in OTHERS:  # a dtype changes loads, stores and the width of the arithmetic
         compile_for("momentum", sgdm(momentum=0.9, average=0.99), dtype)
-        for learner in LEARNERS if dtype == torch.bfloat16 else LEARNERS[-3:]:
+        for learner in rig.LEARNERS if dtype == torch.bfloat16 else rig.LEARNERS[-3:]:
             compile_for(learner, algorithm_2(learner), dtype)
-        compile_for("averages alone, certificate", observed(certificate=True), dtype)
+        compile_for("averages alone, certificate", partial(observed, certificate=True), dtype)
     options = itertools.product((torch.float32, *OTHERS), (False, True), (None, 0.9), (False, True))
     for dtype, amsgrad, average, certificate in options:
         arguments = {"amsgrad": amsgrad, "average": average, "certificate": certificate and average is not None}

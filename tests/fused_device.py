@@ -12,14 +12,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import o2nc
-from o2nc.averages.reading import has_averages
 from o2nc.fused import engine
 from o2nc.optimizers.base import Averaged
-from o2nc.vector import wide
 from problem import parameters
-from registry import FUSED, INF, LAWS, build, identical  # noqa: F401
+from registry import FUSED, INF, LAWS, build, claims, identical  # noqa: F401
 from registry import LEARNERS as ALL_LEARNERS
 
 CUDA = torch.cuda.is_available()
@@ -53,7 +52,6 @@ def device(monkeypatch, one_thread):
     if not CUDA:
         monkeypatch.setattr(engine, "DEVICES", ("cuda", "cpu"))
         _hasten(monkeypatch)
-    _guard(monkeypatch)
     _note_answers(monkeypatch)
     return "cuda" if CUDA else "cpu"
 
@@ -94,34 +92,6 @@ def _hasten(monkeypatch):
     monkeypatch.setattr(interpreter, "_patch_lang", replace_once)
     monkeypatch.setattr(interpreter, "_get_np_dtype", find_dtype)
     monkeypatch.setattr(interpreter.interpreter_builder, "options", unchecked)
-
-
-def _guard(monkeypatch):
-    """Have every step fail, rather than corrupt memory, when the tables do not point at what the state holds now."""
-    from o2nc.fused.tables import Tables
-
-    write, run = Tables._write, Tables.run
-    own = ("average", "gradient", "output")
-
-    def note(self, *others):
-        write(self, *others)
-        keys = [(row.holder(key), key) for row in self.rows for key in (*row.slots, *own) if key in row.holder(key)]
-        self.promised = [(state, key, state[key].data_ptr()) for state, key in keys]
-
-    def check(self, *arguments):
-        for state, key, address in self.promised:
-            assert key in state, f"the tables point at a {key} that is gone"
-            assert state[key].data_ptr() == address, f"the tables point at a {key} that was replaced"
-        for row in self.rows:
-            for key in own:
-                if key in row.entry:
-                    found, p = row.entry[key], row.param
-                    assert found.dtype == wide(p.dtype), f"{key} is {found.dtype}, read as {wide(p.dtype)}"
-                    assert found.numel() == p.numel(), f"{key} is shorter or longer than its parameter"
-        run(self, *arguments)
-
-    monkeypatch.setattr(Tables, "_write", note)
-    monkeypatch.setattr(Tables, "run", check)
 
 
 def _note_answers(monkeypatch):
@@ -192,43 +162,25 @@ def set_noise(params, step, missing=(), scale=1.0):
         p.grad = None if i in missing else (noise * scale).to(p.dtype).to(p.device)
 
 
-def advance(opt, params, steps, rates=None):
-    """Make these steps, at the given learning rates if there are some."""
-    for k, t in enumerate(steps):
+def advance(opt, params, steps):
+    """Take these steps; no gradient is written to."""
+    for t in steps:
         set_noise(params, t)
-        if rates is not None:
-            for group in opt.param_groups:
-                group["lr"] = rates[k]
+        before = [p.grad.clone() for p in params]
         opt.step()
+        assert all(torch.equal(p.grad, g) for p, g in zip(params, before, strict=True)), ".grad was written to"
     return opt
 
 
 def facts(opt):
-    """All that an optimizer says of its run, by name, in float64."""
-    params = [p for group in opt.param_groups for p in group["params"]]
-    settings = opt.param_groups[0]["o2nc"]
-    step = int(settings["step"])
-    found = {"step": step} | {f"x {i}": p.detach() for i, p in enumerate(params)}
-    if settings["average"] is not None and step > 0:
-        found |= _said(opt, params)
-    return {key: torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True) for key, value in found.items()}
-
-
-def _said(opt, params):
-    found = {}
-    if hasattr(opt, "output"):
-        found |= {"progress": opt.progress}
-    if not has_averages(opt):  # before the window's start
-        return found
-    if opt.param_groups[0]["o2nc"]["certificate"]:
-        certificate = opt.certificate(c=0.7)
-        found |= {key: getattr(certificate, key) for key in ("gradient", "spread", "ess", "value")}
-        for name, part in certificate.by_parameter.items():
-            found |= {f"gradient of {name}": part.gradient, f"spread of {name}": part.spread}
-    if hasattr(opt, "output"):
-        found |= {f"output {i}": value for i, value in enumerate(opt.output())}
-    with opt.averaged():
-        return found | {f"averaged {i}": p.detach().clone() for i, p in enumerate(params)}
+    """Return what `claims` says, by name, in float64; shards are made whole."""
+    found = claims(opt)
+    if certificate := found.pop("certificate", None):
+        parts = (certificate, *certificate.by_parameter.values())
+        found["certificate"] = [[part.gradient, part.spread, part.value, part.ess] for part in parts]
+    leaves = {keystr(path): torch.as_tensor(leaf) for path, leaf in tree_flatten_with_path(found)[0]}
+    whole = {path: leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf for path, leaf in leaves.items()}
+    return {path: leaf.detach().to("cpu", torch.float64, copy=True) for path, leaf in whole.items()}
 
 
 def agree(ours, theirs, tolerance=1e-12):

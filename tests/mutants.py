@@ -97,9 +97,10 @@ def mutants_of(path):
     return found
 
 
-def draw(n, seed):
-    """Return n mutants, of every file in proportion to its lines."""
-    files, chance, drawn = sorted((ROOT / "src/o2nc").rglob("*.py")), random.Random(seed), []
+def draw(rooms, n, seed):
+    """Return n mutants of these folders of src/o2nc, of every file in proportion to its lines."""
+    files = sorted(path for room in rooms for path in (ROOT / "src/o2nc" / room).rglob("*.py"))
+    chance, drawn = random.Random(seed), []
     lines, pools = [len(path.read_text().splitlines()) for path in files], {path: mutants_of(path) for path in files}
     while len(drawn) < n:
         if pool := pools[chance.choices(files, lines)[0]]:
@@ -124,7 +125,7 @@ class Tree:
         lines = map(json.loads, file.read_text().splitlines() if file.exists() else ())
         return [rest for first, *rest in lines if first == kind]
 
-    def reach(self, mutants):
+    def reach(self, mutants, suite, jobs):
         """Run the suite once; return per mutant the tests that reach it, the fastest first, and their seconds."""
         by_file = defaultdict(lambda: defaultdict(list))
         for i, mutant in enumerate(mutants):
@@ -141,7 +142,7 @@ class Tree:
             module.body[is_head.index(False) : 0] = ast.parse("from notes import hit as _hit").body
             (self.folder / name).write_text(ast.unparse(module))
         run = [sys.executable, "-m", "pytest", "-p", "notes", "-p", "no:cacheprovider", "-m", "not slow"]
-        parallel = [*run, "-n", "2", "--dist", "worksteal", "tests", "src"]
+        parallel = [*run, "-n", str(jobs), "--dist", "worksteal", *suite]
         subprocess.run(parallel, cwd=self.folder, env=os.environ | self.environment, check=False)
         hits, failed = self.notes("hit"), sorted({test for (test,) in self.notes("failed")})
         seconds = dict(self.notes("seconds"))
@@ -186,11 +187,13 @@ def main():
     parser.add_argument("result", type=Path)
     parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="a folder of tests (those that are here)")
     parser.add_argument("--against", type=Path, help="the result of an earlier run, whose mutants are taken")
+    parser.add_argument("--rooms", nargs="+", default=["."], help="folders of src/o2nc to draw from (all)")
+    parser.add_argument("--suite", nargs="+", default=["tests", "src"], help="the tests that meet them (all)")
     for name, value in {"number": 200, "seed": 0, "seconds": 40, "jobs": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"({value})")
     options = parser.parse_args()
     earlier = json.loads(options.against.read_text()) if options.against else None
-    mutants, trees = earlier or draw(options.number, options.seed), SimpleQueue()
+    mutants, trees = earlier or draw(options.rooms, options.number, options.seed), SimpleQueue()
     os.environ.setdefault("TRITON_INTERPRET", "1")
     __import__("triton"), __import__("scipy.stats"), __import__("torch.distributed")  # once, for all that are forked
 
@@ -208,7 +211,7 @@ def main():
         return mutant | {"killer": killer, "tests": len(chosen)}
 
     with tempfile.TemporaryDirectory() as folder:
-        reached, seconds = Tree(f"{folder}/map", options.tests).reach(mutants)
+        reached, seconds = Tree(f"{folder}/map", options.tests).reach(mutants, options.suite, options.jobs)
         for k in range(options.jobs):
             trees.put(Tree(f"{folder}/{k}", options.tests))
         with ThreadPoolExecutor(options.jobs) as pool:

@@ -5,6 +5,7 @@ averages and a certificate unless told otherwise.
 """
 
 import copy
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import o2nc
 from o2nc import learners
+from o2nc.averages.reading import has_averages
 from problem import parameters, set_gradients
 
 INF = float("inf")
@@ -52,6 +54,42 @@ LEARNERS = [
     learners.CoinBetting(wealth=0.5, lipschitz=20.0),
     learners.BallAdaGrad(lr=0.05),
 ]
+
+
+@dataclass(frozen=True)
+class OwnWindow(o2nc.Window):
+    """A window of a user's own."""
+
+    start: int = 0
+    every: int = 1
+
+    def gamma(self, n):
+        return 4 / (n + 3)
+
+
+@dataclass(frozen=True)
+class OwnFactor:
+    """A law and a learner of a user's own, with a learner in it, a field called name, and one that is no argument."""
+
+    base: learners.OGD = learners.OGD(0.05)  # noqa: RUF009 (it is frozen)
+    name: str = "mine"
+    derived: float = field(default=1.0, init=False)
+
+    @property
+    def lr(self):
+        return self.base.lr
+
+    def sample(self, seed, step):
+        return 0.5 + step % 2
+
+    def weight(self, s):
+        return 1.0
+
+    def init(self, delta):
+        return self.base.init(delta)
+
+    def update(self, deltas, grads, states, lrs, beta):
+        self.base.update(deltas, [g.clamp(-1, 1) for g in grads], states, lrs, beta)
 
 
 class Lion(optim.Optimizer):
@@ -157,6 +195,7 @@ VARIANTS = {name: partial(build, name, fused=False) for name in OURS} | {
     "ScaledSGDM geometric": partial(build, "ScaledSGDM", fused=False, output="geometric"),
     "ScaledSGDM, no averages": partial(build, "ScaledSGDM", fused=False, average=None, scaling=o2nc.Gamma(0.5)),
     "OriginalO2NC restart": partial(build, "OriginalO2NC", restart=True),
+    "OGD, own factors": partial(_learned(OwnFactor()), scaling=OwnFactor(), average=OwnWindow(start=2, every=4)),
 }
 
 
@@ -206,12 +245,14 @@ def claims(opt):
     """Return all that an optimizer says of its run, as copies: to compare two runs bitwise."""
     params = params_of(opt)
     found = {"step": int(ours_of(opt)["step"]), "x": [p.detach().clone() for p in params]}
-    if ours_of(opt)["average"] is None:
+    if hasattr(opt, "progress"):
+        found["progress"] = opt.progress
+    if not has_averages(opt):
         return found
     if ours_of(opt)["certificate"]:
         found["certificate"] = opt.certificate(0.7)
     if hasattr(opt, "output"):
-        found |= {"progress": opt.progress, "output": opt.output()}
+        found["output"] = opt.output()
     with opt.averaged():
         found["average"] = [p.detach().clone() for p in params]
     return found

@@ -30,20 +30,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import o2nc
 from o2nc import learners
 from o2nc.logger import CertificateLogger
-from registry import LEARNERS, OURS, claims, ours_of, params_of
+from registry import LEARNERS, OURS, VARIANTS, claims, ours_of, params_of
 
 STEPS, LATER = 6, 4
 EVERY_4 = o2nc.Polynomial(3, every=4)  # iterates 1, 5 and 9 count: a checkpoint after 6 is between two of them
 
 # torch's own Rprop does not step DTensors, and its NAdam loads a number of its state in another precision
-OPTIMIZERS = {name: make for name, make in OURS.items() if name not in ("extend(Rprop)", "extend(NAdam)")} | {
-    "SGD every=4": lambda ps: OURS["SGD"](ps, average=EVERY_4),
-    "AdamW x̄ alone": lambda ps: OURS["AdamW"](ps, certificate=False),
-    "AdamW offload": lambda ps: OURS["AdamW"](ps, average=EVERY_4, offload=True),
-    "extend(RAdam)": lambda ps: o2nc.extend(optim.RAdam(ps, lr=0.01), o2nc.Polynomial(3, start=1), certificate=True),
-    "extend(RAdam) offload": lambda ps: o2nc.extend(optim.RAdam(ps, lr=0.01), 0.9, certificate=True, offload=True),
-    "AdamW scaled, no averages": lambda ps: OURS["AdamW scaled"](ps, average=None),
-    "ScaledSGDM, no averages": lambda ps: OURS["ScaledSGDM"](ps, average=None),
+OPTIMIZERS = {name: make for name, make in VARIANTS.items() if "Rprop" not in name and "NAdam" not in name} | {
+    "AdamW every=4": lambda ps: OURS["AdamW"](ps, average=EVERY_4),
     "BallOGD": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.BallOGD(lr=0.1, radius=0.05), beta=0.9),
     "BallAdaGrad": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.BallAdaGrad(lr=0.02), beta=0.9),
     "ScaleFree joint": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.ScaleFree(lr=0.1, diagonal=False), beta=0.9),
@@ -114,17 +108,6 @@ def kept(optimizer):
     return found
 
 
-class Wrapper:
-    """Wraps an optimizer as Lightning does."""
-
-    def __init__(self, optimizer):
-        self._optimizer = optimizer
-        self.__class__ = type("Wrapped", (Wrapper, type(optimizer)), {})
-
-    def __getattr__(self, name):
-        return getattr(self._optimizer, name)
-
-
 def diagnosed(mesh=None, rank=0, size=1):
     """Return what `diagnose` and `Ladder` have measured of 150 steps."""
     model, optimizer = make("AdamW", mesh)
@@ -176,7 +159,7 @@ def equal(mesh, rank, size):
     model, optimizer = make("BallOGD", mesh)
     optimizer.step = torch.compile(optimizer.step, backend="eager")
     train(model, optimizer, 0, STEPS, rank, size)
-    found |= {"compiled": summary(model, optimizer), "wrapped": summary(model, Wrapper(optimizer))}
+    found["compiled"] = summary(model, optimizer)
     model, optimizer = make("ScaledSGDM", mesh, nested=False)
     for begin in range(0, STEPS, 2):  # evaluate before, between and after
         train(model, optimizer, begin, begin + 2, rank, size)
@@ -193,26 +176,19 @@ def equal(mesh, rank, size):
     return found
 
 
-def trained_and_loaded(name, mesh, rank=0, size=1):
-    """Train on shards by tensor, load that into another, and return what both say."""
-    model, optimizer = make(name, mesh, width=8)
-    train(model, optimizer, 0, STEPS, rank, size)
-    twin, again = make(name, mesh, width=8)
-    set_states(twin, again, states(model, optimizer))
-    return summary(model, optimizer), summary(twin, again)
-
-
-def columns(mesh, rank, size):
-    """Train every optimizer on shards by tensor."""
-    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tensor",))
-    return {name: trained_and_loaded(name, mesh) for name in NAMES}
-
-
-def planes(mesh, rank, size):
-    """Train on shards of shards: by tensor, and by data."""
-    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
-    rank = mesh["data"].get_local_rank()
-    return {name: trained_and_loaded(name, mesh, rank, 2) for name in NAMES}
+def tensors(mesh, rank, size):
+    """Train on shards by tensor, with four processes on shards of those by data; what is loaded says the same."""
+    dims = ("tensor",) if size == 2 else ("data", "tensor")
+    mesh = init_device_mesh("cpu", (2,) * len(dims), mesh_dim_names=dims)
+    share = (mesh["data"].get_local_rank(), 2) if "data" in dims else (0, 1)
+    found = {}
+    for name in NAMES:
+        model, optimizer = make(name, mesh, width=8)
+        train(model, optimizer, 0, STEPS, *share)
+        twin, again = make(name, mesh, width=8)
+        set_states(twin, again, states(model, optimizer))
+        found[name] = summary(model, optimizer), summary(twin, again)
+    return found
 
 
 PARTIAL = {

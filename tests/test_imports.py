@@ -57,20 +57,6 @@ def cycles(graph):
     return sorted({tuple(sorted(b for b in graph if a in reached[b] and b in reached[a])) for a in graph} - {()})
 
 
-def test_cycles_are_found():
-    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"d"}}) == [("a", "b", "c")]
-
-
-def test_imports_under_conditions_count(tmp_path):
-    (tmp_path / "__init__.py").write_text("")
-    text = (
-        "if TYPE_CHECKING:\n    from p.b import x\ntry:\n    from . import c\nexcept ImportError:\n    import p.d\n"
-    )
-    (tmp_path / "a.py").write_text(text + "def f():\n    import p.e\n")
-    known = {f"p.{name}": None for name in "abcde"} | {"p": None}
-    assert imports("p.a", tmp_path / "a.py", known) == {"p.b", "p.c", "p.d"}
-
-
 def test_no_module_imports_itself_by_way_of_others():
     known = modules()
     assert len(known) > 30

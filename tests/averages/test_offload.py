@@ -8,7 +8,6 @@ import torch
 import fused_device as rig
 import o2nc
 from o2nc.averages.offload import HostCopies
-from problem import parameters
 from registry import OURS, PAPER, claims, identical, ours_of, params_of
 
 PLACES = ["cpu", pytest.param("cuda", marks=rig.needs_cuda)]
@@ -65,24 +64,6 @@ def test_on_a_gpu_they_are_those_beside_the_parameters(name):
     torch.testing.assert_close(found[0]["average"], found[1]["average"])
 
 
-@EVERY
-def test_averages_that_a_checkpoint_lacks_begin_with_the_next_step_in_the_host(name):
-    params, twins = parameters(), parameters()
-    window = o2nc.Polynomial(0, every=2)
-    bare = rig.advance(OURS[name](params, average=None), params, range(1, 7))
-    opt = OURS[name](twins, average=window, offload=True)
-    with pytest.warns(UserWarning, match="has no averages") as warned:
-        opt.load_state_dict(bare.state_dict())
-    assert len(warned) == 1
-    assert ours_of(opt)["offload"]
-    xs = []
-    for t in range(7, 10):
-        xs.append([p.detach().clone() for p in twins])
-        rig.advance(opt, twins, [t])
-    with opt.averaged():
-        torch.testing.assert_close([p.detach() for p in twins], [(a + b) / 2 for a, _, b in zip(*xs, strict=True)])
-
-
 def test_parameters_that_are_exchanged_or_taken_out_leave_the_others_alone():
     opt, params = run("AdamW", offload=True)
     params[0] = opt.param_groups[0]["params"][0] = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
@@ -91,14 +72,3 @@ def test_parameters_that_are_exchanged_or_taken_out_leave_the_others_alone():
     del opt.param_groups[0]["params"][0]
     rig.advance(opt, params[1:], range(20, 26))
     assert len(opt.certificate().by_parameter) == 2 == len(params_of(opt))
-
-
-def test_memory_of_copies_is_used_again():
-    x, copies = torch.ones(3), HostCopies()
-    assert copies([x, None]) == [x, None]  # in the host's memory no copy is needed
-    kept = copies._copy(0, x)
-    assert kept is not x
-    assert copies._copy(0, torch.zeros(3)) is kept
-    assert not kept.any()
-    assert x.all()
-    assert copies._copy(0, torch.zeros(4)) is not kept

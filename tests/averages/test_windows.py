@@ -1,7 +1,6 @@
 """Windows: which iterates count and how much, by their definition, and where there is nothing to ask for yet."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import pytest
 import o2nc
 import twin
 from problem import flat, parameters
-from registry import OURS, WINDOWS, advance, claims, identical, trained
+from registry import OURS, WINDOWS, OwnWindow, advance, claims, identical, trained
 
 
 @pytest.mark.parametrize(
@@ -39,35 +38,15 @@ def test_a_share_in_place_of_a_power_is_noticed():
         o2nc.Polynomial(0.08)
 
 
-def test_weights_grow_like_a_power():
-    """p_{n,t} is about t^r, so the effective number of iterates is a fixed share of the run."""
-    for power in (0, 1, 3, 12):
-        p = twin.weights(o2nc.Polynomial(power), 400)
-        assert p[199] / p[399] == pytest.approx(0.5**power, rel=0.2)
-        share = (2 * power + 1) / (power + 1) ** 2
-        assert o2nc.Polynomial(power).ess(400) == pytest.approx(400 * share, rel=0.1)
-
-
 @pytest.mark.parametrize("average", [0.5, np.float32(0.5)], ids=repr)
 def test_a_number_is_a_discount(average):
     identical(*(claims(trained("SGD", 3, average=given)) for given in (average, o2nc.Discount(0.5))))
 
 
-@dataclass(frozen=True)
-class Steep(o2nc.Window):
-    """A window of the user's own."""
-
-    start: int = 0
-    every: int = 1
-
-    def gamma(self, n):
-        return 4 / (n + 3)
-
-
 @pytest.mark.parametrize("name", ["AdamW", "ScaledSGDM", "OGD"])
 def test_a_window_of_ones_own(name):
     params = parameters()
-    opt = OURS[name](params, average=Steep(start=2, every=4))
+    opt = OURS[name](params, average=OwnWindow(start=2, every=4))
     xs = []
     for t in range(1, 14):
         xs.append(flat(params))

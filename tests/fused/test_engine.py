@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -10,43 +9,11 @@ import torch
 
 import fused_device as rig
 import o2nc
-from o2nc import learners
 from o2nc.fused import engine
 from o2nc.fused.rule import DeviceRule, Layout, Rule
 from o2nc.optimizers.base import Averaged
-from problem import parameters, set_gradients
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A law of one's own: s = 1."""
-
-    def sample(self, seed, step):
-        return 1.0
-
-    def weight(self, s):
-        return 1.0
-
-
-@dataclass(frozen=True)
-class Late(o2nc.Polynomial):
-    """A window of one's own."""
-
-
-@dataclass(frozen=True)
-class SignMomentum:
-    """A learner of one's own."""
-
-    lr: float = 0.01
-
-    def init(self, delta):
-        return {"momentum": torch.zeros_like(delta)}
-
-    def update(self, deltas, grads, states, lrs, beta):
-        for delta, g, state, lr in zip(deltas, grads, states, lrs, strict=True):
-            state["momentum"].mul_(beta).add_(g)
-            delta.copy_(-lr * state["momentum"].sign())
-
+from problem import set_gradients
+from registry import OwnFactor, OwnWindow
 
 # ---- the choice ----
 
@@ -115,11 +82,14 @@ def test_a_differentiable_step_is_torchs_own(device):
 REFUSALS = {
     "complex parameters": ("complex", lambda ps, fused: o2nc.ScaledSGDM(ps, fused=fused)),
     "Gamma": ("law Gamma", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=o2nc.Gamma(0.5), fused=fused)),
-    "a law of one's own": ("law Constant", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=Constant(), fused=fused)),
-    "a window of one's own": ("average Late", lambda ps, fused: o2nc.AdamW(ps, average=Late(2.0), fused=fused)),
+    "a law of one's own": ("law OwnFactor", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=OwnFactor(), fused=fused)),
+    "a window of one's own": (
+        "average OwnWindow",
+        lambda ps, fused: o2nc.AdamW(ps, average=OwnWindow(), fused=fused),
+    ),
     "a learner of one's own": (
         "learners without a device_rule",
-        lambda ps, fused: rig.algorithm_2(ps, SignMomentum(), fused),
+        lambda ps, fused: rig.algorithm_2(ps, OwnFactor(), fused),
     ),
     "a joint norm": (
         "learners with a joint norm have no device form",
@@ -209,109 +179,29 @@ def test_a_processor_is_no_gpu():
         assert not opt._engine.tables
 
 
-def test_without_triton(device, monkeypatch):
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (None, r"Triton, which is not installed \(pip install triton\)"),
+        ("3.2.0", r"needs Triton 3\.3 or later, and 3\.2\.0 is installed"),
+    ],
+)
+def test_without_triton_or_with_an_old_one(device, monkeypatch, version, words):
+    """fused=True says so, fused=None does without."""
+    import triton
+
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "triton" else find(name, *a))
+    if version is None:
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, *a: (name != "triton" and find(name, *a)) or None
+        )
+    else:
+        monkeypatch.setattr(triton, "__version__", version)
     params, others = rig.begin(device), rig.begin(device)
     for make in (rig.CASES["ScaledSGDM"], rig.CASES["ScaleFree"]):
         rig.set_noise(params, 1)
-        with pytest.raises(RuntimeError, match=r"Triton, which is not installed \(pip install triton\)"):
+        with pytest.raises(RuntimeError, match=words):
             make(params).step()
     rig.advance(o2nc.ScaledSGDM(params, momentum=0.9), params, (1, 2))
     rig.advance(o2nc.ScaledSGDM(others, momentum=0.9, foreach=True), others, (1, 2))
     rig.agree(*({str(i): p.detach() for i, p in enumerate(ps)} for ps in (params, others)))
-
-
-def test_a_triton_that_is_too_old(device, monkeypatch):
-    import triton
-
-    monkeypatch.setattr(triton, "__version__", "3.2.0")
-    params = rig.begin(device)
-    rig.set_noise(params, 1)
-    with pytest.raises(RuntimeError, match=r"needs Triton 3\.3 or later, and 3\.2\.0 is installed"):
-        rig.CASES["ScaledSGDM"](params).step()
-
-
-# ---- steps that are not taken ----
-
-
-# ---- captures: a step that draws s on the host is refused, on a GPU `test_gpu.py` has them ----
-
-
-@pytest.fixture
-def capturing(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-
-
-CAPTURED = {
-    "ScaledSGDM": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, foreach=True),
-    "averages alone": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, scaling=None, average=0.9),
-    "SGD": lambda ps: o2nc.SGD(ps, lr=0.1, average=0.9),
-    "AdamW": lambda ps: o2nc.AdamW(ps, lr=0.1, average=0.9),
-    "gamma": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, scaling=o2nc.Gamma(0.5)),
-    "Algorithm 2": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(lr=0.1), fused=False),
-    "Algorithm 1": lambda ps: o2nc.OriginalO2NC(ps, learners.OGD(lr=0.1), period=2),
-    "random_scaling": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.1)),
-    "random_scaling by displacement": lambda ps: o2nc.random_scaling(torch.optim.Rprop(ps, lr=0.1)),
-}
-PLAIN = {
-    "SGD": lambda ps: o2nc.SGD(ps, lr=0.1),
-    "no law": lambda ps: o2nc.random_scaling(torch.optim.SGD(ps, lr=0.1), scaling=None),
-}
-
-
-@pytest.mark.parametrize("make", CAPTURED.values(), ids=CAPTURED)
-def test_a_capture_of_the_eager_step_is_refused(make, capturing):
-    params = parameters()
-    opt = make(params)
-    set_gradients(params, 1)
-    before = [p.detach().clone() for p in params]
-    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
-        opt.step()
-    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
-    assert opt.param_groups[0]["lr"] == 0.1
-
-
-@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
-def test_a_capture_where_nothing_is_drawn(make, capturing):
-    params = parameters()
-    opt = make(params)
-    set_gradients(params, 1)
-    opt.step()
-
-
-def test_a_step_that_writes_tables_cannot_be_captured(device, monkeypatch):
-    """The second step writes them; it says what to do, and nothing has changed."""
-    params = rig.begin(device)
-    opt = rig.advance(rig.CASES["AdamW"](params), params, [1])
-    before = rig.saved(opt)
-    rig.set_noise(params, 2)
-    monkeypatch.setattr(engine, "is_capturing", lambda: True)
-    with pytest.raises(RuntimeError, match=r"call step\(\) twice like this before you capture it"):
-        opt.step()
-    rig.identical(rig.saved(opt), before)
-
-
-@pytest.mark.some(4)
-@pytest.mark.parametrize("every", [1, 3])
-@rig.some("AdamW", "ScaledSGDM", "OGD")
-def test_after_a_capture_the_counter_is_the_devices(device, make, every):
-    """A graph that is replayed takes steps without the host: which iterates count is not what the host would say."""
-    runs = []
-    for replays in (4, 0):
-        params = rig.begin(device)
-        opt = rig.advance(make(params, average=o2nc.Polynomial(3, every=every)), params, range(1, 5))
-        rig.set_noise(params, 5)
-        opt.step()
-        (tables,) = opt._engine.tables
-        if replays:
-            tables.uploads.captured.append(tables.uploads.table)
-        for _ in range(replays):  # as a graph does, with the gradients of the last step
-            tables.run(tables.uploads.table, True)
-        for _ in range(4 - replays):
-            opt.step()
-        rig.advance(opt, params, range(6, 11))
-        assert int(opt.param_groups[0]["o2nc"]["step"]) == 14
-        runs.append(rig.facts(opt))
-    rig.agree(*runs, tolerance=0)

@@ -1,10 +1,14 @@
-"""The tables of the fused step follow whatever is done to parameters, state, gradients and learning rates."""
+"""The tables of the fused step follow whatever is done to parameters, state, gradients and learning rates.
+
+And what kernels leave behind is what the eager step leaves: checkpoints go from one to the other.
+"""
 
 import copy
 from collections import defaultdict
 
 import pytest
 import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import fused_device as rig
 import o2nc
@@ -56,17 +60,8 @@ def reset_buffers(opt, params):
         opt.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
-def forget_buffer(opt, params):
-    opt.state[params[0]]["momentum_buffer"] = None
-
-
-def move_data(opt, params):
-    for p in params:
-        p.data = p.data.clone()
-
-
-def reorder_data(opt, params):
-    params[0].data = params[0].data.t().contiguous().t()
+def convert(p, data):
+    p.grad, p.data = None, data
 
 
 def add_group(opt, params):
@@ -87,61 +82,44 @@ def replace_parameter(opt, params, grow=0):
     opt.param_groups[0]["params"][0] = new
 
 
-def grow_parameter(opt, params):
-    replace_parameter(opt, params, grow=2)
+def replace_entries(opt, p, key, ours=False):
+    """Put another dictionary with other tensors in the place of a parameter's state, or of our part of it."""
+    opt.state[p] = copy.deepcopy(opt.state[p]) if not ours else opt.state[p]
+    opt.state[p]["o2nc"] = copy.deepcopy(opt.state[p]["o2nc"])
+    (opt.state[p]["o2nc"] if ours else opt.state[p])[key].fill_(0.25)
 
 
-def load_own(opt, params):
-    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+SURGERIES = {
+    "reset buffers": reset_buffers,
+    "forget a buffer": lambda opt, params: opt.state[params[0]].update(momentum_buffer=None),
+    "move data": lambda opt, params: [convert(p, p.data.clone()) for p in params],
+    "reorder data": lambda opt, params: convert(params[0], params[0].data.t().contiguous().t()),
+    "transpose data": lambda opt, params: convert(params[0], params[0].data.t()),  # the same memory
+    "add a group": add_group,
+    "replace a parameter": replace_parameter,
+    "grow a parameter": lambda opt, params: replace_parameter(opt, params, grow=2),
+    "load": lambda opt, params: opt.load_state_dict(copy.deepcopy(opt.state_dict())),
+    "forget all state": lambda opt, params: setattr(opt, "state", defaultdict(dict)),
+    "forget a state": lambda opt, params: opt.state.pop(params[1]),
+    "replace a state": lambda opt, params: replace_entries(opt, params[1], "momentum_buffer"),
+    "replace ours": lambda opt, params: replace_entries(opt, params[1], "average", ours=True),
+    "remove a parameter": lambda opt, params: opt.param_groups[0]["params"].pop(),
+    "narrow": lambda opt, params: [convert(p, p.data.float()) for p in params],
+}
 
 
-def forget_state(opt, params):
-    opt.state = defaultdict(dict)
-
-
-def forget_one(opt, params):
-    del opt.state[params[1]]
-
-
-def replace_one(opt, params):
-    """Another dictionary with other tensors in the place of a parameter's state."""
-    opt.state[params[1]] = copy.deepcopy(opt.state[params[1]])
-    opt.state[params[1]]["momentum_buffer"].fill_(0.25)
-
-
-def replace_ours(opt, params):
-    opt.state[params[1]]["o2nc"] = copy.deepcopy(opt.state[params[1]]["o2nc"])
-    opt.state[params[1]]["o2nc"]["average"].fill_(0.25)
-
-
-def remove_parameter(opt, params):
-    opt.param_groups[0]["params"].pop()
-
-
-def narrow(opt, params):
-    for p in params:
-        p.grad = None
-        p.data = p.data.float()
-
-
-SURGERIES = [
-    *(reset_buffers, forget_buffer, move_data, reorder_data, add_group, replace_parameter, grow_parameter),
-    *(load_own, forget_state, forget_one, replace_one, replace_ours, remove_parameter, narrow),
-]
-
-
-@pytest.mark.parametrize("surgery", SURGERIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("surgery", SURGERIES)
 def test_surgery_between_steps(device, counted, surgery):
     """Whatever is done to parameters, groups and state by hand: laid out again, with the result of the eager step."""
 
     def work(fused):
-        params = rig.begin(device)
+        params = rig.begin(device, shapes=[(3, 3), (4,)])
         opt = rig.advance(rig.sgdm(params, fused, momentum=0.9, average=0.99), params, (1, 2, 3))
         assert counted["layouts"] == 1 or not fused
-        surgery(opt, params)
+        SURGERIES[surgery](opt, params)
         return rig.advance(opt, params, (4, 5, 6))
 
-    rig.compare(work, tolerance=1e-5 if surgery is narrow else 1e-12)
+    rig.compare(work, tolerance=1e-5 if surgery == "narrow" else 1e-12)
     assert counted["layouts"] == 2
 
 
@@ -167,51 +145,18 @@ def test_surgery_on_what_is_kept(device, counted, case, key):
     assert counted["layouts"] == 2
 
 
-def test_surgery_where_only_some_have_a_buffer(device):
-    """A momentum buffer reset by hand is seen also where the first parameter has none."""
-
-    def work(fused):
-        params = rig.begin(device, torch.float32, shapes=[(3,)]) + rig.begin(device, shapes=[(4,)])
-        groups = [{"params": params[:1], "momentum": 0}, {"params": params[1:], "momentum": 0.9}]
-        opt = rig.advance(rig.sgdm(groups, fused, average=0.99), params, (1, 2, 3))
-        reset_buffers(opt, params[1:])
-        return rig.advance(opt, params, (4, 5))
-
-    rig.compare(work, tolerance=1e-6)
-
-
-def test_the_same_memory_in_another_order(device):
-    def work(fused):
-        params = rig.begin(device, shapes=[(6, 6), (), (1025,)])
-        opt = rig.advance(rig.sgdm(params, fused, momentum=0.9, average=0.99), params, (1, 2, 3))
-        params[0].data = params[0].data.t()
-        return rig.advance(opt, params, (4, 5))
-
-    rig.compare(work)
-
-
 def test_state_that_does_not_fit_is_refused(device):
-    """A shorter parameter at the same address: nothing is written."""
+    """A shorter parameter at the same address, as a checkpoint in another order has it: nothing is written."""
     params = rig.begin(device, shapes=[(6, 6), (), (1025,)])
     opt = rig.advance(rig.sgdm(params, momentum=0.9, average=0.99), params, (1, 2, 3))
     whole = params[2].data
     params[2].data = params[2].data[:1000]
     before = whole.clone()
     rig.set_noise(params, 4)
-    with pytest.raises(ValueError, match=r"'momentum_buffer' has shape \(1025,\), its parameter has \(1000,\)"):
+    words = r"'momentum_buffer' has shape \(1025,\), its parameter has \(1000,\).* are they in another order"
+    with pytest.raises(ValueError, match=words):
         opt.step()
     assert torch.equal(whole, before)
-
-
-def test_a_checkpoint_in_another_order(device):
-    params = rig.begin(device, shapes=[(8,), (4000,)])
-    saved_state = rig.advance(rig.sgdm(params, momentum=0.9), params, (1, 2)).state_dict()
-    params.reverse()
-    opt = rig.sgdm(params, momentum=0.9)
-    opt.load_state_dict(saved_state)
-    rig.set_noise(params, 3)
-    with pytest.raises(ValueError, match="are they in another order"):
-        opt.step()
 
 
 @rig.some("AdamW", "ScaledSGDM", "extend(Lion)")
@@ -229,20 +174,6 @@ def test_the_counter_set_by_hand(device, make, in_place):
         else:
             settings["step"] = torch.tensor(2)
         return rig.advance(opt, params, range(6, 12))
-
-    rig.compare(work)
-
-
-def test_a_late_parameter_that_rests_at_once(device):
-    """It joins by an eager step between two that count, and has no gradient at the next one: it is taken in."""
-
-    def work(fused):
-        params = rig.begin(device, shapes=[(3,), (2,)])
-        opt = rig.CASES["OGD"](params, fused, average=o2nc.Discount(0.8, every=3))
-        for t in range(1, 12):
-            rig.set_noise(params, t, missing=[0] if t in (1, 2, 3, 4, 7) else [])
-            opt.step()
-        return opt
 
     rig.compare(work)
 
@@ -271,3 +202,86 @@ def test_lr_as_a_tensor(device, make, on, shape):
             run.step()
     assert rig.is_fused(opt)
     rig.agree(rig.facts(opt), rig.facts(plain), tolerance=0)
+
+
+# ---- checkpoints and shards ----
+
+
+def kinds(opt):
+    """Return the types and dtypes of all entries of a checkpoint."""
+    leaves = tree_flatten_with_path(rig.saved(opt))[0]
+    return {keystr(path): (type(v), getattr(v, "dtype", None)) for path, v in leaves}
+
+
+@rig.cases
+@pytest.mark.parametrize("fused", [True, False])
+def test_checkpoints_go_between_the_two(device, make, fused):
+    """Begun with kernels and continued without, or the other way round: how a step is taken is not loaded."""
+    found = []
+
+    def work(with_kernels):
+        params = rig.begin(device)
+        opt = rig.advance(make(params, fused and with_kernels), params, (1, 2, 3))
+        found.append(kinds(opt))
+        resumed = make(params, not fused and with_kernels)
+        wanted = resumed.param_groups[0].get("fused")
+        resumed.load_state_dict(opt.state_dict())
+        assert resumed.param_groups[0].get("fused") is wanted
+        return rig.advance(resumed, params, (4, 5))
+
+    ours = rig.facts(work(True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.engine, "DEVICES", ())
+        rig.agree(ours, rig.facts(work(False)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str
+)
+@rig.some("AdamW", "ScaledSGDM", "ScaleFree", "OGD", "extend(Lion)")
+def test_a_checkpoint_of_another_dtype(device, make, before, after):
+    """State of another width than the parameter's is read as what it is."""
+    params = rig.begin(device, before)
+    checkpoint = rig.advance(make(params), params, (1, 2)).state_dict()
+
+    def work(fused):
+        params = rig.begin(device, after)
+        opt = make(params, fused)
+        opt.load_state_dict(copy.deepcopy(checkpoint))
+        return rig.advance(opt, params, (3, 4))
+
+    rig.compare(work, tolerance=2e-5)
+
+
+@pytest.fixture
+def mesh(device):
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    backend = "nccl" if rig.CUDA else "gloo"
+    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh(device, (1,))
+    distributed.destroy_process_group()
+
+
+@rig.some("SGD", "AdamW", "ScaledSGDM", "ScaledSGDM Nesterov", "OGD", "ScaleFree", "extend(Lion)")
+def test_sharded_parameters(device, mesh, make):
+    """One process has all of them, as DTensors: the bits of the run with whole ones, and DTensors in the state."""
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    runs = []
+    for sharded in (True, False):
+        put = (lambda x: distribute_tensor(x, mesh, [Shard(0)])) if sharded else torch.Tensor.clone
+        whole = rig.begin(device, shapes=[(6, 2), (5,)])
+        params = [torch.nn.Parameter(put(p.detach())) for p in whole]
+        opt = make(params, average=o2nc.Discount(0.9, every=2))
+        for t in range(1, 6):
+            rig.set_noise(whole, t, missing=[1] if t in (1, 4) else [])
+            for p, q in zip(params, whole, strict=True):
+                p.grad = None if q.grad is None else put(q.grad)
+            opt.step()
+        assert rig.is_fused(opt)
+        assert isinstance(opt.state[params[0]]["o2nc"]["average"], DTensor) == sharded
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)

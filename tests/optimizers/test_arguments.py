@@ -9,7 +9,7 @@ import torch
 import o2nc
 from o2nc.learners import OGD
 from problem import parameters, set_gradients
-from registry import OURS, claims, identical, params_of
+from registry import claims, identical, params_of
 
 X = torch.nn.Parameter(torch.ones(2))
 
@@ -73,6 +73,11 @@ def original(params=(X,), **options):
         (lambda: original(restart=1), TypeError, "restart"),
         (lambda: o2nc.SGD([X], certificate="no"), TypeError, "certificate"),
         (lambda: o2nc.AdamW([X], weight_decay=float("inf")), ValueError, "weight_decay must be a finite number"),
+        (lambda: o2nc.AdamW([X], betas=(0.9,)), TypeError, r"betas must be two numbers in \[0, 1\), got \(0.9,\)"),
+        (lambda: o2nc.AdamW([X], betas=0.9), TypeError, "betas must be two numbers"),
+        (lambda: o2nc.AdamW([{"params": [X], "betas": (2, 3)}]), ValueError, "betas must be two numbers"),
+        (lambda: o2nc.AdamW([X], None), TypeError, "lr must be a finite number >= 0, got None"),
+        (lambda: o2nc.SGD([X], momentum=None), TypeError, "momentum must be a finite number >= 0, got None"),
         (lambda: o2nc.AdamW([X], average=0.9, offload="yes"), TypeError, "offload"),
         (lambda: o2nc.SGD([X], offload=True), ValueError, "offload=True says where averages are kept"),
     ],
@@ -80,18 +85,6 @@ def original(params=(X,), **options):
 def test_bad_arguments(call, error, words):
     with pytest.raises(error, match=words):
         call()
-
-
-@pytest.mark.parametrize("name", [name for name in OURS if not name.startswith("extend")])
-def test_a_refused_group_is_not_added(name):
-    a, b = parameters(shapes=[(3,), (4,)])
-    opt = OURS[name]([a])
-    for group in ({"params": [b], "seed": 8}, {"params": [b, b]}, {"params": [b], "lr": -1.0}, {"params": [a]}):
-        with pytest.raises(ValueError):
-            opt.add_param_group(group)
-        assert len(opt.param_groups) == 1
-    set_gradients([a], 1)
-    opt.step()
 
 
 @pytest.mark.parametrize(
@@ -129,12 +122,6 @@ def test_numbers_of_numpy():
         assert type(opt.param_groups[0]["o2nc"]["scaling"]["shape"]) is float
     identical(*found)
     assert o2nc.Exponential().sample(np.uint64(7), np.int32(2)) == o2nc.Exponential().sample(7, 2)
-
-
-def test_repr_shows_the_factors():
-    text = repr(o2nc.ExponentiatedO2NC([X], OGD(lr=0.1), beta=0.9))
-    for word in ("'OGD'", "'lr': 0.1", "'Exponential'", "'Discount'", "'beta': 0.9"):
-        assert word in text
 
 
 # --- learners and laws of the user's

@@ -12,7 +12,7 @@ import fused_device as rig
 import o2nc
 import twin
 from problem import SHAPES, parameters, set_gradients
-from registry import TORCH, ours_of, params_of
+from registry import TORCH, advance, ours_of, params_of
 
 ENGINES = [{}, {"foreach": True}, {"foreach": False}, {"fused": True}, {"differentiable": True}]
 SGD_OPTIONS = [
@@ -25,12 +25,18 @@ ADAMW_OPTIONS = [
     for a, b in itertools.product((False, True), repeat=2)
     for other in ({}, {"betas": (0.0, 0.5)}, {"weight_decay": 0.0})
 ]
-SETTINGS = [
+WITH_AVERAGES = [
     {},
-    {"average": 0.9, "certificate": True},
     {"average": o2nc.Polynomial(3, every=2)},
+    {"average": 0.9, "certificate": True},
     {"average": o2nc.Polynomial(3, start=2), "certificate": True, "offload": True},
 ]
+SCALED = [{"scaling": o2nc.Exponential()}, {"scaling": o2nc.Uniform(0, 2), "average": 0.9}]
+SETTINGS = {
+    "SGD": WITH_AVERAGES + SCALED,
+    "ScaledSGDM": [*WITH_AVERAGES[:2], {"average": 0.9}, *SCALED],
+    "AdamW": WITH_AVERAGES + SCALED,
+}
 CLASSES = {
     "SGD": (o2nc.SGD, optim.SGD, SGD_OPTIONS),
     "ScaledSGDM": (lambda ps, **o: o2nc.ScaledSGDM(ps, **{"scaling": None} | o), optim.SGD, SGD_OPTIONS),
@@ -39,11 +45,9 @@ CLASSES = {
 CASES = [
     (name, options, engine, settings)
     for name, (_, _, all_options) in CLASSES.items()
-    for options, engine, settings in itertools.product(all_options, ENGINES, SETTINGS)
-    if "certificate" not in settings or name != "ScaledSGDM"
+    for options, engine, settings in itertools.product(all_options, ENGINES, SETTINGS[name])
 ]
-CASES += [("ScaledSGDM", options, engine, {"average": 0.9}) for options in SGD_OPTIONS for engine in ENGINES]
-LARGE = [(900, 700), (30,), (3, 5, 7, 11), (1,)]
+LARGE = [(300, 700), (30,), (3, 5, 7, 11), (1,)]
 
 
 def leaves(make, dtype, shapes=SHAPES):
@@ -81,76 +85,54 @@ def together(ours, theirs, steps=6, dtype=torch.float32, shapes=SHAPES, lrs=None
     return opt
 
 
-@pytest.mark.some(120)
+@pytest.mark.some(160)
 @pytest.mark.parametrize(("name", "options", "engine", "settings"), CASES, ids=str)
-def test_without_scaling_it_is_torchs(name, options, engine, settings):
+def test_it_is_torchs_at_lr_times_s(name, options, engine, settings):
+    """Call t moves x_t to x_{t+1} with s_{t+1} = law.sample(seed, t + 1), or 1 without a law."""
     ours, theirs, _ = CLASSES[name]
     fails = engine.get("fused") and options.get("momentum")  # torch does, see below
-    takes_tensors = name != "AdamW" or not engine.get("foreach")
+    law, takes_tensors = settings.get("scaling"), name != "AdamW" or not engine.get("foreach")
     for lr in (0.01, torch.tensor(0.01)) if takes_tensors else (0.01,):
-        together(
-            lambda ps: ours(ps, lr=lr, **options, **engine, **settings),  # noqa: B023
+        opt = together(
+            lambda ps: ours(ps, lr=lr, seed=7, **options, **engine, **settings),  # noqa: B023
             lambda ps: theirs(ps, lr=lr, **options, **engine),  # noqa: B023
+            lrs=law and [lr * law.sample(7, t + 1) for t in range(1, 7)],
             missing=None if fails else 1,
         )
+        assert opt.param_groups[0]["lr"] is lr
 
 
 @pytest.mark.parametrize("name", TORCH)
 def test_an_extended_optimizer_moves_as_it_would_alone(name):
-    for settings in SETTINGS:
+    for settings in WITH_AVERAGES:
         together(lambda ps: o2nc.extend(TORCH[name](ps), **settings), TORCH[name], steps=9)  # noqa: B023
 
 
-@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Uniform(0, 2)], ids=str)
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
-@pytest.mark.parametrize("name", CLASSES)
-def test_with_scaling_it_is_torchs_at_lr_times_s(name, engine, law):
-    """Call t moves x_t to x_{t+1} with s_{t+1} = law.sample(seed, t + 1)."""
-    ours, theirs, _ = CLASSES[name]
-    lrs = [0.01 * law.sample(7, t + 1) for t in range(1, 7)]
-    for average in (None, 0.9):
-        opt = together(
-            lambda ps: ours(ps, lr=0.01, weight_decay=0.1, **engine, scaling=law, seed=7, average=average),  # noqa: B023
-            lambda ps: theirs(ps, lr=0.01, weight_decay=0.1, **engine),
-            lrs=lrs,
-        )
-        assert opt.param_groups[0]["lr"] == 0.01
+HALVES = (torch.bfloat16, torch.float16)
+TENSORS = [
+    *((dtype, SHAPES) for dtype in (torch.float64, *HALVES, torch.complex64)),
+    *((dtype, LARGE) for dtype in (torch.float32, torch.bfloat16)),  # these are averaged slice by slice
+]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64], ids=str)
-@pytest.mark.parametrize("engine", ENGINES[:3], ids=str)
-@pytest.mark.parametrize("name", CLASSES)
-def test_dtypes(name, engine, dtype):
-    ours, theirs, _ = CLASSES[name]
-    for options in ({}, {"average": 0.99}):
-        together(
-            lambda ps: ours(ps, lr=0.01, **engine, **options),  # noqa: B023
-            lambda ps: theirs(ps, lr=0.01, **engine),
-            dtype=dtype,
-        )
-
-
+@pytest.mark.parametrize(("dtype", "shapes"), TENSORS, ids=str)
 @pytest.mark.parametrize("engine", ENGINES[:4], ids=str)
 @pytest.mark.parametrize("name", CLASSES)
-def test_large_tensors(name, engine):
-    """They are averaged slice by slice."""
+def test_dtypes_and_large_tensors(name, engine, dtype, shapes):
+    """torch's fused SGD for CPUs is wrong in half precision (seen in 2.13): its foreach step does the work there."""
+    if engine.get("fused") and (dtype.is_complex or (dtype in HALVES and name == "AdamW")):
+        pytest.skip("torch has no such step, or another order of its own")
     ours, theirs, _ = CLASSES[name]
-    options = {"lr": 0.01, "weight_decay": 0.01, **engine}
-    together(lambda ps: ours(ps, average=0.99, **options), lambda ps: theirs(ps, **options), 3, shapes=LARGE)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["SGD", "ScaledSGDM"])
-def test_fused_half_precision_on_a_cpu(name, dtype):
-    """torch's fused CPU kernel is wrong in half precision (seen in 2.13); its other step does the work instead."""
-    ours, theirs, _ = CLASSES[name]
-    options = {"lr": 0.01, "momentum": 0.9}
-    together(
-        lambda ps: ours(ps, fused=True, average=0.99, **options),
-        lambda ps: theirs(ps, foreach=True, **options),
-        dtype=dtype,
-        shapes=LARGE,
-    )
+    options = {"lr": 0.01, "weight_decay": 0.01} | ({} if name == "AdamW" else {"momentum": 0.9})
+    other = {"foreach": True} if engine.get("fused") and dtype in HALVES else engine
+    for average in (None, 0.99) if shapes is SHAPES else (0.99,):
+        together(
+            lambda ps: ours(ps, average=average, **options, **engine),  # noqa: B023
+            lambda ps: theirs(ps, **options, **other),
+            3,
+            dtype,
+            shapes,
+        )
 
 
 @pytest.mark.parametrize("name", ["SGD", "ScaledSGDM"])
@@ -158,14 +140,11 @@ def test_fused_momentum_of_a_parameter_that_joins_late(name):
     """torch's fused step of SGD fails there (2.13)."""
     runs = []
     for engine in ({"fused": True}, {"foreach": True}):
-        params = parameters()
-        opt = CLASSES[name][0](params, lr=0.01, momentum=0.9, **engine)
-        for t in range(1, 5):
-            set_gradients(params, t)
-            params[1].grad = None if t < 3 else params[1].grad
-            opt.step()
+        opt = CLASSES[name][0](parameters(), lr=0.01, momentum=0.9, **engine)
+        advance(opt, (1, 2), missing=[1])
+        advance(opt, (3, 4))
         assert opt.param_groups[0]["fused"] is engine.get("fused")
-        runs.append(params)
+        runs.append(params_of(opt))
     torch.testing.assert_close(*runs)
 
 

@@ -10,6 +10,7 @@ import fused_device as rig
 import o2nc
 import twin
 from o2nc import learners
+from o2nc.averages.reading import has_averages
 from problem import flat
 from registry import PAPER, build, ours_of
 
@@ -19,6 +20,7 @@ MAKERS = {
     "every second": lambda ps, beta, **options: o2nc.ScaledSGDM(
         ps, lr=0.0, average=o2nc.Discount(beta**0.5, start=3, every=2), **options
     ),
+    "Algorithm 1": lambda ps, beta, seed, output: o2nc.OriginalO2NC(ps, learners.OGD(0.0), period=2, seed=seed),
 }
 
 
@@ -38,9 +40,9 @@ def drawn(make, beta, count, steps, device="cpu", **options):
             p.fill_(float(t))
         p.grad = torch.zeros_like(p)
         opt.step()
-        mean = float(ours_of(opt, p)["average"])
-        if int(ours_of(opt)["step"]) > opt._window.start and mean not in means:
-            means.append(mean)
+        if has_averages(opt):
+            with opt.averaged():
+                means += [p.item()] if p.item() not in means else []
     assert len(means) == count
     return means.index(opt.output()[0].item()) + 1
 
@@ -48,8 +50,10 @@ def drawn(make, beta, count, steps, device="cpu", **options):
 @pytest.mark.parametrize("output", ["uniform", "geometric"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_the_output_follows_its_law(kind, output):
+    if kind == "Algorithm 1" and output == "geometric":
+        pytest.skip("uniform over blocks")
     beta, count, runs = 0.7, 6, 400
-    steps = 3 + 2 * count if kind == "every second" else count
+    steps = {"every second": 3 + 2 * count, "Algorithm 1": 2 * count}.get(kind, count)
     counts = np.zeros(count)
     for seed in range(runs):
         counts[drawn(MAKERS[kind], beta, count, steps, seed=seed, output=output) - 1] += 1
@@ -59,22 +63,6 @@ def test_the_output_follows_its_law(kind, output):
     # χ² with 5 degrees of freedom: above 20.5 in one of a thousand
     assert ((counts - wanted) ** 2 / wanted).sum() < 20.5
     assert output == "uniform" or ((counts - uniform) ** 2 / uniform).sum() > 60
-
-
-def test_the_output_of_algorithm_1_is_uniform_over_blocks():
-    counts = np.zeros(5)
-    for seed in range(300):
-        p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        opt = o2nc.OriginalO2NC([p], learners.OGD(lr=0.3), period=2, seed=seed)
-        means = []
-        for n in range(1, 11):
-            p.grad = torch.ones_like(p)
-            opt.step()
-            if n % 2 == 0:
-                with opt.averaged():
-                    means.append(p.item())
-        counts[means.index(opt.output()[0].item())] += 1
-    assert ((counts - 60) ** 2 / 60).sum() < 18.5  # chi-square, 4 degrees, 0.1 %
 
 
 @pytest.mark.parametrize("output", ["uniform", "geometric"])

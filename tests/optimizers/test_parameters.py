@@ -32,21 +32,6 @@ def zeros(*shape, dtype=torch.float32):
 # --- which have gradients
 
 
-@pytest.mark.some(20)
-@every_optimizer
-def test_gradients_are_never_written_to(name, fused, device):
-    params = rig.begin(device, torch.float32, shapes=[(3, 2), (4,) if fused else (200, 300)])
-    opt = build(name, params, fused)
-    for t in range(1, 5):
-        rig.set_noise(params, t)
-        before = [(p.grad, p.grad.clone(), p.grad._version) for p in params]
-        opt.step()
-        for p, (g, value, version) in zip(params, before, strict=True):
-            assert p.grad is g
-            assert torch.equal(g, value)
-            assert g._version == version
-
-
 @every_optimizer
 def test_frozen_gradless_and_late_parameters(name):
     """A parameter without a gradient stays where it is; one that was frozen, or in a late group, joins."""
@@ -108,15 +93,6 @@ def test_absent_gradients_are_zeros_to_a_joint_learner():
     assert results[0] == pytest.approx(results[1])
 
 
-def test_restart_reaches_absent_parameters():
-    a, b = zeros(2), zeros(2)
-    opt = o2nc.OriginalO2NC([a, b], learners.FTRL(0.1, radius=1.0), period=2, restart=True)
-    for t in range(2):
-        a.grad, b.grad = torch.ones(2), None if t else torch.ones(2)
-        opt.step()
-    assert ours_of(opt, b)["momentum"].tolist() == [0, 0]
-
-
 @every_optimizer
 def test_state_that_is_reset_by_hand_begins_again(name):
     opt = trained(name, 3)
@@ -131,12 +107,13 @@ def test_state_that_is_reset_by_hand_begins_again(name):
 
 @every_optimizer
 def test_mixed_dtypes(name):
-    """x̄ is float32 at least."""
-    params = [p for dtype in (torch.float32, torch.bfloat16, torch.float64) for p in parameters(dtype)]
+    """x̄ is float32 at least; some tensors are empty."""
+    dtypes, shapes = (torch.float32, torch.bfloat16, torch.float64), [(3, 2), (), (0,), (3, 0, 2)]
+    params = [p for dtype in dtypes for p in parameters(dtype, shapes=shapes)]
     opt = trained(name, params=params)
     assert is_finite(opt)
     assert [ours_of(opt, p)["average"].dtype for p in params] == [torch.float32] * 8 + [torch.float64] * 4
-    assert [p.dtype for p in params[::4]] == [torch.float32, torch.bfloat16, torch.float64]
+    assert [p.dtype for p in params[::4]] == [*dtypes]
 
 
 @every_optimizer
@@ -168,6 +145,9 @@ def test_complex_parameters(name):
     for t in range(1, 7):
         set_gradients([z], t)
         x.grad = torch.view_as_real(z.grad).clone()
+        if name == "SGD" or name in PAPER:  # others of torch do not take them
+            z.grad = z.grad.conj().resolve_conj().conj()  # lazily conjugated, as autograd returns them
+            assert z.grad.is_conj()
         ours.step()
         twin.step()
     ours, twin = claims(ours), claims(twin)
@@ -177,24 +157,6 @@ def test_complex_parameters(name):
         torch.testing.assert_close(torch.view_as_real(value), twin[key][0], rtol=1e-12, atol=1e-14)
     assert ours["certificate"].value == pytest.approx(twin["certificate"].value, rel=1e-11)
     assert ours.get("progress", 0) == pytest.approx(twin.get("progress", 0), rel=1e-10)
-
-
-@pytest.mark.parametrize("name", ["SGD", "ScaledSGDM", "OGD", "OriginalO2NC"])
-def test_conjugated_gradients(name):
-    """Autograd returns lazily conjugated gradients of complex parameters. torch's AdamW does not take them."""
-    a = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
-    (a.conj() * (1 + 2j)).real.sum().backward()
-    assert a.grad.is_conj()
-    opt = OURS[name]([a], **({"period": 1} if name == "OriginalO2NC" else {}))
-    opt.step()
-    decay = 0.1 if name == "SGD" else 0.0  # of x = 1
-    assert opt.certificate().gradient == pytest.approx((3 * ((1 + decay) ** 2 + 4)) ** 0.5, rel=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), ()])
-@every_optimizer
-def test_empty_and_scalar_tensors(name, shape):
-    assert is_finite(trained(name, 6, parameters(torch.float32, shapes=[shape, (4,)])))
 
 
 @pytest.mark.parametrize("name", ["SGD", "ScaledSGDM Nesterov", "OGD", "FTRL"])
@@ -262,7 +224,8 @@ def test_gradients_whose_squares_overflow(learner):
     assert (p < 0).all()
 
 
-def test_a_block_forgets_infinities():
+def test_a_block_that_restarts_forgets_infinities():
+    """Of absent parameters, too."""
     a, b = zeros(2), zeros(2)
     opt = o2nc.OriginalO2NC([a, b], learners.BallOGD(0.1, 1.0), period=2, restart=True)
     for t in range(1, 5):
@@ -271,17 +234,6 @@ def test_a_block_forgets_infinities():
         opt.step()
         with torch.no_grad():
             b.nan_to_num_()
+        if t == 2:
+            assert not delta_of(opt, b).any()
     assert opt.certificate().by_parameter[1].gradient == pytest.approx(0.5 * 2**0.5)
-
-
-def test_a_discount_below_all_rounding():
-    a, b = zeros(1), zeros(1)
-    opt = OURS["ScaledSGDM"]([a, b], average=1e-17)
-    for t in range(5):
-        a.grad, b.grad = torch.ones(1), torch.ones(1) if t < 2 else None
-        opt.step()
-    assert opt.certificate().by_parameter[1].gradient == 0
-    live = b.item()
-    with opt.averaged():
-        assert b.item() == live
-    assert math.isfinite(opt.progress)

@@ -2,30 +2,30 @@
 
 import copy
 import weakref
-from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
 
+import fused_device as rig
 import o2nc
-from fused_device import begin, set_noise
+import registry
 from o2nc import learners
-from problem import SHAPES, parameters, set_gradients
-from registry import OURS, TORCH, identical, ours_of, params_of
+from problem import SHAPES, parameters
+from registry import OURS, TORCH, OwnFactor, advance, identical, ours_of, params_of
 
 SGDM = {"lr": 0.02, "momentum": 0.9, "average": 0.9, "seed": 3}
 
 
-def trained(make, n=5, params=None, **options):
-    opt = make(parameters() if params is None else params, **options)
-    for t in range(1, n + 1):
-        advance(opt, t)
-    return opt
+trained = partial(registry.trained, n=5)
 
 
-def advance(opt, t):
-    set_gradients(params_of(opt), t)
-    opt.step()
+def extended(params, lr, momentum, **options):
+    return o2nc.extend(TORCH["Adam"](params), **options)
+
+
+def learned(params, lr, momentum, beta=0.9, diagonal=False, **options):
+    return o2nc.ExponentiatedO2NC(params, learners.AdaGrad(lr, diagonal=diagonal), beta=beta, **options)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_loading_does_not_share_memory(name):
     before = copy.deepcopy(found)
     other = OURS[name](parameters())
     other.load_state_dict(found)
-    advance(other, 6)
+    advance(other, [6])
     for state, kept in zip(found["state"].values(), before["state"].values(), strict=True):
         identical(state["o2nc"], kept["o2nc"])
     identical(found["param_groups"], before["param_groups"])
@@ -79,11 +79,8 @@ def test_loading_does_not_share_memory(name):
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_old_state_is_let_go(device, fused):
     pytest.importorskip("torch.distributed.optim", reason="torch is built without processes")  # looked for then
-    params = begin(device)
-    opt = o2nc.ScaledSGDM(params, **SGDM, **({"fused": True} if fused else {"foreach": True}))
-    for t in (1, 2, 3):
-        set_noise(params, t)
-        opt.step()
+    params = rig.begin(device)
+    opt = rig.advance(rig.sgdm(params, fused, **SGDM), params, (1, 2, 3))
     found = copy.deepcopy(opt.state_dict())
     old = [weakref.ref(ours_of(opt, p)["average"]) for p in params]
     opt.load_state_dict(found)
@@ -104,50 +101,40 @@ def test_the_old_state_is_let_go(device, fused):
         (o2nc.SGD, {"scaling": o2nc.Uniform()}, r"scaling=None \(made with Uniform"),
         (o2nc.SGD, {"certificate": True}, r"certificate=False \(made with True\)"),
         (o2nc.SGD, {"offload": True}, r"offload=False \(made with True\)"),
+        (extended, {"seed": 7}, r"seed=3 \(made with 7\)"),
+        (learned, {"diagonal": True}, r"learner=AdaGrad.*made with AdaGrad.*diagonal=True"),
+        (learned, {"beta": 0.95, "average": 0.9}, r"beta=0.9 \(made with 0.95\)"),
     ],
 )
 def test_what_it_changes_is_said(make, other, word):
     found = trained(make, **SGDM).state_dict()
-    opt = make(parameters(), **SGDM | other)
+    opt = make(parameters(torch.float32), **SGDM | other)
     with pytest.warns(UserWarning, match=word) as said:
         opt.load_state_dict(found)
     assert [warning.filename for warning in said] == [__file__]  # where it is called, not inside
     identical(opt.state_dict(), found)
-    advance(opt, 6)
+    advance(opt, [6])
 
 
-def test_what_it_changes_of_learners_and_of_scaled_optimizers_is_said():
-    found = trained(o2nc.ExponentiatedO2NC, learner=learners.AdaGrad(0.1), beta=0.9).state_dict()
-    opt = o2nc.ExponentiatedO2NC(parameters(), learners.AdaGrad(0.1, diagonal=True), beta=0.95, average=0.9)
-    with pytest.warns(
-        UserWarning, match=r"learner=AdaGrad.*made with AdaGrad.*diagonal=True.*beta=0.9 \(made with 0.95"
-    ):
-        opt.load_state_dict(found)
-    advance(opt, 6)
-    assert ours_of(opt, params_of(opt)[0])["sum_squares"].shape == ()  # the state is that of the checkpoint's learner
-    found = trained(lambda ps: o2nc.random_scaling(TORCH["Adam"](ps), seed=7)).state_dict()
-    with pytest.warns(UserWarning, match=r"seed=7 \(made with 0\)"):
-        o2nc.random_scaling(TORCH["Adam"](parameters())).load_state_dict(found)
-
-
-@pytest.mark.parametrize("make", [o2nc.ScaledSGDM, o2nc.SGD, lambda ps, **kw: o2nc.extend(TORCH["SGD"](ps), **kw)])
-def test_one_without_averages_does_not_switch_them_off(make):
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("make", [o2nc.SGD, partial(extended, lr=0, momentum=0)])
+def test_one_without_averages_does_not_switch_them_off(make, offload):
     """They begin with the next step, wherever the run is."""
     found = trained(make, seed=3, average=None).state_dict()
-    opt = make(parameters(), seed=3, average=o2nc.Discount(0.9, start=1))
+    opt = make(parameters(), seed=3, average=o2nc.Discount(0.9, start=1), offload=offload)
     with pytest.warns(
         UserWarning, match=r"no averages: those of average=Discount\(beta=0.9.*begin with the next step"
     ) as said:
         opt.load_state_dict(found)
     assert [warning.filename for warning in said] == [__file__]
-    assert int(ours_of(opt)["step"]) == 5
-    advance(opt, 6)
+    assert (int(ours_of(opt)["step"]), ours_of(opt)["offload"]) == (5, offload)
+    advance(opt, [6])
     with pytest.raises(RuntimeError, match="the averages begin after 6 steps, and 6 were taken"):
         opt.averaged().__enter__()
     xs = []
     for t in (7, 8):
         xs.append(params_of(opt)[0].detach().clone())
-        advance(opt, t)
+        advance(opt, [t])
     with opt.averaged():
         torch.testing.assert_close(params_of(opt)[0].detach(), (0.9 * xs[0] + xs[1]) / 1.9)
 
@@ -176,6 +163,8 @@ KINDS = {
     "random_scaling(SGD)": lambda ps: o2nc.random_scaling(TORCH["SGD"](ps)),
     "torch's SGD": TORCH["SGD"],
     "torch's AdamW": TORCH["AdamW"],
+    "torch's NAdam": torch.optim.NAdam,
+    "torch's Adamax": torch.optim.Adamax,
 }
 FITTING = {("ScaledSGDM", "torch's SGD"), ("AdamW", "torch's AdamW"), ("random_scaling(SGD)", "torch's SGD")}
 
@@ -225,7 +214,7 @@ def test_damaged_ones_are_refused(what, saved):
     with pytest.raises((ValueError, TypeError), match=what):
         opt.load_state_dict(saved)
     identical(opt.state_dict(), before)
-    advance(opt, 1)
+    advance(opt, [1])
 
 
 def test_one_without_state_begins_with_the_next_gradient(saved):
@@ -235,7 +224,7 @@ def test_one_without_state_begins_with_the_next_gradient(saved):
     for ask in (opt.certificate, opt.averaged().__enter__):
         with pytest.raises(RuntimeError, match="no parameter has averages yet, which begin with its next gradient"):
             ask()
-    advance(opt, 6)
+    advance(opt, [6])
     assert opt.certificate().spread == 0
 
 
@@ -252,7 +241,7 @@ def test_those_of_other_parameters_change_nothing(saved):
 
 def test_hooks_see_and_change_what_is_in_the_file():
     """Those of saving come after ours, those before loading before, those after loading after."""
-    opt, other = (trained(o2nc.ScaledSGDM, n, **SGDM) for n in (2, 0))
+    opt, other = (trained(o2nc.ScaledSGDM, n=n, **SGDM) for n in (2, 0))
     p, seen = params_of(other)[0], []
     wrap = opt.register_state_dict_post_hook(lambda _, found: {"inner": found})
     assert settings_of(opt.state_dict()["inner"])["scaling"] == {"class": "Exponential", "rate": 1.0}
@@ -273,40 +262,15 @@ def test_hooks_see_and_change_what_is_in_the_file():
         assert ours_of(other, p)["spread"] == 3
 
 
-@dataclass(frozen=True)
-class Own:
-    """A user's law and learner in one, with another in it, a field called name, and one that is not an argument."""
-
-    base: learners.OGD = learners.OGD(0.3)  # noqa: RUF009 (it is frozen)
-    name: str = "mine"
-    derived: float = field(default=1.0, init=False)
-
-    @property
-    def lr(self):
-        return self.base.lr
-
-    def sample(self, seed, step):
-        return 1.0
-
-    def weight(self, s):
-        return 1.0
-
-    def init(self, delta):
-        return self.base.init(delta)
-
-    def update(self, deltas, grads, states, lrs, beta):
-        self.base.update(deltas, [g.clamp(-1, 1) for g in grads], states, lrs, beta)
-
-
 def test_a_users_own_factors_and_notes_in_groups():
-    factor = Own(learners.OGD(0.1, decay=0.5))
+    factor = OwnFactor(learners.OGD(0.1, decay=0.5))
 
     def make():
         groups = [{"params": parameters(), "tag": {"name": "encoder"}}]
         return o2nc.ExponentiatedO2NC(groups, factor, scaling=factor)
 
     opt, other = make(), make()
-    advance(opt, 1)
+    advance(opt, [1])
     other.load_state_dict(opt.state_dict())
     assert other._learner == other._law == factor
     assert other.param_groups[0]["tag"] == {"name": "encoder"}

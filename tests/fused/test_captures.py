@@ -1,0 +1,256 @@
+"""CUDA graphs: steps that can be captured are replayed bitwise, those that cannot are refused."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import fused_device as rig
+import o2nc
+from o2nc import learners
+from o2nc.fused import engine
+from problem import parameters, set_gradients
+from registry import advance
+
+# ---- what cannot be captured ----
+
+REFUSED = {
+    "ScaledSGDM": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, foreach=True),
+    "averages alone": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, scaling=None, average=0.9),
+    "SGD": lambda ps: o2nc.SGD(ps, lr=0.1, average=0.9),
+    "AdamW": lambda ps: o2nc.AdamW(ps, lr=0.1, average=0.9),
+    "gamma": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, scaling=o2nc.Gamma(0.5)),
+    "Algorithm 2": lambda ps: o2nc.ExponentiatedO2NC(ps, learners.OGD(lr=0.1), fused=False),
+    "Algorithm 1": lambda ps: o2nc.OriginalO2NC(ps, learners.OGD(lr=0.1), period=2),
+    "random_scaling": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.1)),
+    "random_scaling by displacement": lambda ps: o2nc.random_scaling(torch.optim.Rprop(ps, lr=0.1)),
+}
+REFUSED_ON_A_GPU = {name: REFUSED[name] for name in ("ScaledSGDM", "gamma", "Algorithm 2", "random_scaling")} | {
+    "capturable": lambda ps: o2nc.random_scaling(torch.optim.AdamW(ps, lr=0.1, capturable=True)),
+    "first step": rig.CASES["ScaledSGDM"],
+    "first step of a learner": rig.CASES["ScaleFree"],
+}
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+
+@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+def test_a_capture_of_the_eager_step_is_refused(make, capturing):
+    params = parameters()
+    opt = make(params)
+    set_gradients(params, 1)
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
+        opt.step()
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+    assert opt.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("extend", [lambda opt: opt, partial(o2nc.random_scaling, scaling=None)])
+def test_a_capture_where_nothing_is_drawn(extend, capturing):
+    cls = torch.optim.SGD if isinstance(extend, partial) else o2nc.SGD
+    advance(extend(cls(parameters(), lr=0.1)), [1])
+
+
+def test_a_step_that_writes_tables_cannot_be_captured(device, monkeypatch):
+    """The second step writes them; it says what to do, and nothing has changed."""
+    params = rig.begin(device)
+    opt = rig.advance(rig.CASES["AdamW"](params), params, [1])
+    before = rig.saved(opt)
+    rig.set_noise(params, 2)
+    monkeypatch.setattr(engine, "is_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match=r"call step\(\) twice like this before you capture it"):
+        opt.step()
+    rig.identical(rig.saved(opt), before)
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("every", [1, 3])
+@rig.some("AdamW", "ScaledSGDM", "OGD")
+def test_after_a_capture_the_counter_is_the_devices(device, make, every):
+    """A graph that is replayed takes steps without the host: which iterates count is not what the host would say."""
+    runs = []
+    for replays in (4, 0):
+        params = rig.begin(device)
+        opt = rig.advance(make(params, average=o2nc.Polynomial(3, every=every)), params, range(1, 5))
+        rig.set_noise(params, 5)
+        opt.step()
+        (tables,) = opt._engine.tables
+        if replays:
+            tables.uploads.captured.append(tables.uploads.table)
+        for _ in range(replays):  # as a graph does, with the gradients of the last step
+            tables.run(tables.uploads.table, True)
+        for _ in range(4 - replays):
+            opt.step()
+        rig.advance(opt, params, range(6, 11))
+        assert int(opt.param_groups[0]["o2nc"]["step"]) == 14
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
+
+
+# ---- on a GPU only ----
+
+
+def kinked_loss(params, targets):
+    """Non-smooth, with gradients that depend on where the parameters are."""
+    return sum((p - t).abs().sum() + (0.5 * torch.sin(3 * p)).sum() for p, t in zip(params, targets, strict=True))
+
+
+def train(opt, params, targets):
+    opt.zero_grad(set_to_none=True)
+    kinked_loss(params, targets).backward()
+    opt.step()
+
+
+def capture(opt, params, targets):
+    """One training step as a graph, with gradients allocated inside it."""
+    graph = torch.cuda.CUDAGraph()
+    opt.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        train(opt, params, targets)
+    return graph
+
+
+def warm_up(opt, params, targets):
+    """The eager steps before a capture, on a side stream as torch asks."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            train(opt, params, targets)
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def capturable(make, **options):
+    """Parameters, their optimizer with lr on the device, and two sets of targets."""
+    params = rig.begin("cuda", torch.float32, shapes=rig.FEW)
+    opt = make(params, **options)
+    lr = torch.tensor(0.02, device="cuda")
+    opt.param_groups[0]["lr"] = lr
+    return params, opt, lr, [[torch.full_like(p, v) for p in params] for v in (0.5, -1.0)]
+
+
+def nadam(params, fused=True, **options):
+    """An extended optimizer whose own step can be captured."""
+    return o2nc.extend(torch.optim.NAdam(params, capturable=True), certificate=True, **{"average": 0.9} | options)
+
+
+CAPTURED = {name: make for name, make in rig.CASES.items() if name != "extend(Lion)"} | {"extend(NAdam)": nadam}
+captured_cases = pytest.mark.parametrize("make", CAPTURED.values(), ids=CAPTURED)
+windows = pytest.mark.parametrize("every", [1, 3])
+
+
+@rig.needs_cuda
+@windows
+@captured_cases
+def test_replays_are_eager_steps(device, make, every):
+    """1,000 replays, the lr changed on the way: the bits of 1,000 eager steps, whichever iterates count."""
+    runs = []
+    for captured in (True, False):
+        params, opt, lr, (targets, _) = capturable(make, average=o2nc.Discount(0.9, every=every))
+        warm_up(opt, params, targets)
+        graph = capture(opt, params, targets) if captured else None
+        for k in range(1000):
+            lr.fill_(0.02 / (1 + k // 250))
+            graph.replay() if graph is not None else train(opt, params, targets)
+        assert int(opt.param_groups[0]["o2nc"]["step"]) == 1003
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
+
+
+@rig.needs_cuda
+@windows
+@captured_cases
+def test_two_graphs_and_eager_steps_between_replays(device, make, every):
+    """The host does not know the counter then, and must not act as if it did."""
+    runs = []
+    for captured in (True, False):
+        params, opt, _, targets = capturable(make, average=o2nc.Polynomial(3, every=every))
+        warm_up(opt, params, targets[0])
+        graphs = [capture(opt, params, t) for t in targets] if captured else [None, None]
+        for k in (0, 1, 1, 2, 0, 3, 1, 0, 2, 2, 2, 2, 1, 0):
+            if k < 2 and captured:
+                graphs[k].replay()
+            else:
+                train(opt, params, targets[k % 2])
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
+
+
+@rig.needs_cuda
+def test_any_number_of_captures(device):
+    """In one pool of memory, with an eager step before each, also one in which nothing is new."""
+    params, opt, _, (targets, _) = capturable(rig.CASES["ScaledSGDM"])
+    others, plain, _, _ = capturable(rig.CASES["ScaledSGDM"])
+    for ps in (params, others):
+        kinked_loss(ps, targets).backward()  # these gradients stay where they are
+    opt.step()
+    graphs = []
+    for _ in range(8):
+        opt.step()
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1], pool=graphs[0].pool() if len(graphs) > 1 else None):
+            opt.step()
+        graphs[-1].replay()
+    for _ in range(17):
+        plain.step()
+    rig.agree(rig.facts(opt), rig.facts(plain), tolerance=0)
+
+
+@rig.needs_cuda
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+@pytest.mark.parametrize("name", REFUSED_ON_A_GPU)
+def test_a_capture_that_cannot_be_replayed_is_refused(device, name):
+    """It would replay one s for ever, and count one step; or create state. An eager step afterwards goes on."""
+    params, others = rig.begin("cuda"), rig.begin("cuda")
+    opt, plain = REFUSED_ON_A_GPU[name](params), REFUSED_ON_A_GPU[name](others)
+    steps = 0 if name.startswith("first") else 1
+    for run, ps in ((opt, params), (plain, others)):
+        rig.advance(run, ps, range(1, steps + 1))
+    rig.set_noise(params, 9)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="cannot be captured"), torch.cuda.graph(graph):
+        opt.step()
+    torch.cuda.synchronize()
+    for run, ps in ((opt, params), (plain, others)):
+        rig.advance(run, ps, [steps + 1])
+    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
+
+
+@rig.needs_cuda
+@windows
+@rig.cases
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_step_never_waits_for_the_device(device, make, every):
+    params, opt, lr, (targets, _) = capturable(make, average=o2nc.Polynomial(3, every=every))
+    for rate in (lr, 0.02):
+        opt.param_groups[0]["lr"] = rate
+        for _ in range(3):
+            train(opt, params, targets)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(5):
+                train(opt, params, targets)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@rig.needs_cuda
+@rig.some("AdamW", "ScaledSGDM")
+def test_steps_on_another_stream(device, make):
+    """The kernels run on the current stream, where the gradients are made."""
+    runs = []
+    for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
+        params, opt, _, (targets, _) = capturable(make)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                train(opt, params, targets)
+        torch.cuda.synchronize()
+        runs.append(rig.facts(opt))
+    rig.agree(*runs, tolerance=0)
