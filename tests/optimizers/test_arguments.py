@@ -158,24 +158,10 @@ def test_mistakes_in_a_learner_are_named(learner, error, words):
     assert p.tolist() == [1, 1]
 
 
-class NotADataclass:
-    lr = 0.1
-
-    def init(self, delta):
-        return {}
-
-    def update(self, deltas, grads, states, lrs, beta):
-        pass
-
-    def sample(self, seed, step):
-        return 1.0
-
-    def weight(self, s):
-        return 1.0
-
-
 def test_factors_must_be_dataclasses():
     """Otherwise their checkpoints could not be plain data."""
+    methods = dict.fromkeys(("init", "update", "sample", "weight"), lambda *_: 1.0)
+    NotADataclass = type("NotADataclass", (), methods | {"lr": 0.1})
     with pytest.raises(TypeError, match="learner must be"):
         learned(learner=NotADataclass())
     with pytest.raises(TypeError, match="a law is an instance of a dataclass"):
