@@ -189,34 +189,83 @@ def cases() -> Iterator[Case]:
         yield Case("spike", f"bad batch: {task}", run)
 
 
+class Scene(NamedTuple):
+    """A made-up run of two coordinates for the picture, and what it shows."""
+
+    shows: str
+    value: Callable[[Tensor], Tensor]  # F, of points (…, 2)
+    start: tuple[float, float]
+    lr: float
+    noise: float = 0.0  # of every gradient, in each coordinate
+    steps: int = 400
+    bad: float = 1.0  # what the gradient of step 370 is multiplied by
+
+
+def valley(y: Tensor) -> Tensor:
+    """Return F of a valley with a kink at its bottom, along which F falls slowly."""
+    return 4 * y[..., 1].abs() + 0.01 * (80 - y[..., 0]).clamp(min=0)
+
+
+def bowl(y: Tensor) -> Tensor:
+    """Return F of a round bowl, 60 away from 0 and not steep."""
+    return ((y - torch.tensor([60.0, 60.0], dtype=y.dtype)).square().sum(-1) + 1).sqrt()
+
+
+SCENES = {
+    "too early": Scene("fewer than 130 steps", bowl, (20.0, 40.0), 0.02, 1.0, steps=60),
+    "straight": Scene("one way, in small steps", bowl, (20.0, 40.0), 0.004, 0.3),
+    "travelling": Scene("onwards, by detours", bowl, (20.0, 40.0), 0.008, 4.0),
+    "stationary": Scene("hops around one place", lambda y: (y - 30).abs().sum(-1), (28.0, 29.0), 0.02, 0.5),
+    "too hot": Scene("hops across the valley that it follows", valley, (60.0, 1.0), 0.01, 1.5),
+    "spike": Scene("one step longer than all before", bowl, (20.0, 40.0), 0.01, 6.0, bad=60.0),
+    "broken": Scene("not finite from here on", bowl, (20.0, 40.0), 0.008, 4.0, bad=math.inf),
+}
+
+
 def picture() -> Any:
-    """Return paths of two coordinates, one for every verdict that needs no broken run; seeds picked to show it."""
-    gradients: dict[str, tuple[float, Callable[[int, Tensor], Tensor]]] = {  # the start, and g at step t and x
-        "straight": (30.0, lambda t, x: torch.tensor([1.0, 0.5], dtype=x.dtype) + torch.randn(2, dtype=x.dtype)),
-        "travelling": (30.0, lambda t, x: torch.randn(2, dtype=x.dtype)),
-        "stationary": (30.0, lambda t, x: (x - 30.5).sign() + 0.5 * torch.randn(2, dtype=x.dtype)),
-        "too hot": (0.0, lambda t, x: torch.randn(2, dtype=x.dtype)),
-        "spike": (30.0, lambda t, x: torch.randn(2, dtype=x.dtype) * (40.0 if t == 370 else 1.0)),
-    }
-    figure = kit.new_figure(10.0, 2.4)
-    for seed, axes, (name, (start, gradient)) in zip(
-        (2, 2, 2, 7, 2), figure.subplots(1, 5), gradients.items(), strict=True
-    ):
-        torch.manual_seed(seed)
-        x = nn.Parameter(torch.full((2,), start, dtype=torch.float64))
-        opt, path = optimizer("SGD", [x], 0.01), []
-        for t in range(400):
-            x.grad = gradient(t, x.detach())
+    """Return one run for every verdict: its path over lines of equal F, with x̄."""
+    figure = kit.new_figure(10.0, 5.2)
+    panels = figure.subplots(2, 4).flatten()
+    for axes, (name, scene) in zip(panels, SCENES.items(), strict=False):
+        generator = torch.Generator().manual_seed(2)
+        x = nn.Parameter(torch.tensor(scene.start, dtype=torch.float64))
+        opt, path, average = optimizer("SGD", [x], scene.lr), [], x.detach()
+        for t in range(scene.steps):
+            opt.zero_grad()
+            scene.value(x).backward()
+            x.grad += scene.noise * torch.randn(2, generator=generator, dtype=x.dtype)
+            x.grad *= scene.bad if t == 370 else 1.0
             opt.step()
             path.append(x.detach().clone())
-        points = torch.stack(path[200:])
-        axes.plot(*points.T, linewidth=0.8)
-        axes.plot(*points[-1], "o", color=kit.COLOURS["red"], markersize=4)
-        axes.set_aspect("equal", "datalim")
-        axes.locator_params(nbins=4)
-        found = opt.diagnose()
-        kit.style_panel(axes, f"{found.verdict}: J = {found.evidence['displacement']:.2g}")
+        found = opt.diagnose(partial(scene.value, x) if name == "too hot" else None)
         print(name, found)
+        points = torch.stack([y for y in path[-200:] if y.isfinite().all()])
+        if name != "broken":
+            with opt.averaged():
+                average = x.detach().clone()
+            axes.plot(*average, "x", color=kit.COLOURS["black"], markersize=8, markeredgewidth=2, zorder=3)
+        axes.plot(*points.T, linewidth=0.9, color=kit.COLOURS["blue"])
+        axes.plot(*points[-1], "o", color=kit.COLOURS["red"], markersize=5)
+        axes.plot(*points[0], "o", color=kit.COLOURS["red"], markersize=5, markerfacecolor="none")
+        low, high = (getattr(points, side)(0).values for side in ("min", "max"))
+        edges = zip(low - 0.1 * (high - low), high + 0.1 * (high - low), strict=True)
+        sides = [torch.linspace(float(first), float(last), 80, dtype=x.dtype) for first, last in edges]
+        grid = torch.stack(torch.meshgrid(*sides, indexing="xy"), -1)
+        axes.contour(*sides, scene.value(grid), 8, colors=kit.COLOURS["grey"], linewidths=0.5, alpha=0.5)
+        axes.set(xticks=[], yticks=[])
+        j = found.evidence["displacement"]
+        axes.set_title(f"{found.verdict}\n" + ("no J" if math.isnan(j) else f"J = {j:.2g}"), fontsize=11)
+        axes.set_xlabel(scene.shows, fontsize=9)
+    panels[-1].axis("off")
+    panels[-1].plot([], [], "o", color=kit.COLOURS["red"], markerfacecolor="none", label="x before")
+    for marker, colour, text in (
+        ("-", "blue", "its path, of up to 200 steps"),
+        ("o", "red", "x now"),
+        ("x", "black", "x̄"),
+    ):
+        panels[-1].plot([], [], marker, color=kit.COLOURS[colour], label=text)
+    panels[-1].plot([], [], "-", color=kit.COLOURS["grey"], linewidth=0.5, label="lines of equal F")
+    panels[-1].legend(loc="center", frameon=False)
     return figure
 
 

@@ -14,7 +14,6 @@ from o2nc.learners import OGD, ball_adagrad
 from o2nc.problems import chain, separable
 from o2nc.theory import adaptive as adaptive_theory
 from o2nc.theory import lemmas as theory_lemmas
-from o2nc.theory import plans
 from o2nc_experiments import kit, verify
 from o2nc_experiments.verify import lemmas, regret, theorems
 from o2nc_experiments.verify.row import Sides, check
@@ -40,9 +39,20 @@ def goldstein_times(factor):
     return certificate.Certificate, "goldstein", broken
 
 
-def without_regret(p):
-    """Leave a term out of a bound."""
-    return {key: value for key, value in whole_regret_terms(p).items() if key != "regret"}
+def changed_plan(change):
+    """Give plans other attributes."""
+    whole = theory.plan
+
+    def broken(*args, **kwargs):
+        p = whole(*args, **kwargs)
+        return replace(p, **change(p))
+
+    return theory, "plan", broken
+
+
+def without_roots(p):
+    """Leave terms out of a bound."""
+    return {"terms": {key: value for key, value in p.terms.items() if key not in ("gap", "energy")}}
 
 
 def other_beta(power):
@@ -55,12 +65,8 @@ def other_beta(power):
     return OGD, "update", broken
 
 
-def plan_property(name, function):
-    return theory.Plan, name, property(function)
-
-
 def regret_without_root(p):
-    return whole_paper_terms(p) | {"regret": (1 + 2 * p.alpha * p.steps) / p.steps * 2 * (p.lipschitz + p.noise)}
+    return {"terms": p.terms | {"regret": (1 + 2 * p.alpha * p.steps) / p.steps * 2 * (p.lipschitz + p.noise)}}
 
 
 def constant(law, value):
@@ -77,7 +83,6 @@ def update_in_twice_the_ball(self, deltas, grads, states, lrs, beta):
     whole_ball(self, deltas, grads, states, [2 * lr for lr in lrs], beta)
 
 
-whole_paper_terms, whole_regret_terms = plans._paper_terms, plans._regret_terms
 whole_ball, whole_law = ball_adagrad.BallAdaGrad.update, lemmas.output_law
 ones = constant(scaling.Exponential, 1.0)
 shrunk_norm = times(certificate.Certificate, "gradient_norm", 0.95)
@@ -104,8 +109,8 @@ BREAKS = {  # by row: ways to break it, each an attribute to replace
     "theorem-ogd-1": [other_beta(0.9)],
     "theorem-ogd-2": [other_beta(0.0)],
     "adaptive-regret": [(ball_adagrad.BallAdaGrad, "update", update_in_twice_the_ball)],
-    "theorem-sgdm": [(plans, "_regret_terms", without_regret)],
-    "sgdm-map": [plan_property("momentum", lambda self: self.beta)],
+    "theorem-sgdm": [changed_plan(without_roots)],
+    "sgdm-map": [(theory.Plan, "momentum", property(lambda self: self.beta))],
     "theorem-energy": [times(theorems, "energy_bound", 0.9), ones],
     "energy-any-law": [constant(laws.Gamma, 1.0), times(theorems, "memory", -1.0)],
     "stability": [times(theory, "stable_lr", 1.01), wrong_exponential],
@@ -122,11 +127,11 @@ BREAKS = {  # by row: ways to break it, each an attribute to replace
     "learned-scale": [times(adaptive_theory.AdaptivePlan, "price_of_the_gap", 0.9)],
     "erratum-a": [ones],
     "erratum-b": [other_beta(0.5)],
-    "erratum-c": [plan_property("decay", lambda self: 24 * self.c * self.radius**2 / self.alpha**2)],
+    "erratum-c": [changed_plan(lambda p: {"decay": 24 * p.c * p.radius**2 / p.alpha**2})],
     "erratum-d": [constant(scaling.Exponential, 0.7)],
     "erratum-e": [times(certificate.Certificate, "gradient_norm", 1.6)],
     "erratum-f": [times(theory, "variance_weights", 1.01)],
-    "erratum-g": [(plans, "_paper_terms", regret_without_root)],
+    "erratum-g": [changed_plan(regret_without_root)],
     "erratum-h": [other_beta(0.5)],
     "erratum-i": [constant(laws.Uniform, 1.0)],
     "erratum-j": [times(separable.MultiKink, "gradient", -1.0)],
@@ -135,7 +140,7 @@ BREAKS = {  # by row: ways to break it, each an attribute to replace
     "erratum-m": [(certificate.Certificate, "goldstein", vacuous_goldstein)],
     "erratum-n": [other_beta(0.5)],
     "erratum-o": [(certificate.Certificate, "gradient_norm", lambda self, **_: self.value)],
-    "erratum-p": [times(theory_lemmas, "spread_constant", 1 / 48)],
+    "erratum-p": [(theory_lemmas, "PRINTED", 12 / 48)],
     "erratum-q": [times(separable.Cosine, "gradient", 0.99), times(separable.Cosine, "gradient", math.nan)],
 }
 

@@ -22,8 +22,6 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.averages.windows import Polynomial
 
-_STRETCH = 1 << 16  # steps whose weights are in memory at a time
-
 
 class Snapshot(NamedTuple):
     """x̄ as it was at some step.
@@ -78,94 +76,55 @@ def posthoc(snapshots: Iterable[Snapshot | tuple[Any, int, Any]], power: float |
 
     Example:
         >>> import torch, o2nc
-        >>> x = torch.nn.Parameter(torch.tensor([3.0]))
-        >>> opt = o2nc.ScaledSGDM([x], lr=0.1, scaling=None, average=o2nc.Polynomial(3))
-        >>> snapshots = []
-        >>> for n in range(1, 65):
-        ...     x.grad = x.detach().sign()
-        ...     opt.step()
-        ...     if n % 8 == 0:
-        ...         with opt.averaged():
-        ...             snapshots.append(o2nc.Snapshot(o2nc.Polynomial(3), n, [x.detach().clone()]))
+        >>> window = o2nc.Polynomial(3)
+        >>> snapshots = [o2nc.Snapshot(window, n, [torch.tensor([1.0 / n])]) for n in range(8, 65, 8)]
         >>> wider = o2nc.posthoc(snapshots, power=2)
         >>> wider.error < 0.1
         True
     """
-    known = [_checked(k, Snapshot(*snapshot)) for k, snapshot in enumerate(snapshots)]
+    known = sorted((Snapshot(*snapshot) for snapshot in snapshots), key=lambda snapshot: snapshot.step)
     if not known:
         raise ValueError("snapshots must have at least one, got none")
-    known.sort(key=lambda snapshot: snapshot.step)
-    window = power if isinstance(power, Polynomial) else replace(known[-1].window, power=power)
+    for window, step, _ in known:
+        if not isinstance(window, Polynomial):
+            raise TypeError(f"the window of a snapshot must be an o2nc.Polynomial, got {window!r}")
+        checks.integer("the step of a snapshot", step, window.start + 1)
     steps = known[-1].step
-    if steps <= window.start:
-        raise ValueError(f"the window begins after {window.start} steps, and the last snapshot is of step {steps}")
-    places = [(s.window, s.step) for s in known]
-    distinct = [*dict.fromkeys(places)]
-    found, error, lowest = _fit(distinct, window)
-    unused = dict(zip(distinct, found, strict=True))
-    weights = [unused.pop(place, 0.0) for place in places]  # one that is there twice counts once
-    return Posthoc(_combine(weights, [s.values for s in known]), weights, error, lowest)
+    wanted = power if isinstance(power, Polynomial) else replace(known[-1].window, power=power)
+    if steps <= wanted.start:
+        raise ValueError(f"the window begins after {wanted.start} steps, and the last snapshot is of step {steps}")
+    # with a_K = 1 − Σ a_k it is least squares: a row for every step, a column for every snapshot but the last
+    columns = torch.stack([_weights(window, step, steps) for window, step, _ in known], 1)
+    last, asked = columns[:, -1:], _weights(wanted, steps, steps)[:, None]
+    a = torch.linalg.lstsq(columns[:, :-1] - last, asked - last, driver="gelsd").solution
+    a = torch.cat([a, 1 - a.sum(0, keepdim=True)])
+    made, weights = columns @ a, a[:, 0].tolist()
+    error = torch.linalg.vector_norm(made - asked) / torch.linalg.vector_norm(asked)
+    values = _combine(weights, [snapshot.values for snapshot in known])
+    return Posthoc(values, weights, float(error), float(made.min() / made.max()))
 
 
-def _checked(k: int, snapshot: Snapshot) -> Snapshot:
-    if not isinstance(snapshot.window, Polynomial):
-        raise TypeError(f"snapshots[{k}] must be of an o2nc.Polynomial, got {snapshot.window!r}")
-    checks.integer(f"the step of snapshots[{k}]", snapshot.step, snapshot.window.start + 1)
-    return snapshot
-
-
-def _fit(known: Sequence[tuple[Polynomial, int]], wanted: Polynomial) -> tuple[list[float], float, float]:
-    """Return the a_k that sum to 1, the relative error of the weights, and their minimum over their maximum.
-
-    With a_K = 1 − Σ a_k it is a least-squares problem, with a row for every step and a column for every snapshot but
-    the last. Its rows are taken in by stretches, each folded into a triangle (QR): nothing of the size of the run is
-    kept, and the squares of small weights are never formed.
-    """
-    steps = known[-1][1]
-    columns = [*known, (wanted, steps)]
-    triangle = torch.zeros(0, len(columns), dtype=torch.float64, device="cpu")
-    for low in range(0, steps, _STRETCH):
-        rows = _weights(columns, low, min(low + _STRETCH, steps))
-        triangle = torch.linalg.qr(torch.cat([triangle, rows]), mode="r").R
-    last = triangle[:, -2:-1]
-    solved = torch.linalg.lstsq(triangle[:, :-2] - last, triangle[:, -1:] - last, driver="gelsd").solution[:, 0]
-    a = torch.cat([solved, 1 - solved.sum(0, keepdim=True)])
-    asked = triangle[:, -1]
-    error = torch.linalg.vector_norm(triangle[:, :-1] @ a - asked) / torch.linalg.vector_norm(asked)
-    least, most = math.inf, -math.inf
-    for low in range(0, steps, _STRETCH):
-        made = _weights(known, low, min(low + _STRETCH, steps)) @ a
-        least, most = min(least, float(made.min())), max(most, float(made.max()))
-    return a.tolist(), float(error), least / most
-
-
-def _weights(columns: Sequence[tuple[Polynomial, int]], low: int, high: int) -> Tensor:
-    """Return p_{n,t} for t in low + 1 … high, a column for each window and step n."""
-    t = torch.arange(low + 1, high + 1, dtype=torch.float64, device="cpu")
-    found = []
-    for window, n in columns:
-        r, every, late = window.power, getattr(window, "every", 1), t - window.start - 1
-        inside = (late >= 0) & (t <= n) & (late % every == 0)
-        k = late.div(every, rounding_mode="floor").clamp(min=0) + 1
-        # Σ_{k≤m} Γ(k + r)/Γ(k) = Γ(m + r + 1)/(Γ(m)(r + 1))
-        m = torch.tensor(float((n - window.start - 1) // every + 1), dtype=torch.float64, device="cpu")
-        total = torch.lgamma(m + r + 1) - torch.lgamma(m) - math.log(r + 1)
-        found.append(torch.where(inside, torch.exp(torch.lgamma(k + r) - torch.lgamma(k) - total), 0.0))
-    return torch.stack(found, 1)
+def _weights(window: Polynomial, n: int, steps: int) -> Tensor:
+    """Return p_{n,t} for t = 1 … steps."""
+    r, late = window.power, torch.arange(steps, dtype=torch.float64, device="cpu") - window.start
+    counts = (late >= 0) & (late < n - window.start) & (late % window.every == 0)
+    j = late.div(window.every, rounding_mode="floor").clamp(min=0) + 1
+    # Σ_{j≤m} Γ(j + r)/Γ(j) = Γ(m + r + 1)/(Γ(m)(r + 1))
+    m = (n - window.start - 1) // window.every + 1
+    total = math.lgamma(m + r + 1) - math.lgamma(m) - math.log(r + 1)
+    return torch.where(counts, torch.exp(torch.lgamma(j + r) - torch.lgamma(j) - total), 0.0)
 
 
 @torch.no_grad()
 def _combine(weights: Sequence[float], values: Sequence[Any]) -> Any:
     """Return Σ a_k·values_k in at least float64 on the way, in the dtype of the last."""
     last = values[-1]
+    if isinstance(last, list | tuple):
+        return list(_combine(weights, [dict(enumerate(value)) for value in values]).values())
     if isinstance(last, dict):
         if any(value.keys() != last.keys() for value in values):
-            raise ValueError("snapshots must have the same keys")
+            raise ValueError("snapshots must have the same keys, or equally many tensors")
         return {key: _combine(weights, [value[key] for value in values]) for key in last}
-    if isinstance(last, (list, tuple)):
-        if any(len(value) != len(last) for value in values):
-            raise ValueError("snapshots must have the same number of tensors")
-        return [_combine(weights, [value[k] for value in values]) for k in range(len(last))]
     if not isinstance(last, Tensor) or not (last.is_floating_point() or last.is_complex()):
         return last
     if any(value.shape != last.shape for value in values):

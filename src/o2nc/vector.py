@@ -32,6 +32,16 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype.to_real(), torch.float32)
 
 
+def is_dense(x: Tensor) -> bool:
+    """Return whether the elements fill one stretch of memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted((st, n) for st, n in zip(x.stride(), x.shape, strict=True) if n != 1):
+        if stride != expected:
+            return x.numel() == 0
+        expected *= size
+    return True
+
+
 def squares(x: Vector) -> Tensor:
     """Return ‖x_p‖² for every tensor of the list, as one float64 tensor."""
     home = x[0].device

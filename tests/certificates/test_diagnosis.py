@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import random
 
 import numpy as np
 import pytest
@@ -119,6 +120,27 @@ def test_the_trail_is_thinned_and_small():
     steps = [t for t, _ in taken]
     assert steps == sorted(steps)
     assert steps[-1] > 680
+
+
+def test_the_noise_floor_is_that_of_independent_gradients():
+    """Where gradients are noise ‖ḡ‖ is at the floor; where they agree it is √ess times it. A frozen tensor has 0."""
+
+    def evidence(gradient, **options):
+        x = torch.nn.Parameter(torch.ones(200, dtype=torch.float64))
+        still = torch.nn.Parameter(torch.ones(10**4, dtype=torch.float64), requires_grad=False)
+        opt = o2nc.SGD([x, still], lr=0.01, average=o2nc.Polynomial(2, every=2), **options)
+        for t in range(1, 601):
+            x.grad = gradient(t)
+            opt.step()
+        return opt.diagnose().evidence, opt
+
+    walks, opt = evidence(lambda t: noise(t), certificate=True)
+    assert walks["noise_floor"] == pytest.approx(math.sqrt(200 / opt.certificate().ess), rel=0.05)
+    assert walks["gradient_to_noise"] == pytest.approx(1, abs=0.2)
+    agree, opt = evidence(lambda t: noise(1), certificate=True)
+    assert agree["noise_floor"] == pytest.approx(float(noise(1).norm()) / math.sqrt(opt.certificate().ess), rel=1e-12)
+    assert agree["gradient_to_noise"] == pytest.approx(math.sqrt(opt.certificate().ess), rel=1e-6)
+    assert "noise_floor" not in evidence(lambda t: noise(t))[0]
 
 
 # --- verdicts
@@ -256,12 +278,64 @@ def test_every_optimizer_has_it_and_it_changes_nothing(name):
     identical(*runs)
 
 
+def draw():
+    """Draw from the global generators of Python and NumPy."""
+    return random.random() + np.random.normal()  # noqa: NPY002
+
+
+def test_a_loss_may_change_what_it_likes():
+    """Random numbers of Python and NumPy, the model's mode, buffers that are new tensors, and the gradients."""
+
+    class Counting(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(3, 1)
+            self.register_buffer("seen", torch.zeros(()))
+            self.register_buffer("cached", None)
+
+        def forward(self, x):
+            self.seen, self.cached = self.seen + len(x), x
+            return super().forward(x)
+
+    model = torch.nn.Sequential(Counting(), torch.nn.BatchNorm1d(1))
+    opt = o2nc.SGD(model.parameters(), lr=0.1, average=0.9)
+
+    def loss():
+        opt.zero_grad()
+        model.eval()
+        x = torch.rand(4, 3) + draw()
+        with torch.enable_grad():
+            value = model(x).square().sum()
+            value.backward()
+        model[1].running_mean += 1
+        return value
+
+    for _ in range(3):
+        loss()
+        model.train()
+        opt.step()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    expected = draw()
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    grads = [(p.grad, p.grad.clone()) for p in model.parameters()]
+    seen, before = model[0].seen, copy.deepcopy(model.state_dict())
+    opt.diagnose(loss)
+    assert draw() == expected
+    assert all(module.training for module in model.modules())
+    assert model[0].seen is seen
+    assert model[0].cached is not None
+    identical(before, model.state_dict())
+    for p, (g, former) in zip(model.parameters(), grads, strict=True):
+        assert p.grad is g
+        assert torch.equal(g, former)
+
+
 def test_heat_is_of_the_same_random_numbers():
-    """Where x = x̄ two calls of a loss with dropout are equal."""
+    """Where x = x̄ two calls of a loss with dropout and random data are equal."""
     x = torch.nn.Parameter(torch.ones(50))
     opt = o2nc.SGD([x], lr=0.0, average=0.9)
     run(opt, lambda t, x: torch.ones_like(x), 2)
-    found = opt.diagnose(lambda: torch.nn.functional.dropout(x).sum())
+    found = opt.diagnose(lambda: torch.nn.functional.dropout(x).sum() + draw())
     assert found.evidence["heat"] == 0
 
 

@@ -5,20 +5,20 @@ import io
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LinearLR, LRScheduler, SequentialLR, StepLR
 
 import o2nc
 from problem import parameters, set_gradients
 from registry import OURS, TORCH, identical
 
 
-def kink(steps, schedule=o2nc.Ladder, start=3.0, **options):
-    """Run SGD on Σ|x|; return the optimizer, the schedule and all learning rates."""
-    x = torch.nn.Parameter(torch.full((20,), start, dtype=torch.float64))
-    opt = o2nc.SGD([x], lr=0.1, momentum=0.9, average=o2nc.Polynomial(12), **options)
+def kink(steps, schedule=o2nc.Ladder, minimum=lambda t: 0.0):
+    """Run SGD on Σ|x − minimum|; return the optimizer, the schedule and all learning rates."""
+    x = torch.nn.Parameter(torch.full((20,), 3.0, dtype=torch.float64))
+    opt = o2nc.SGD([x], lr=0.1, momentum=0.9, average=o2nc.Polynomial(12))
     ladder, lrs = schedule(opt), []
-    for _ in range(steps):
-        x.grad = x.detach().sign()
+    for t in range(steps):
+        x.grad = (x.detach() - minimum(t)).sign()
         opt.step()
         ladder.step()
         lrs.append(opt.param_groups[0]["lr"])
@@ -49,14 +49,7 @@ def test_it_leaves_a_run_alone_that_travels_or_walks():
 
 def test_it_goes_up_again_but_never_above_its_start():
     """The minimum moves away once the learning rate is low."""
-    x = torch.nn.Parameter(torch.full((20,), 3.0, dtype=torch.float64))
-    opt = torch.optim.SGD([x], lr=0.1, momentum=0.9)
-    ladder, lrs = o2nc.Ladder(opt), []
-    for t in range(1500):
-        x.grad = (x.detach() - (0 if t < 400 else 10_000)).sign()
-        opt.step()
-        ladder.step()
-        lrs.append(ladder.get_last_lr()[0])
+    _, _, lrs = kink(1500, minimum=lambda t: 0.0 if t < 400 else 10_000.0)
     assert min(lrs) < 0.01
     assert lrs[-1] == 0.1 == max(lrs)
 
@@ -120,17 +113,66 @@ def test_a_state_that_was_taken_does_not_change_as_the_run_goes_on():
     identical(state, before)
 
 
-@pytest.mark.parametrize("combine", ["sequential", "chained"])
-def test_a_warm_up_comes_before_it(combine):
-    def schedule(opt):
-        parts = [LinearLR(opt, start_factor=0.1, total_iters=60), o2nc.Ladder(opt)]
-        return SequentialLR(opt, parts, [60]) if combine == "sequential" else ChainedScheduler(parts, opt)
+def linear(opt):
+    return LinearLR(opt, start_factor=0.1, total_iters=60)
 
-    _, _, lrs = kink(1000, schedule)
+
+def sequential(warm_up, ladder_first=False):
+    """Return how to make a warm-up of 60 steps and then a Ladder, and in which order they are made."""
+
+    def schedule(opt):
+        if ladder_first:
+            ladder = o2nc.Ladder(opt)
+            return SequentialLR(opt, [warm_up(opt), ladder], [60])
+        return SequentialLR(opt, [warm_up(opt), o2nc.Ladder(opt)], [60])
+
+    return schedule
+
+
+WARM_UPS = {
+    "linear": sequential(linear),
+    "linear, made after": sequential(linear, ladder_first=True),
+    "lambda": sequential(lambda opt: LambdaLR(opt, lambda t: min(1.0, (t + 1) / 60))),
+    "chained": lambda opt: ChainedScheduler([linear(opt), o2nc.Ladder(opt)], opt),
+}
+
+
+@pytest.mark.parametrize("name", WARM_UPS)
+def test_a_warm_up_comes_before_it(name):
+    """Its start is then where the warm-up ends: it comes down from there, goes up again to it and not above."""
+    _, _, lrs = kink(1000, WARM_UPS[name])
     assert lrs[:59] == sorted(lrs[:59])
     assert lrs[58] > 0.09
     assert max(lrs) <= 0.1 * (1 + 1e-12)
     assert lrs[-1] < 1e-4
+    _, _, lrs = kink(2500, WARM_UPS[name], minimum=lambda t: 0.0 if t < 600 else 10_000.0)
+    assert min(lrs[100:]) < 0.01
+    assert lrs[-1] == max(lrs)
+    assert 0.09 < max(lrs) <= 0.1 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_its_start_is_the_learning_rate_when_it_is_made(resumes):
+    """Another scheduler has lowered it before, from torch's ``initial_lr`` of 0.1."""
+    x = torch.nn.Parameter(torch.full((20,), 3.0, dtype=torch.float64))
+    opt = torch.optim.SGD([x], lr=0.1, momentum=0.9)
+    earlier = StepLR(opt, step_size=1, gamma=0.1)
+    opt.step()
+    earlier.step()
+    ladder, lrs = o2nc.Ladder(opt), []
+    assert opt.param_groups[0]["initial_lr"] == 0.1
+    for t in range(2500):
+        x.grad = (x.detach() - (0.0 if t < 800 else 10_000.0)).sign()
+        opt.step()
+        ladder.step()
+        lrs.append(opt.param_groups[0]["lr"])
+        if t == 799:
+            assert ladder.rung > 1
+            opt.param_groups[0]["lr"] = 0.005  # more rungs to climb than lie between this and the start
+            if resumes:
+                state, ladder = ladder.state_dict(), o2nc.Ladder(opt)
+                ladder.load_state_dict(state)
+    assert max(lrs) == lrs[-1] == pytest.approx(0.01)
 
 
 def test_groups_keep_their_proportions():
@@ -164,5 +206,5 @@ def test_lr_never_rises_above_its_start_whoever_changes_it():
             assert ladder.rung > 0
             opt.param_groups[0]["lr"] = 0.1
         if t == 510:
-            opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(5, dtype=torch.float64))]})
-        assert opt.param_groups[0]["lr"] <= 0.1
+            opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(5, dtype=torch.float64))], "lr": 0.03})
+        assert all(group["lr"] <= start for group, start in zip(opt.param_groups, (0.1, 0.03), strict=False))

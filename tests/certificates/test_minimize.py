@@ -153,7 +153,57 @@ def test_a_dimension_in_which_no_matrix_is_kept():
     assert found.success, found.message
 
 
+# --- gradients with noise
+
+
+def noisy(seed, noise=0.5, d=4):
+    """Σ|x_k|/√d with errors of length ``noise``, of F as well; the exact function; a start."""
+    random = np.random.default_rng(seed)
+
+    def exact(x):
+        return float(np.abs(x).sum()) / d**0.5, np.sign(x) / d**0.5
+
+    def fun(x):
+        (value, gradient), error = exact(x), random.normal(size=d)
+        return value + random.normal(), gradient + noise * error / np.linalg.norm(error)
+
+    return fun, exact, random.normal(size=d)
+
+
+def test_with_noise_the_certificate_holds_with_the_probability_that_is_said():
+    """Of 200 runs; where the gradients that steer decide, a sixth is above eps."""
+    above = 0
+    for seed in range(200):
+        fun, exact, x0 = noisy(seed)
+        found = minimize(fun, x0, eps=0.4, noise=0.5, failure=0.1, seed=seed)
+        assert found.success, found.message
+        assert found.certificate <= 0.4
+        assert "with a probability of at least 0.9" in found.message
+        above += recomputed(exact, found, 1.0) > 0.4
+    assert above <= 0.1 * 200
+
+
+def test_fresh_gradients_at_every_point_and_the_budget_with_noise():
+    """A check takes N·w_k fresh gradients at least at the k-th point, and all calls count."""
+    fun, _, x0 = noisy(0)
+    calls = []
+    found = minimize(lambda x: calls.append(x.copy()) or fun(x), x0, eps=0.3, noise=0.5)
+    assert found.success
+    assert len(calls) == found.nfev
+    points, weights = found.witness
+    least = theory.holdout_samples(1, 0.15, largest=0.25, failure=0.01)
+    at = [sum(np.array_equal(y, x) for x in calls) for y in points]
+    assert all(n > least * w for n, w in zip(at, weights, strict=True))
+    for budget in (1, 2, 50, 300):
+        few = minimize(fun, x0, eps=0.01, noise=0.5, max_evaluations=budget)
+        assert few.nfev <= budget
+        assert not few.success
+        assert few.certificate > 0.01
+
+
 BAD = [
+    ({"noise": -1.0}, ValueError, "noise"),
+    ({"noise": 1.0, "failure": 0.0}, ValueError, "failure"),
     ({"eps": 0.0}, ValueError, "eps"),
     ({"c": math.nan}, ValueError, "c must"),
     ({"max_evaluations": 0}, ValueError, "max_evaluations"),

@@ -92,14 +92,12 @@ def test_certificates_go_to_the_trackers(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from o2nc.integrations.accelerate import Writer
-
     accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
     accelerator.init_trackers("run")
     model = nn.Linear(4, 1)
     optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.05, average=0.9)
     model, optimizer = accelerator.prepare(model, optimizer)
-    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, writer=Writer(accelerator)):
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, writer=accelerator):
         for _ in range(4):
             optimizer.zero_grad()
             accelerator.backward(model(torch.ones(2, 4)).abs().mean())

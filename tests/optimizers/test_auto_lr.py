@@ -170,6 +170,14 @@ def test_a_run_resumes_bitwise_in_every_phase(at, into):
     identical(whole(first), whole(copied))
 
 
+def test_a_log_begins_with_the_run(tmp_path):
+    opt = o2nc.AdamW(weights(), lr="auto", **OPTIONS)
+    with o2nc.CertificateLogger(opt, tmp_path / "log.csv", every=7):
+        train(opt, 0, PROBED + 25)
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["step", "7", "14", "21"]
+
+
 def test_a_number_in_a_checkpoint_wins():
     torchs = optim.AdamW(weights(), lr=0.02)
     train(torchs, 0, 3)

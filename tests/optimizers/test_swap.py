@@ -77,10 +77,14 @@ def test_weights_to_ship(name, tied):
     with opt.averaged():
         expected = copy.deepcopy(model.state_dict())
     before = snapshot(opt), copy.deepcopy(model.state_dict())
-    found = opt.averaged_state_dict(model)
+    with pytest.warns(
+        UserWarning, match=r"averaged_state_dict\(\): 1 trainable parameters .* stay as they are: 3.bias;"
+    ):
+        found = opt.averaged_state_dict(model)
     identical(dict(found), dict(expected))
     assert not torch.equal(found["0.weight"], model[0].weight)
     assert torch.equal(found["3.bias"], model[3].bias)  # not ours: as it stands
+    assert found._metadata == model.state_dict()._metadata
     if tied:
         assert torch.equal(found["0.weight"], found["2.weight"])
     for value in found.values():
@@ -97,6 +101,7 @@ def test_several_optimizers_at_once():
     with o2nc.averaged(*opts, model=model):
         for opt in opts:
             assert all(torch.equal(p, ours_of(opt, p)["average"]) for p in params_of(opt))
+            identical(dict(opt.averaged_state_dict(model)), dict(model.state_dict()))  # all x̄: nothing to warn of
             with pytest.raises(RuntimeError, match="inside averaged"):
                 opt.step()
     identical(dict(model.state_dict()), dict(before))

@@ -163,6 +163,8 @@ KINDS = {
     "random_scaling(SGD)": lambda ps: o2nc.random_scaling(TORCH["SGD"](ps)),
     "torch's SGD": TORCH["SGD"],
     "torch's AdamW": TORCH["AdamW"],
+    "torch's NAdam": torch.optim.NAdam,
+    "torch's Adamax": torch.optim.Adamax,
 }
 FITTING = {("ScaledSGDM", "torch's SGD"), ("AdamW", "torch's AdamW"), ("random_scaling(SGD)", "torch's SGD")}
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from o2nc.problems import Additive, Chain, Cosine, Oracle, ZeroChainOracle, hard_instance, prog
-from o2nc.problems.chain import chain_value
+from o2nc.problems import Chain, Oracle, ZeroChainOracle, hard_instance, prog
 
 CHAINS = [Chain(2), Chain(7), Chain(5, height=0.3, width=0.02)]
 
@@ -39,7 +38,9 @@ def test_the_chain_is_what_the_paper_defines():
         expected = -psi(1) * phi(row[0])
         for a, b in itertools.pairwise(row):
             expected += psi(-a) * phi(-b) - psi(a) * phi(b)
-        assert chain_value(torch.tensor(row, dtype=torch.float64)).item() == pytest.approx(float(expected), rel=1e-12)
+        assert Chain(4).value(torch.tensor(row, dtype=torch.float64)).item() == pytest.approx(
+            float(expected), rel=1e-12
+        )
 
 
 def test_prog():
@@ -135,26 +136,3 @@ def test_too_large_an_eps_is_refused_with_the_largest_that_is_not():
     assert hard_instance(0.999 * largest, **known).problem.length == 2
     with pytest.raises(ValueError, match="eps must be at most"):
         hard_instance(1.001 * largest, **known)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: Chain(0), "length"),
-        (lambda: Chain(3, height=0.0), "height"),
-        (lambda: Chain(3, width=-1.0), "width"),
-        (lambda: ZeroChainOracle(Chain(3), probability=0.0), "probability"),
-        (lambda: ZeroChainOracle(Chain(3), probability=0.5).steps(0.0), "delta"),
-        (lambda: hard_instance(0.0, gap=1.0, smoothness=1.0, noise=1.0), "eps"),
-        (lambda: hard_instance(0.01, gap=10.0, smoothness=1.0, noise=-1.0), "noise"),
-    ],
-)
-def test_bad_values_are_named(make, name):
-    with pytest.raises(ValueError, match=f"^{name} must be .*, got"):
-        make()
-
-
-def test_only_chains_have_this_oracle():
-    with pytest.raises(TypeError, match=r"^problem must be a Chain, got Cosine"):
-        ZeroChainOracle(Cosine(3), 0.5)
-    assert Additive(Chain(3), 0.5).sample(torch.zeros(3)).shape == (3,)  # a chain is a problem like any other

@@ -68,9 +68,6 @@ def test_sharp_plan_is_a_guarantee():
     assert read.terms == pytest.approx(p.terms)
 
 
-# ---- the identity and the inequality
-
-
 # ---- the output law, and averages of another discount than the momentum
 
 
@@ -341,25 +338,15 @@ def test_guarantee_says_what_it_is():
     assert " law" not in text
 
 
-# ---- what the noise term would have to use to be smaller
-
-
 def test_plans_draw_the_output_that_their_bound_is_for():
     x = torch.nn.Parameter(torch.ones(2))
     known = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0}
     sharp = theory.plan(10_000, **known).optimizer([x])
     assert made_with(sharp)["output"] == "geometric"
-    assert made_with(theory.plan(10_000, **known, constants="regret").optimizer([x]))["output"] == "uniform"
+    assert made_with(theory.plan(10_000, **known, constants="paper").optimizer([x]))["output"] == "uniform"
     assert theory.guarantee(sharp, steps=10_000, **known).output == "geometric"
     assert theory.guarantee(sharp, steps=10_000, **known).bound == pytest.approx(theory.plan(10_000, **known).bound)
     assert theory.guarantee(sharp, steps=10_000, **known, output="uniform").output == "uniform"
-
-
-def test_a_plan_without_the_gradients_size():
-    adaptive = theory.plan(1000, 1.0, gap=1.0)
-    assert adaptive == theory.adaptive_plan(1000, 1.0, 1.0)
-    with pytest.raises(ValueError, match="without lipschitz knows"):
-        theory.plan(1000, 1.0, gap=1.0, noise=1.0)
 
 
 @pytest.mark.parametrize(("where", "decay"), [("optimizer", 0.1), ("group", 0.1), ("nowhere", 0.0)])

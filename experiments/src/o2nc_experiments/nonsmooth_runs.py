@@ -110,7 +110,7 @@ def _noise(oracle: Oracle, seeds: Sequence[int]) -> Iterator[Tensor]:
     d = oracle.problem.dimension
     while True:
         if isinstance(oracle, Subsampled):
-            parts = [torch.randint(oracle.problem.terms, (500, oracle.batch), generator=g) for g in generators]
+            parts = [torch.randint(oracle.problem.samples, (500, oracle.batch), generator=g) for g in generators]
         else:
             drawn = [torch.randn(500, d, generator=g, dtype=torch.float64) for g in generators]
             parts = [oracle.noise / math.sqrt(d) * part for part in drawn]

@@ -87,7 +87,7 @@ def main(
         c: price of spread.
         smoothness: H of a smooth F, in place of --c.
         second_order: ρ of ∇²F, in place of --c.
-        constants: sharp, regret, paper or both (sharp and paper).
+        constants: sharp, paper or both.
         law: of s, as gamma(16) or jitter(0.25).
     """
     if (steps is None) == (eps is None):

@@ -1,4 +1,4 @@
-"""Copies of parameters in the host's memory, from which offloaded averages are updated."""
+"""Copies of parameters in the host's memory, for averages that are offloaded."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class HostCopies:
-    """Pinned copies of tensors, in memory that is reused from one call to the next."""
+    """Copies tensors into pinned buffers that it reuses from call to call."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the tensors in the host's memory, after waiting for the copies; those there stay themselves."""
+        """Return the tensors in the host's memory, once copies are complete; CPU tensors as they are."""
         found = [t if t is None or t.device.type == "cpu" else self._copy(i, t) for i, t in enumerate(tensors)]
         for device in {t.device for t in tensors if t is not None and t.is_cuda}:
             torch.cuda.current_stream(device).synchronize()

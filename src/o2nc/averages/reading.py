@@ -1,4 +1,4 @@
-"""Which averages can be read now, and of which parameters. Nothing here changes the optimizer."""
+"""Reads an optimizer's averages, or says why there are none yet; changes nothing."""
 
 import math
 from typing import Any, NamedTuple
@@ -12,18 +12,18 @@ class NoAverages(RuntimeError, AttributeError):
 
 
 class Readable(NamedTuple):
-    """The averages that can be read: the last that are complete."""
+    """The most recent complete averages."""
 
     entries: dict[Any, Entry]  # by parameter
     n: int  # how many iterates were averaged
 
 
 def readable(optimizer: Any, wish: str) -> Readable:
-    """Return the averages, or raise and say why there are none.
+    """Return the averages, or raise `NoAverages` with the reason.
 
     Args:
         optimizer: the optimizer.
-        wish: what needs them, for the message.
+        wish: the call that needs them, for the message.
     """
     settings = optimizer.param_groups[0][KEY]
     window = optimizer._window
@@ -64,18 +64,18 @@ def has_certificate(optimizer: Any) -> bool:
 
 
 def progress_of(optimizer: Any) -> float:
-    """Return the progress, or nan of an optimizer that has none."""
+    """Return the progress, or nan if the optimizer has none."""
     return getattr(optimizer, "progress", math.nan)
 
 
 def made_with(optimizer: Any) -> dict[str, Any]:
-    """Return the options of the first parameter group and ours, with windows, laws and learners as objects."""
+    """Return the options of the first parameter group and ours, with window, law and learner as objects."""
     group = optimizer.param_groups[0]
     return group | {key: from_dict(value) for key, value in group.get(KEY, {}).items() if key != "auto"}
 
 
 def parameter_names(optimizer: Any) -> dict[Any, str | int]:
-    """Return the name of every parameter, given or from a trainer's model, or its index if it has none of its own."""
+    """Return each parameter's name, from the optimizer or a trainer's model, or else its index."""
     names: dict[Any, str | int] = {}
     model, taken = optimizer._model(), {None}
     known = {p: name for name, p in model.named_parameters()} if model is not None else {}

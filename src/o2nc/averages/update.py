@@ -1,14 +1,14 @@
-"""The averages of one run: how they begin, and how one iterate is taken in.
+"""The averages: how they are initialized, and how one iterate updates them.
 
     e = x − x̄,   x̄ ← x̄ + γe,   ḡ ← ḡ + γ(g − ḡ),   V ← (1 − γ)(V + γ‖e‖²)
 
-V is Welford's update in float64 (E‖x‖² − ‖x̄‖² would cancel). All of it is kept per parameter: shards and layers add
-up their own sums, and a step never waits for the host.
+V is Welford's update in float64 (E‖x‖² − ‖x̄‖² would cancel). Everything is kept per parameter and summed when it is
+read, so a step never synchronizes with the host, and shards and layers come for free.
 
-In float32, x̄ would stand still where γe is less than half a unit in its last place; at β = 0.999 that is a change of
-x by 3e-5 of itself. So it is rounded up or down at random: u − ½ units are added before the rounding, with one
-u ~ U(0, 1) for all coordinates, a function of seed and step. This costs no memory and is right in the mean; the error
-has a standard deviation of at most (8γ)^(−½) units as long as x moves.
+In float32, x̄ would not move where γe is less than half a unit in its last place; at β = 0.999 that is a change of x
+by 3e-5 of itself. So x̄ is rounded stochastically: u − ½ units are added before rounding, with one u ~ U(0, 1) for all
+coordinates, a function of seed and step. That needs no memory and is unbiased; the error has a standard deviation of
+at most (8γ)^(−½) units as long as x moves.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ Entry: TypeAlias = dict[str, Any]  # ``state[p]["o2nc"]``
 
 EXPONENT = 0x7F800000  # the exponent bits of a float32
 CPU_SLICE, DEVICE_SLICE = 1 << 17, 1 << 24  # elements: temporaries stay in a CPU's cache, and small elsewhere
-_SMALL = 1 << 12  # elements of tensors that are taken in together
+_SMALL = 1 << 12  # elements; smaller tensors are updated together
 _SMALLEST, _LARGEST = 1e-12, 1e18  # norms between which float32 neither underflows nor overflows
 
 
 class Iterate(NamedTuple):
-    """x_t and g_t, and what is known of them: lists over the parameters that have a gradient or an entry of ours."""
+    """One step's x_t, g_t and random numbers: lists over the parameters that have a gradient or an entry of ours."""
 
     t: int
     turn: Turn
@@ -43,14 +43,14 @@ class Iterate(NamedTuple):
 
 
 def begin(x: Tensor, g: Tensor | None, since: int, *, offload: bool = False) -> Entry:
-    """Return the averages of a parameter at its first iterate.
+    """Return the averages of a parameter after its first iterate.
 
     A parameter that joins late stood still before, so x̄ = x; its earlier gradients were not seen, so ḡ = g.
 
     Args:
         x: the parameter, as a real tensor.
         g: its gradient, or None if no certificate is kept.
-        since: the number of this iterate among those that are averaged.
+        since: the number of this iterate among those that count.
         offload: keep the averages in the host's memory.
     """
     entry: Entry = {"average": _copy(x, offload), "since": since}
@@ -70,7 +70,7 @@ def _copy(x: Tensor, offload: bool) -> Tensor:
 def update_(
     entries: Sequence[Entry], xs: Sequence[Tensor], gs: Sequence[Tensor | None], gamma: float, dither: float
 ) -> None:
-    """Take one iterate of every parameter into its averages, in place.
+    """Update the averages of every parameter by one iterate, in place.
 
     Args:
         entries: the averages; those without ``gradient`` keep x̄ alone.
@@ -93,7 +93,7 @@ def update_(
         mean, certifies = entry["average"], "gradient" in entry
         if certifies:
             _update_gradient_(entry["gradient"], g, gamma)
-        if gamma == 1:  # nothing is left of what was there, even if it was infinite
+        if gamma == 1:  # replaces what was there, even if it was infinite
             mean.copy_(x)
             if certifies:
                 entry["spread"].zero_()
@@ -107,7 +107,7 @@ def update_(
 
 
 def _lie_alike(entry: Entry, x: Tensor, g: Tensor | None) -> bool:
-    """Return whether x and g are on the CPU, contiguous, and of the dtypes of their averages."""
+    """Return whether x and g are contiguous CPU tensors with the dtypes of their averages."""
     mean = entry["average"]
     if x.device.type != "cpu" or x.dtype is not mean.dtype or not (x.is_contiguous() and mean.is_contiguous()):
         return False
@@ -118,7 +118,7 @@ def _lie_alike(entry: Entry, x: Tensor, g: Tensor | None) -> bool:
 
 
 def _update_small_(rows: list[tuple[Any, ...]], gamma: float, dither: float) -> None:
-    """Take in small tensors of one dtype as one vector: for each alone the calls take longer than the arithmetic."""
+    """Update small tensors of one dtype as one vector: one by one, calls would take longer than arithmetic."""
     entries, xs, gs = map(list, zip(*rows, strict=True))
     means = [entry["average"] for entry in entries]
     mean, x, targets, found = flatten(means), flatten(xs), list[Tensor](), list[Tensor]()

@@ -18,7 +18,7 @@ from o2nc import checks
 
 
 class Turn(NamedTuple):
-    """What an iterate is to a window."""
+    """Whether and how an iterate enters a window."""
 
     counts: bool  # whether it is averaged
     n: int  # how many iterates were averaged, this one included
@@ -46,7 +46,7 @@ class Window(ABC):
     """
 
     start: int = 0  # iterates that are skipped before the first that counts
-    every: int = 1  # of the others one in ``every`` counts
+    every: int = 1  # of the others, one in ``every`` counts
 
     def __post_init__(self) -> None:
         checks.integer("start", self.start, 0)
@@ -69,7 +69,7 @@ class Window(ABC):
         return self.count(t)
 
     def turn(self, t: int) -> "Turn":
-        """Return what iterate t is to this window."""
+        """Return whether and how iterate t enters this window."""
         n = self.count(t)
         return Turn(self.counts(t), n, float(self.gamma(max(n, 1))), self.complete(t))
 
@@ -78,11 +78,11 @@ class Window(ABC):
 
         Args:
             n: how many iterates were averaged.
-            since: the number of a parameter's first iterate, which stands for all that it missed.
+            since: the number of a parameter's first iterate, which also stands for those before it.
         """
         p = np.broadcast_to(self.gamma(np.arange(since, n + 1, dtype=np.float64)), n + 1 - since).copy()
         p[0] = 1.0
-        with np.errstate(divide="ignore"):  # γ = 1 leaves nothing of what came before
+        with np.errstate(divide="ignore"):  # γ = 1 forgets what came before
             kept = np.cumsum(np.log1p(-p[:0:-1]))[::-1]
         p[:-1] *= np.exp(kept)
         return float(1 / np.square(p).sum())
@@ -128,14 +128,14 @@ class Discount(Window):
 class Polynomial(Window):
     """An average that grows with the run: x̄ weighs iterate t by about t^power, the last 1/(power + 1) of the run.
 
-    It has no horizon: at every moment the window is the same share of the run. At a constant learning rate x̄ does
-    what a decayed learning rate does, at all lengths at once.
+    It has no horizon: at any moment the window is the same share of the run so far. At a constant learning rate, x̄ is
+    about as good as the end of a decayed run, at all lengths at once.
 
     Args:
         power: r >= 0; 0 is the plain mean, 12 the last 8 % of the run.
         start: iterates that are skipped first, such as those of a warm-up.
-        every: of the others one in ``every`` counts, and only it costs anything. Where gradients have no noise take
-            an odd number: a run that hops between two points would always be seen at the same one.
+        every: of the others one in ``every`` counts, and only it costs anything. Without gradient noise choose an
+            odd number: of a run that hops between two points, an even one would only ever see one of them.
 
     Example:
         >>> import torch, o2nc
@@ -204,7 +204,7 @@ def as_window(average: Any) -> Window | None:
 
 
 def _checked(window: Window) -> Window:
-    """Return a window; raise if one of the user's is no dataclass, or its γ is not what `Window.gamma` says."""
+    """Return a window; raise if it is no dataclass, or its γ is not what `Window.gamma` promises."""
     if not is_dataclass(window):
         raise TypeError(f"average must be a frozen dataclass, for checkpoints to hold it, got {window!r}")
     try:

@@ -14,17 +14,23 @@ over all coordinates. None has a unit. The first line that applies, from above, 
 measurements behind the thresholds.
 """
 
+import gc
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from o2nc.averages import reading
+from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.displacement import USED, momentum_of
 from o2nc.persist.plain import KEY
 from o2nc.persist.shards import local, total
@@ -58,8 +64,10 @@ class Diagnosis:
         evidence: the numbers behind it by name. Always ``displacement``, J: 1 for a random walk, up to 13 on a
             straight line, 0.1 or less where the run hops in one place, nan where it is not known; ``steps``, how
             many it is of; ``turnover`` and ``growth`` over them. ``heat``, F(x) − F(x̄), with ``loss`` and
-            ``loss_averaged``, if a loss was given. With a certificate ``gradient``, ‖ḡ‖. ``spike_step`` of a spike;
-            ``finite_at``, the last step at which all that was sampled was finite, if it is not any more.
+            ``loss_averaged``, if a loss was given. With a certificate ``gradient``, ‖ḡ‖, and ``noise_floor``,
+            √(mean ‖g‖²/ess), which it would have of gradients that are nothing but independent noise;
+            ``gradient_to_noise`` is their ratio. ``spike_step`` of a spike; ``finite_at``, the last step at which
+            all that was sampled was finite, if it is not any more.
         advice: one sentence, one action.
         by_parameter: the same for every parameter alone, by name (or index), with its own displacement.
 
@@ -80,19 +88,6 @@ class Diagnosis:
         return printable(f"{self.verdict}: {numbers}. {self.advice}")
 
 
-class _Measured(NamedTuple):
-    """What is measured of a run, summed over all processes."""
-
-    displacement: float  # J of all parameters together
-    displacements: dict[Any, float]  # J of every one
-    steps: int  # that they are of
-    turnover: float  # the mean over the coordinates of tensors that move of V/(V + ‖ȳ‖²)
-    growth: float  # the last quarter's squared increments in times of the first quarter's
-    spike: int | None  # the step at which a spike began
-    faults: dict[Any, str]  # what is not finite of which parameter
-    finite_at: int | None  # the step of the last snapshot before one that is not finite
-
-
 @torch.no_grad()
 def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis:
     """Return what the run of ``optimizer`` is doing, as `Averaged.diagnose` says."""
@@ -102,32 +97,24 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
         reading.readable(optimizer, "diagnose()")  # raises, and says why
     if loss is not None:
         optimizer._refuse_swapped("diagnose(loss)")
-    found, has_averages = _measure(optimizer), reading.has_averages(optimizer)
-    evidence = {
-        "displacement": found.displacement,
-        "steps": float(found.steps),
-        "turnover": found.turnover,
-        "growth": found.growth,
-    }
-    if loss is not None and has_averages and not found.faults:
+    measured, has_averages = _measure(optimizer), reading.has_averages(optimizer)
+    evidence, faults = measured.evidence, measured.faults
+    if loss is not None and has_averages and not faults:
         evidence |= _heat(optimizer, loss)
-    if reading.has_certificate(optimizer) and not found.faults:
-        evidence["gradient"] = optimizer.certificate().gradient
+    if reading.has_certificate(optimizer) and not faults:
+        evidence |= _noise(optimizer.certificate(), measured.gradient_square)
     trail, names = optimizer._trail, reading.parameter_names(optimizer)
-    for key, step in (("spike_step", found.spike), ("finite_at", found.finite_at)):
-        if step is not None:
-            evidence[key] = float(step + optimizer._steps_done() - trail.steps)  # the trail may have begun later
     rest = optimizer._window.start + 1 - optimizer._steps_done()
     values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps, rest), "spike_step": math.nan, **evidence}
     alone = {}
-    for p, j in found.displacements.items():
-        verdict = "broken" if p in found.faults else verdict_of({"displacement": j})
+    for p, j in measured.displacements.items():
+        verdict = "broken" if p in faults else verdict_of({"displacement": j})
         alone[names[p]] = Diagnosis(verdict, {"displacement": j}, ADVICE[verdict].format(**values))
     verdict = verdict_of(evidence) if has_averages else "too early"
     advice = ADVICE[verdict].format(**values)
-    if found.faults:
-        p, what = next(iter(found.faults.items()))
-        action = ADVICE["broken"] if "x" in found.faults.values() else RESTART
+    if faults:
+        p, what = next(iter(faults.items()))
+        action = ADVICE["broken"] if "x" in faults.values() else RESTART
         verdict, advice = "broken", f"{what} of parameter {names[p]!r} is not finite: {action}"
     elif optimizer._engine.has_captured:
         verdict, advice = "too early", REPLAYED
@@ -155,9 +142,18 @@ def verdict_of(evidence: Mapping[str, float]) -> str:
     return "straight" if is_straight or heat < 0 else "travelling"
 
 
+class _Measured(NamedTuple):
+    """What is measured of a run, summed over all processes."""
+
+    evidence: dict[str, float]
+    displacements: dict[Any, float]  # J of every parameter
+    faults: dict[Any, str]  # what is not finite of which parameter
+    gradient_square: float  # the mean ‖g‖²; 0 if it is not known
+
+
 def _measure(optimizer: Any) -> _Measured:
     """Measure displacements and look for what is not finite; where parameters are sharded, collectively."""
-    params, settings = optimizer._known_params, optimizer.param_groups[0][KEY]
+    params, settings, trail = optimizer._known_params, optimizer.param_groups[0][KEY], optimizer._trail
     data, entries = optimizer._data(params), optimizer._entries()
     kept = [{"x": x} | entries.get(p, {}) for x, p in zip(data, params, strict=True)]
     home = data[0].device
@@ -165,30 +161,32 @@ def _measure(optimizer: Any) -> _Measured:
         torch.stack([_count_faults(entry.get(key)).to(home) for entry in kept])
         for key in ("x", "average", "gradient")
     ]
-    latest = None if optimizer._engine.has_captured else optimizer._trail.latest(optimizer)
+    latest = None if optimizer._engine.has_captured else trail.latest(optimizer)
     if latest is not None:
-        rows += latest.measure(data)
+        rows += [trail.gradient_squares(data), *latest.measure(data)]
     values = torch.stack(rows)
     values = (total(values, params) if optimizer._is_sharded else values).cpu()
     at = values[:3].gt(0).int().argmax(0).tolist()
     faults = {p: ("x", "x̄", "ḡ")[at[i]] for i, p in enumerate(params) if values[:3, i].any()}
     if latest is None:
-        return _Measured(math.nan, dict.fromkeys(params, math.nan), 0, math.nan, math.nan, None, faults, None)
+        unknown = {"displacement": math.nan, "steps": 0.0, "turnover": math.nan, "growth": math.nan}
+        return _Measured(unknown, dict.fromkeys(params, math.nan), faults, 0.0)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    joint, *parts = latest.compare(values[4:], [momentum_of(groups[p], settings) for p in params])
-    changed = (values[4] / (values[3] + values[4])).nan_to_num(0.0)
-    sizes, increments = torch.tensor([float(p.numel()) for p in params]), values[5:].sum(1).tolist()
-    times, spike, quarter = [step for step, _ in latest.taken], _spike(increments), len(increments) // 4
-    return _Measured(
-        displacement=0.0 if not values[5:].any() else joint,  # 0 where nothing moves at all
-        displacements=dict(zip(params, parts, strict=True)),
-        steps=times[-1] - times[0],
-        turnover=float((sizes * changed).sum() / (sizes * (values[4] > 0)).sum().clamp(min=1.0)),
-        growth=math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
-        spike=None if spike is None else times[spike],
-        faults=faults,
-        finite_at=_last_finite(times, increments),
-    )
+    joint, *parts = latest.compare(values[5:], [momentum_of(groups[p], settings) for p in params])
+    means, spreads, increments = values[4], values[5], values[6:].sum(1).tolist()
+    changed, sizes = (spreads / (means + spreads)).nan_to_num(0.0), torch.tensor([float(p.numel()) for p in params])
+    times, quarter = [step for step, _ in latest.taken], len(increments) // 4
+    evidence = {
+        "displacement": 0.0 if not values[6:].any() else joint,  # 0 where nothing moves at all
+        "steps": float(times[-1] - times[0]),
+        "turnover": float((sizes * changed).sum() / (sizes * (spreads > 0)).sum().clamp(min=1.0)),
+        "growth": math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
+    }
+    begun = optimizer._steps_done() - trail.steps  # the trail may have begun later
+    for key, at_snapshot in (("spike_step", _spike(increments)), ("finite_at", _last_finite(increments))):
+        if at_snapshot is not None:
+            evidence[key] = float(begun + times[at_snapshot])
+    return _Measured(evidence, dict(zip(params, parts, strict=True)), faults, float(values[3].sum()))
 
 
 def _count_faults(x: Any) -> Tensor:
@@ -202,18 +200,23 @@ def _spike(increments: Sequence[float]) -> int | None:
     return next((i for i in later if increments[i] > SPIKE * max(increments[:i])), None)
 
 
-def _last_finite(times: Sequence[int], increments: Sequence[float]) -> int | None:
+def _last_finite(increments: Sequence[float]) -> int | None:
     """Return the last snapshot before one that is not finite; None if there is none, or none before it."""
-    first = next((i for i, q in enumerate(increments) if not math.isfinite(q)), 0)
-    return times[first] if first else None
+    return next((i for i, q in enumerate(increments) if not math.isfinite(q)), 0) or None
+
+
+def _noise(certificate: Certificate, square: float) -> dict[str, float]:
+    """Return ‖ḡ‖ and, where it is known, what it would be of independent gradients that are nothing but noise."""
+    floor = math.sqrt(square / certificate.ess)
+    known = {"noise_floor": floor, "gradient_to_noise": certificate.gradient / floor} if floor > 0 else {}
+    return {"gradient": certificate.gradient, **known}
 
 
 def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:
-    """Return F(x) − F(x̄) and both, with the same random numbers; buffers of modules that run are restored."""
-    devices = {p.device for p in optimizer._known_params if p.device.type == "cuda"}
+    """Return F(x) − F(x̄) and both, with the same random numbers."""
     values = []
     for block in (nullcontext, optimizer.averaged):
-        with _kept_buffers(), torch.random.fork_rng(devices), block():
+        with _all_restored(optimizer._known_params), block():
             values.append(_scalar(loss()))
     x, average = values
     return {"heat": x - average, "loss": x, "loss_averaged": average}
@@ -227,18 +230,39 @@ def _scalar(value: Any) -> float:
 
 
 @contextmanager
-def _kept_buffers() -> Iterator[None]:
-    """Restore on leaving what modules that ran inside have as buffers, such as BatchNorm's statistics."""
-    kept: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+def _all_restored(params: Sequence[Any]) -> Iterator[None]:
+    """Restore on leaving what a loss may change: random numbers, gradients, modes and buffers of modules.
 
-    def keep(module: Any, _: Any) -> None:
-        if module not in kept:
-            kept[module] = [(b, b.clone()) for b in module.buffers(recurse=False)]
+    Which modules the loss uses is not known before it has run, and may have changed their mode; so the modes of all
+    modules of the process are noted. Buffers are copied when their module runs.
+    """
+    modules = [m for m in gc.get_objects() if issubclass(type(m), Module)]
+    before = [(m, m.training, dict(m._buffers.items())) for m in modules]
+    gradients, python = [p.grad for p in params], random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002
+    copies: dict[Module, list[tuple[Tensor, Tensor]]] = {}
 
-    hook = register_module_forward_pre_hook(keep)
+    def copy_buffers(module: Module, _: Any) -> None:
+        if module not in copies:
+            copies[module] = [(b, b.clone()) for b in module.buffers(recurse=False)]
+
+    hook = register_module_forward_pre_hook(copy_buffers)
+    for p in params:
+        p.grad = None  # so that nothing is added to the former one
     try:
-        yield
+        with torch.random.fork_rng({p.device for p in params if p.device.type == "cuda"}):
+            yield
     finally:
         hook.remove()
-        for b, former in (pair for pairs in kept.values() for pair in pairs):
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = g
+        for b, former in chain.from_iterable(copies.values()):
             b.copy_(former)
+        for module, mode, buffers in before:
+            if module.training != mode:
+                module.training = mode
+            for name, b in buffers.items():
+                if getattr(module, name) is not b:
+                    setattr(module, name, b)

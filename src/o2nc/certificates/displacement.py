@@ -13,12 +13,15 @@ All sums over coordinates are estimated from a fixed sample of them, which is al
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from o2nc.persist.plain import KEY
 
 COORDINATES, LEAST = 4096, 8  # sampled of all tensors together, and at least of each
 MOST, USED = 128, 32  # snapshots that are kept at most, and the last ones that J is of
@@ -91,6 +94,7 @@ class Trail:
 
     The optimizer counts its ``steps``, and calls `follow` when one is ``due``. All of it is on the host's side of a
     step, and is not saved: it begins again after a checkpoint was loaded, and when parameters are added or exchanged.
+    Of an optimizer with a certificate the same coordinates of the last USED gradients are kept, too.
     """
 
     def __init__(self) -> None:
@@ -99,6 +103,7 @@ class Trail:
 
     def _begin(self) -> None:
         self._taken, self.stride, self.steps = Snapshots(), FIRST_STRIDE, 0
+        self._gradients: deque[Tensor] = deque(maxlen=USED)
         self._find_due()
 
     def _find_due(self) -> None:
@@ -111,7 +116,11 @@ class Trail:
         if former is not None and former is not self._params:
             self._begin()
             return
-        self._taken.taken.append((self.steps, sample(optimizer._data(optimizer._known_params))))
+        xs = optimizer._data(self._params)
+        self._taken.taken.append((self.steps, sample(xs)))
+        if optimizer.param_groups[0][KEY]["certificate"]:
+            found = zip(xs, optimizer._gradients(self._params), strict=True)
+            self._gradients.append(sample([x.new_zeros(1).expand(x.numel()) if g is None else g for x, g in found]))
         if len(self._taken.taken) == MOST:
             del self._taken.taken[::2]
             self.stride *= 2
@@ -122,6 +131,11 @@ class Trail:
         if optimizer._known_params is not self._params or len(self._taken.taken) < USED:
             return None
         return Snapshots(self._taken.taken[-USED:])
+
+    def gradient_squares(self, xs: Sequence[Tensor]) -> Tensor:
+        """Return the mean ‖g‖² of every tensor over the gradients that were kept; 0 if there are none."""
+        kept = [g.to(xs[0].device).double().square() for g in self._gradients]
+        return by_tensor(torch.stack(kept).mean(0, keepdim=True), xs)[0] if kept else torch.zeros(len(xs)).to(xs[0])
 
 
 def walk(times: Sequence[int], momentum: float) -> np.ndarray:

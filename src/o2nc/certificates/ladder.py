@@ -30,11 +30,13 @@ POINTS = 32  # snapshots in a window, about
 class Ladder(LRScheduler):
     """Halves the learning rate when the run is stationary at it, and brings it back when the run travels again.
 
-    Call ``step()`` once after every ``optimizer.step()``. No learning rate is ever above the one that it had when
-    this was made. It multiplies what it finds in the groups, so that other schedulers may change the learning rate as
-    well: for a warm-up chain them, or give both to ``torch.optim.lr_scheduler.SequentialLR``. Evaluate at x̄
-    (``opt.averaged()``). At the end of a window it waits for the device. Where parameters are sharded all processes
-    decide together; a checkpoint then begins a new window, and otherwise goes on bitwise.
+    Call ``step()`` once after every ``optimizer.step()``. It never raises a learning rate above its start, which is
+    the one that the group has when this is made, or when the group is added. Other schedulers may change the learning
+    rate as well, since it multiplies what it finds: for a warm-up chain them, or give both to
+    ``torch.optim.lr_scheduler.SequentialLR``; if one of them raises a learning rate above its start, the start is
+    where it raised it to. Evaluate at x̄ (``opt.averaged()``). At the end of a window it waits for the device. Where
+    parameters are sharded all processes decide together; a checkpoint then begins a new window, and otherwise goes on
+    bitwise.
 
     Args:
         optimizer: any torch optimizer, such as ``o2nc.SGD(…, average=o2nc.Polynomial(12))``.
@@ -58,6 +60,7 @@ class Ladder(LRScheduler):
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         self.rung = 0  # how often the learning rate is halved now
         self.displacement = math.nan  # J of the last window
+        self._starts: list[float] = []  # of every group, the highest learning rate that was not set here
         self._snapshots: list[tuple[int, torch.Tensor]] = []
         self._begun, self._length = 0, SHORTEST  # of the window
         super().__init__(optimizer, last_epoch)
@@ -65,7 +68,12 @@ class Ladder(LRScheduler):
     def get_lr(self) -> list[Any]:
         """Return the learning rates to go on with."""
         change = self._change() if self.last_epoch > 0 else 1.0
-        return [_bounded(group, change) for group in self.optimizer.param_groups]
+        lrs = [group["lr"] for group in self.optimizer.param_groups]
+        if self.last_epoch > 0 and change == 1:
+            return lrs
+        former = self._starts + [0.0] * (len(lrs) - len(self._starts))
+        self._starts = [max(start, float(lr)) for start, lr in zip(former, lrs, strict=True)]
+        return [min(lr * change, start) for start, lr in zip(self._starts, lrs, strict=True)]
 
     @torch.no_grad()
     def _change(self) -> float:
@@ -105,9 +113,3 @@ class Ladder(LRScheduler):
         if any(map(is_sharded, self._params())):
             state |= {"_snapshots": [], "_begun": self.last_epoch}
         return state
-
-
-def _bounded(group: dict[str, Any], change: float) -> Any:
-    """Return the learning rate times ``change``; one that rises, at most to where it began."""
-    lr = group["lr"] * change
-    return lr if change <= 1 else min(lr, max(group["lr"], group.get("initial_lr", group["lr"])))

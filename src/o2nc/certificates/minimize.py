@@ -5,6 +5,11 @@ exact gradients of non-smooth functions: BFGS with a weak Wolfe line search (Lew
 but can stall at one. The next direction is then that of the weights with the least certificate, −Σw∇F(y) over
 evaluated points near x (Goldstein's direction). Either F falls along it, or a gradient found there is news that
 lowers the certificate.
+
+With noise in the gradients the weights would fit it. A certificate that seems small enough is then computed again
+from fresh gradients, which have steered nothing, at the same points with the same weights (docs/paper.md, stopping
+with noise): their errors are independent of both, so that with n_k >= Nw_k of them at the k-th point, none with an
+error above σ, their weighted mean is within σ√(2 log(2/p)/N) of Σw∇F but for a probability p (Pinelis).
 """
 
 import math
@@ -19,6 +24,7 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.certificates import simplex
+from o2nc.theory.stopping import holdout_samples
 
 DENSE = 1000  # dimension up to which BFGS keeps a matrix; above it, PAIRS pairs of steps and gradient differences
 PAIRS = 20
@@ -27,6 +33,8 @@ EVERY = 20  # evaluations between checks on the way; a twentieth of all, once th
 ARMIJO, WOLFE = 1e-4, 0.5
 SMALL, LARGE = 1e-60, 1e60  # between which squares and their ratios neither underflow nor overflow
 TRIALS, DOUBLINGS = 30, 100  # of a line search: after these it fails, and F is unbounded below
+MARGIN = 0.5  # with noise: the share of eps that is left to the error of fresh gradients
+PRECISION = 0.25  # with noise: the error of a gradient that steers, as a share of the certificate
 
 
 class Check(NamedTuple):
@@ -44,7 +52,7 @@ class Minimum:
     Args:
         x: the weighted mean of the witness's points, of the kind, shape and dtype of x0.
         fun: F(x); in a callback nan where x has not been evaluated.
-        certificate: ‖Σw∇F(y)‖ + cΣw‖y − x‖² of the witness, in float64.
+        certificate: ‖Σw∇F(y)‖ + cΣw‖y − x‖² of the witness, in float64; with noise, a bound of it.
         success: whether the certificate is at most eps, rounding included.
         nfev: evaluations of fun.
         message: why it stopped.
@@ -62,12 +70,21 @@ class Minimum:
     history: list[Check]
 
 
-class Sample(NamedTuple):
-    """A point as fun saw it, F and the gradient there, in float64 and flat."""
+@dataclass(eq=False)
+class Sample:
+    """A point as fun saw it, F and the gradient there, in float64 and flat: means of so many calls."""
 
     y: Tensor
     f: float
     g: Tensor
+    calls: int = 1
+
+    def merge(self, other: "Sample") -> None:
+        """Take in further calls at the same point."""
+        calls = self.calls + other.calls
+        self.f += (other.f - self.f) * (other.calls / calls)
+        self.g = torch.lerp(self.g, other.g, other.calls / calls)
+        self.calls = calls
 
 
 class Stop(Exception):
@@ -83,11 +100,13 @@ def minimize(
     max_evaluations: int = 100_000,
     seed: int = 0,
     callback: Callable[[Minimum], object] | None = None,
+    noise: float = 0.0,
+    failure: float = 0.01,
 ) -> Minimum:
     """Search a point x with ‖∇F(x)‖_c <= eps, and return it with the points and weights that prove it.
 
-    F may have kinks and need not be convex. The proof needs exact gradients: with noise in them the weights fit the
-    noise (`o2nc.theory.holdout_samples` has what a check on fresh samples takes).
+    F may have kinks and need not be convex. With noise in the gradients the certificate holds with a probability of
+    at least 1 − failure, over all checks of the search together.
 
     Args:
         fun: F. Given a NumPy array or a tensor that requires grad, whichever x0 is, it returns (value, gradient);
@@ -99,6 +118,9 @@ def minimize(
         max_evaluations: the most calls of fun, >= 1.
         seed: of the random places at which line searches divide an interval.
         callback: called at every check with the best result so far; it ends the search by raising StopIteration.
+        noise: σ >= 0, with ‖g − ∇F‖ <= σ for every gradient g that fun returns; 0 for exact ones. The errors of all
+            calls are independent, with mean 0.
+        failure: with noise, the probability with which the certificate may be above eps after all, in (0, 1).
 
     Returns:
         The point, with ``success`` if its certificate is at most eps, else that with the smallest certificate found.
@@ -112,9 +134,12 @@ def minimize(
         checks.number(name, value, f"a number in [{SMALL:g}, {LARGE:g}]", lambda v: SMALL <= v <= LARGE)
     checks.integer("max_evaluations", max_evaluations, 1)
     checks.integer("seed", seed, 0)
+    checks.number("noise", noise, f"0 or a number in [{SMALL:g}, {LARGE:g}]", lambda v: v == 0 or SMALL <= v <= LARGE)
+    checks.fraction("failure", failure)
     if not callable(fun) or not (callback is None or callable(callback)):
         raise TypeError(f"fun and callback must be functions, got {fun!r} and {callback!r}")
-    search = Search(Oracle(fun, x0, int(max_evaluations)), float(eps), float(c), int(seed), callback)
+    oracle, random = Oracle(fun, x0, int(max_evaluations)), np.random.default_rng(int(seed))
+    search = Search(oracle, float(eps), float(c), random, callback, float(noise), float(failure))
     try:
         search.run()
     except Stop as stop:
@@ -145,10 +170,17 @@ class Oracle:
         """Return the vector in float64 as fun will see it."""
         return flat.to(self.dtype).double()
 
-    def __call__(self, flat: Tensor, last: bool = False) -> Sample:
+    def __call__(self, flat: Tensor, calls: int = 1) -> Sample:
         """Return F and gradient; raise Stop if that would leave no evaluation for the result."""
-        if self.count >= max(1, self.limit - 1) and not last:
+        if self.count + calls > max(1, self.limit - 1):
             raise Stop(f"max_evaluations = {self.limit} are used up")
+        sample = self.call(flat)
+        for _ in range(calls - 1):
+            sample.merge(self.call(flat))
+        return sample
+
+    def call(self, flat: Tensor) -> Sample:
+        """Call fun, and check what it returns."""
         self.count += 1
         x = self.shaped(flat)
         with torch.enable_grad(), warnings.catch_warnings():
@@ -177,10 +209,20 @@ class Oracle:
 class Search:
     """The state of a run: the current point, the points kept, the best certificate."""
 
-    def __init__(self, oracle: Oracle, eps: float, c: float, seed: int, callback: Callable[[Minimum], object] | None):
-        self.oracle, self.eps, self.c, self.callback = oracle, eps, c, callback
-        self.random = np.random.default_rng(seed)
-        self.radius = math.sqrt(eps / c / 2)  # at which spread costs eps/2
+    def __init__(
+        self,
+        oracle: Oracle,
+        eps: float,
+        c: float,
+        random: np.random.Generator,
+        callback: Callable[[Minimum], object] | None,
+        noise: float,
+        failure: float,
+    ) -> None:
+        self.oracle, self.eps, self.c, self.random, self.callback = oracle, eps, c, random, callback
+        self.noise, self.failure, self.margin = noise, failure, MARGIN * eps if noise else 0.0
+        self.radius = math.sqrt((eps - self.margin) / c / 2)  # at which spread costs half of what is left
+        self.visited = self.held_out = 0  # points evaluated, and checks with fresh gradients
         self.most = min(2 * len(oracle.start) + 25, MOST, max(25, NUMBERS // len(oracle.start)))
         self.kept: list[Sample] = []
         self.support: list[Sample] = []  # with weight in the last check
@@ -198,8 +240,8 @@ class Search:
         while True:
             if stalled > 10 * self.most:
                 raise Stop(f"F and certificate fall no more: eps = {self.eps:g} is too small, or gradients are wrong")
-            if stalled or self.oracle.count - checked >= max(EVERY, self.oracle.count // EVERY):
-                (u, bound), checked = self.check(), self.oracle.count
+            if stalled or self.visited - checked >= max(EVERY, self.visited // EVERY):
+                (u, bound), checked = self.check(), self.visited
             if stalled and bound > 0:
                 direction, slope = -self.radius * u, -self.radius * bound
             else:
@@ -213,15 +255,23 @@ class Search:
                 stalled += 1
             else:
                 stalled = 0
-                metric.update(self.now.y - before.y, self.now.g - before.g)
+                change, error = self.now.g - before.g, self.error(self.now) + self.error(before)
+                if float(change.norm()) >= error:
+                    metric.update(self.now.y - before.y, change)
+
+    def error(self, sample: Sample) -> float:
+        """Return about how large the error of a sample's gradient is."""
+        return self.noise / math.sqrt(sample.calls)
 
     def evaluate(self, y: Tensor) -> Sample:
         """Call fun; keep the point if all is finite, and stop if its gradient alone is small enough."""
-        sample = self.oracle(y)
+        calls = math.ceil((self.noise / (PRECISION * max(self.eps, self.certificate))) ** 2)
+        sample, self.visited = self.oracle(y, max(1, calls)), self.visited + 1
         if sample.f == -math.inf:
             raise Stop(f"F is unbounded below: it is -inf at a distance of {float((y - self.x).norm()):.1e} from x")
         if not (math.isfinite(sample.f) and sample.g.abs().max() < LARGE):
-            return sample._replace(f=math.inf)
+            sample.f = math.inf
+            return sample
         self.kept = [*self.kept[1 - self.most :], sample]
         self.lowest = min(self.lowest, sample.f)
         if float(sample.g.norm()) < self.certificate:
@@ -232,7 +282,8 @@ class Search:
         """Return a point along the direction where F has fallen enough, or the current one if none was found.
 
         An interval is divided until the slope has become WOLFE times the given one. For a stalled search that is
-        enough: the gradient there is news, wherever F is.
+        enough: the gradient there is news, wherever F is. With noise F may not be known well enough to see it fall,
+        and the slope decides alone.
         """
         low, high, t, best, length = 0.0, math.inf, 1.0, self.now, float(direction.norm())
         for trial in range(DOUBLINGS):
@@ -242,12 +293,18 @@ class Search:
                     raise Stop(f"steps of {t * length:.1e} are lost in rounding: eps = {self.eps:g} is too small")
                 return best
             sample = self.evaluate(y)
-            if sample.f <= self.now.f + (WOLFE / 2 if is_stalled else ARMIJO) * t * slope:
+            slope_here = float(sample.g @ direction)
+            if self.noise:
+                falls = slope_here <= -WOLFE * slope and sample.f < math.inf
+            else:
+                falls = sample.f <= self.now.f + (WOLFE / 2 if is_stalled else ARMIJO) * t * slope
+            if falls:
                 low, best = t, sample
             else:
                 high = t
-            is_flat = sample.f < math.inf and float(sample.g @ direction) >= WOLFE * slope
-            is_short = high < math.inf and ((high - low) * length < 1e-3 * self.radius or trial >= TRIALS)
+            is_flat = sample.f < math.inf and slope_here >= WOLFE * slope
+            shortest = (0.1 if self.noise else 1e-3) * self.radius
+            is_short = high < math.inf and ((high - low) * length < shortest or trial >= TRIALS)
             if (is_flat and (best is sample or is_stalled)) or is_short:
                 return best
             t = 2 * t if high == math.inf else low + (high - low) * self.random.uniform(0.4, 0.6)
@@ -293,22 +350,36 @@ class Search:
         weights = weights / weights.sum()
         y, g = torch.stack([s.y for s in samples]), torch.stack([s.g for s in samples])
         x = self.oracle.rounded(weights @ y)
-        value = float((weights @ g).norm() + self.c * (weights @ (y - x).square().sum(1)))
+        spread = self.c * float(weights @ (y - x).square().sum(1))
+        value = float((weights @ g).norm()) + spread + self.margin
         unit = 4 * len(samples) * 2.0**-53
         error = unit * (float(weights @ g.norm(dim=1)) + value) + self.c * (unit * float(y.abs().max())) ** 2 * len(x)
+        text = f"the certificate is at most eps = {self.eps:g}"
+        if self.noise and value + error <= self.eps:
+            value = self.hold_out(samples, weights) + spread + self.margin
+            text += f" with a probability of at least {1 - self.failure:g}"
         is_sure = value + error <= self.eps
         if value < self.certificate and (is_sure or value > self.eps):
             self.certificate, self.x, self.points, self.weights = value, x, y, weights
         if is_sure:
-            raise Stop(f"the certificate is at most eps = {self.eps:g}")
+            raise Stop(text)
         return value
+
+    def hold_out(self, samples: list[Sample], weights: Tensor) -> float:
+        """Return ‖Σwg‖ of fresh gradients, within the margin of ‖Σw∇F‖; only after that they serve the search."""
+        self.held_out += 1
+        calls = holdout_samples(self.held_out, self.margin, largest=self.noise / 2, failure=self.failure)
+        fresh = [self.oracle(s.y, math.ceil(calls * float(w))) for s, w in zip(samples, weights, strict=True)]
+        for sample, other in zip(samples, fresh, strict=True):
+            sample.merge(other)
+        return float((weights @ torch.stack([s.g for s in fresh])).norm())
 
     def result(self, message: str, final: bool = False) -> Minimum:
         """Return the best certificate found as a result; only the final one evaluates F at a mean."""
         fun = next((s.f for s in self.kept if torch.equal(s.y, self.x)), math.nan)
         if final:
             if math.isnan(fun) and self.kept and self.oracle.count < self.oracle.limit:
-                fun = self.oracle(self.x, last=True).f
+                fun = self.oracle.call(self.x).f
             self.history.append(Check(self.oracle.count, self.lowest, self.certificate))
         shaped, weights = self.oracle.shaped, self.weights.clone()
         return Minimum(

@@ -23,7 +23,7 @@ from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
 from o2nc.persist.shards import assemble, is_sharded, local, local_gradient
 from o2nc.scaling import ACCEPT, OUTPUT, ROUNDING, S, seed_key
-from o2nc.vector import wide
+from o2nc.vector import is_dense, wide
 
 _TYPES = {
     torch.float64: tl.float64,
@@ -64,16 +64,6 @@ class Row(NamedTuple):
         """Replace an entry of the state, of which ``value`` is the local shard."""
         sharded = is_sharded(self.holder(key).get(key))
         self.holder(key)[key] = assemble(self.param, value) if sharded else value
-
-
-def is_dense(x: Tensor) -> bool:
-    """Return whether the elements fill one stretch of memory, in whatever order."""
-    expected = 1
-    for stride, size in sorted((st, n) for st, n in zip(x.stride(), x.shape, strict=True) if n != 1):
-        if stride != expected:
-            return x.numel() == 0
-        expected *= size
-    return True
 
 
 def laid_like(x: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,5 @@
 
 * `transformers`, `lightning`: x̄ is what their Trainers score and save.
 * `averaging`: what these two share.
-* `accelerate`: certificates to its trackers.
 * `matplotlib`: a picture of a log of certificates.
 """

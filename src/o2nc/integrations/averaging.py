@@ -2,17 +2,17 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from o2nc.averages.reading import has_averages
+from o2nc.averages.reading import has_averages, has_certificate, progress_of
+from o2nc.logger import scalars
 from o2nc.optimizers.wrapped import averaged, averaged_optimizer
 from o2nc.persist.batchnorm import recalibrated
-from o2nc.persist.plain import KEY
 from o2nc.persist.private import BatchNorm
 from o2nc.persist.shards import is_sharded
 
@@ -31,73 +31,94 @@ class Averaging:
         if isinstance(batches, Iterator):
             raise ValueError(f"batches must be there for every evaluation, as a list or a DataLoader is: {batches!r}")
         self.batches, self._has_warned = batches, False
-        self._step: list[int] = []
-        self._statistics: State = {}
+        self.optimizers: list[Any] = []
 
-    def begin(self, optimizers: Sequence[Any], model: nn.Module) -> None:
-        """Refuse optimizers without averages and sharded models; name the parameters after the model's."""
-        for optimizer in map(averaged_optimizer, optimizers):
-            optimizer._model = ref(model)
-        self._step = []
+    def begin(
+        self, optimizers: Sequence[Any], model: nn.Module, prepare: Callable[[Any], Any], context: Any = nullcontext
+    ) -> None:
+        """Take a trainer's optimizers and model, and name the optimizers' parameters after the model's.
+
+        Args:
+            optimizers: the trainer's; they need averages.
+            model: the trainer's; it must not be sharded.
+            prepare: moves a batch to the model's device.
+            context: returns the context in which to call the model, such as autocast.
+        """
+        self.optimizers, self.model = [averaged_optimizer(optimizer) for optimizer in optimizers], model
         if any(map(is_sharded, model.parameters())):
             raise ValueError("AveragingCallback saves whole models, and the parameters of this one are sharded")
+        for optimizer in self.optimizers:
+            optimizer._model = ref(model)
+        self._prepare, self._context = prepare, context
+        self._of_average, self._recalibrated_at = State(), list[int]()  # BatchNorm statistics, and at which steps
 
-    def is_there(self, optimizers: Sequence[Any], what: str) -> bool:
-        """Return whether all optimizers have averages; if not, warn once that ``what`` happens at x."""
-        found = all(has_averages(averaged_optimizer(optimizer)) for optimizer in optimizers)
-        if not found and what and not self._has_warned:
+    def is_ready(self) -> bool:
+        """Return whether all optimizers have averages; if not, warn once."""
+        found = bool(self.optimizers) and all(map(has_averages, self.optimizers))
+        if not found and not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"AveragingCallback: nothing is averaged yet, {what} at x and not at x̄", stacklevel=3)
+            warnings.warn("nothing is averaged yet: AveragingCallback leaves the model at x, not x̄", stacklevel=3)
         return found
 
     @contextmanager
-    def swapped(
-        self, optimizers: Sequence[Any], model: nn.Module, prepare: Callable[[Any], Any] = lambda batch: batch
-    ) -> Iterator[None]:
-        """Put x̄ and its BatchNorm statistics into the model inside a ``with`` block, and restore it on leaving.
-
-        Args:
-            optimizers: the trainer's.
-            model: the trainer's.
-            prepare: moves a batch to the model's device.
-        """
-        with averaged(*optimizers, model=model):
-            if self.batches is None:
-                yield
-                return
-            step = [int(averaged_optimizer(optimizer).param_groups[0][KEY]["step"]) for optimizer in optimizers]
-            if step != self._step:  # loaders draw from torch's generator: the run must not notice
-                with torch.random.fork_rng(devices=[]), recalibrated(model, map(prepare, self.batches)):
-                    self._statistics = clone(statistics(model))
-                self._step = step
-            former = clone(statistics(model))
+    def swapped(self) -> Iterator[None]:
+        """Put x̄ and its BatchNorm statistics into the model inside a ``with`` block, and restore it on leaving."""
+        with averaged(*self.optimizers, model=self.model):
+            former, steps = _clone(self._statistics()), [optimizer._steps_done() for optimizer in self.optimizers]
             try:
-                copy_(statistics(model), self._statistics)
+                if self.batches is not None and steps != self._recalibrated_at:
+                    self._of_average, self._recalibrated_at = self._recalibrate(self.batches), steps
+                self.load(self._of_average)
                 yield
             finally:
-                copy_(statistics(model), former)
+                self.load(former)
+
+    def _recalibrate(self, batches: Iterable[Any]) -> State:
+        """Return BatchNorm statistics of the model as it is; what a loader draws does not change the run."""
+        with (
+            torch.random.fork_rng(devices=[]),
+            self._context(),
+            recalibrated(self.model, map(self._prepare, batches)),
+        ):
+            return _clone(self._statistics())
+
+    def leave_average(self) -> State:
+        """Put x̄ and its BatchNorm statistics into the model for good; return what was there, x."""
+        iterate = self.copy()
+        with self.swapped():
+            average = self.copy()
+        self.load(average)
+        return iterate
+
+    def copy(self) -> State:
+        """Return copies of all that differs between x and x̄: the optimizers' parameters, BatchNorm statistics."""
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        known = {id(p) for group in groups for p in group["params"]}
+        params = {name: p for name, p in self.model.named_parameters() if id(p) in known}
+        return _clone(params | self._statistics())
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Copy tensors into the model's of the same names."""
+        own = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        for name, value in state.items():
+            own[name].copy_(value)
+
+    def scalars(self) -> dict[str, float]:
+        """Return the numbers to log of the optimizers that have a certificate; of several, each by its index."""
+        found: dict[str, float] = {}
+        for k, optimizer in enumerate(self.optimizers):
+            suffix = "" if len(self.optimizers) == 1 else f"/{k}"
+            if has_certificate(optimizer):
+                own = scalars(optimizer.diagnose(), optimizer.certificate(), progress_of(optimizer))
+                found |= {name + suffix: value for name, value in own.items()}
+        return found
+
+    def _statistics(self) -> State:
+        """Return the running statistics of the BatchNorm layers, by their names in the model."""
+        norms = {name for name, module in self.model.named_modules() if isinstance(module, BatchNorm)}
+        return {name: b for name, b in self.model.named_buffers() if name.rpartition(".")[0] in norms}
 
 
-def statistics(model: nn.Module) -> State:
-    """Return the running statistics of the BatchNorm layers, by their names in the model's state dict."""
-    norms = [(name, module) for name, module in model.named_modules() if isinstance(module, BatchNorm)]
-    return {f"{name}.{key}".lstrip("."): b for name, norm in norms for key, b in norm.named_buffers(recurse=False)}
-
-
-def trained(optimizers: Sequence[Any], model: nn.Module) -> State:
-    """Return what differs between x and x̄: the optimizers' parameters and the BatchNorm statistics, by name."""
-    groups = (group for optimizer in optimizers for group in averaged_optimizer(optimizer).param_groups)
-    known = {id(p) for group in groups for p in group["params"]}
-    return {name: p for name, p in model.named_parameters() if id(p) in known} | statistics(model)
-
-
-def clone(state: State) -> State:
-    """Return copies that share no memory with the model."""
+def _clone(state: State) -> State:
     return {name: value.detach().clone() for name, value in state.items()}
-
-
-@torch.no_grad()
-def copy_(targets: State, sources: State) -> None:
-    """Copy tensors into those of the same names."""
-    for name, target in targets.items():
-        target.copy_(sources[name])

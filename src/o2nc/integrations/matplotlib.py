@@ -1,7 +1,6 @@
 """A log of certificates as a picture."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,9 +9,7 @@ from matplotlib.figure import Figure
 from o2nc.logfile import FIELDS, LAYER_FIELDS, layers_path, read
 
 NAMED = 5  # parameters with a colour and a name
-MARKED = 40  # fewer points than these are marked
-
-Columns = dict[str, list[Any]]
+Lines = dict[str, tuple[list[float], list[float]]]  # steps and values
 
 
 def plot(log: str | Path, path: str | Path | None = None) -> Figure:
@@ -43,56 +40,38 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     layers = read(layers_path(log), LAYER_FIELDS) if layers_path(log).exists() else {"step": []}
     rows = 2 if layers["step"] else 1
     figure = Figure(figsize=(10, 3.75 * rows), layout="constrained")
-    axes: list[Axes] = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel().tolist()
-    style: dict[str, Any] = {"marker": "." if len(run["step"]) < MARKED else ""}
-    _draw_terms(axes[0], run, style)
-    axes[1].axhline(0, color="0.7", linewidth=1)
-    axes[1].plot(run["step"], run["progress"], "C2", label="progress", **style)
-    axes[1].set(title="progress: estimate of F(x) − F(x₀)")
-    colours: dict[str, str] = {}
-    for field, symbol, ax in zip(("gradient", "spread"), ("‖ḡ‖", "V"), axes[2:], strict=False):
-        _draw_layers(ax, layers, field, colours, style)
-        ax.set(title=f"{field} {symbol} by parameter")
-    for ax in (axes[0], *axes[2:]):
-        shown = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
-        if np.any((shown > 0) & np.isfinite(shown)):  # matplotlib complains of empty logarithmic axes
-            ax.set_yscale("log")
-    if run["step"]:
-        axes[0].set_xscale("log")
-    for ax in axes:
-        ax.grid(alpha=0.3)
+    axes = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel()
+    spread = [c * spread for c, spread in zip(run["c"], run["spread"], strict=True)]
+    terms = {"certificate ‖ḡ‖ + c·V": run["certificate"], "gradient ‖ḡ‖": run["gradient"], "spread c·V": spread}
+    _draw(axes[0], "how far from stationary x̄ is, at most", {name: (run["step"], y) for name, y in terms.items()})
+    _draw(axes[1], "progress: estimate of F(x) − F(x₀)", {"progress": (run["step"], run["progress"])})
+    if layers["step"]:
+        last = dict(zip(layers["parameter"], layers["gradient"], strict=True))
+        for ax, field in zip(axes[2:], ("gradient", "spread"), strict=True):
+            lines: Lines = {name: ([], []) for name in sorted(last, key=last.__getitem__, reverse=True)}
+            for step, name, value in zip(layers["step"], layers["parameter"], layers[field], strict=True):
+                lines[name][0].append(step)
+                lines[name][1].append(value)
+            _draw(ax, f"{field} by parameter", lines)
     for ax in axes[-2:]:
         ax.set_xlabel("step")
+    if run["step"]:
+        axes[0].set_xscale("log")
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure
 
 
-def _draw_terms(ax: Axes, run: Columns, style: dict[str, Any]) -> None:
-    priced = [value - gradient for value, gradient in zip(run["certificate"], run["gradient"], strict=True)]
-    ax.plot(run["step"], run["certificate"], "k", linewidth=2, label="certificate ‖ḡ‖ + c·V", **style)
-    ax.plot(run["step"], run["gradient"], "C0", label="gradient ‖ḡ‖", **style)
-    ax.plot(run["step"], priced, "C1", label="spread c·V", **style)
-    ax.set(title="how far from stationary x̄ is, at most")
-    ax.legend()
-
-
-def _draw_layers(ax: Axes, layers: Columns, field: str, colours: dict[str, str], style: dict[str, Any]) -> None:
-    """Draw a line for every parameter: those that end highest in colours of their own, the others grey."""
-    lines: dict[str, tuple[list[float], list[float]]] = {}
-    for step, name, value in zip(layers["step"], layers["parameter"], layers[field], strict=True):
-        steps, values = lines.setdefault(name, ([], []))
-        steps.append(step)
-        values.append(value)
-    largest = sorted(lines, key=lambda name: lines[name][1][-1], reverse=True)[:NAMED]
-    drawn = {}
-    for name, line in lines.items():
-        if name in largest:
-            colour = colours.setdefault(name, f"C{len(colours)}")
-            drawn[name] = ax.plot(*line, color=colour, **style)[0]
-        else:
-            ax.plot(*line, color="0.8", linewidth=0.8, zorder=1)
-    title = f"the largest {NAMED} of {len(lines)}" if len(lines) > NAMED else None
-    legend = ax.legend([*drawn.values()], map(str, range(len(drawn))), fontsize="small", title=title)
-    for text, name in zip(legend.get_texts(), drawn, strict=True):
+def _draw(ax: Axes, title: str, lines: Lines) -> None:
+    """Draw named lines, the first of them in colours of their own, the others grey; on a log scale if none is < 0."""
+    drawn = [ax.plot(*line, f"C{k}", marker=".", zorder=3)[0] for k, line in enumerate([*lines.values()][:NAMED])]
+    for line in [*lines.values()][NAMED:]:
+        ax.plot(*line, color="0.8", linewidth=0.8)
+    shown = np.concatenate([y for _, y in lines.values()])
+    if np.any((shown > 0) & np.isfinite(shown)) and not np.any(shown < 0):  # matplotlib warns of empty log axes
+        ax.set_yscale("log")
+    ax.set_title(title)
+    ax.grid(alpha=0.3)
+    legend = ax.legend(drawn, map(str, range(NAMED)), fontsize="small")
+    for text, name in zip(legend.get_texts(), lines, strict=False):
         text.set(text=name, parse_math=False)  # names are free to have a $, or to begin with _ as torch.compile's do

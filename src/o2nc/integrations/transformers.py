@@ -10,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
-from transformers.training_args import TrainingArguments
+from transformers.trainer_callback import TrainerCallback
 
-from o2nc import checks
-from o2nc.averages.reading import has_certificate, progress_of
-from o2nc.integrations.averaging import Averaging, clone, copy_, trained
-from o2nc.logger import scalars
-from o2nc.optimizers.wrapped import averaged_optimizer
+from o2nc.integrations.averaging import Averaging, State
 
 FILE = "o2nc_iterate.pt"  # of a checkpoint: x and its BatchNorm statistics
 
@@ -32,15 +27,13 @@ class AveragingCallback(TrainerCallback):
     continues bitwise. The optimizer is one of o2nc's with averages, given as ``optimizers=(opt, schedule)`` or
     ``optimizer_cls_and_kwargs=(o2nc.AdamW, {"lr": …, "average": o2nc.Polynomial(12)})``.
 
-    Before the window begins (``start``) there is no x̄: a warning says once that x is evaluated, and the first
-    evaluation of x̄ replaces the best of those scores.
+    Before the window begins (``start``) there is no x̄: a warning says once that x is evaluated and saved. Of an
+    optimizer with ``certificate=True`` the verdict and the certificate are logged after every training loss.
 
     Args:
         trainer: the Trainer that it is added to.
         batches: inputs of the model, as dictionaries, for BatchNorm statistics of x̄; read once per evaluation, as in
             `o2nc.recalibrated`.
-        c: the price of spread, > 0, of the certificates that are logged as ``certificate/value`` and so on after
-            every training loss; only of an optimizer that has ``certificate=True``.
 
     Example::
 
@@ -50,83 +43,62 @@ class AveragingCallback(TrainerCallback):
         trainer.save_model("model")  # x̄
     """
 
-    def __init__(self, trainer: Any, batches: Iterable[Any] | None = None, *, c: float = 1.0) -> None:
-        checks.positive("c", c)
-        self.trainer, self.c, self._averaging = trainer, c, Averaging(batches)
-        self._is_training, self._has_scored_x = False, False
-        self._finished: Any = None  # the optimizer whose x̄ train() has left in the model
-        self._load = trainer._load_from_checkpoint
+    def __init__(self, trainer: Any, batches: Iterable[Any] | None = None) -> None:
+        self.trainer, self._averaging, self._is_training = trainer, Averaging(batches), False
+        self._iterate: State = {}  # of the checkpoint that a run is resumed from
+        self._has_finished = False  # whether train() has left x̄ in the model
+        self._load_from_checkpoint = trainer._load_from_checkpoint
         trainer.evaluation_loop = self._at_average(trainer.evaluation_loop)
         trainer.save_model = self._at_average(trainer.save_model)
-        trainer._load_from_checkpoint = self._load_from_checkpoint
+        trainer._load_from_checkpoint = self._load
 
     def _at_average(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of the Trainer that runs at x̄ while it trains."""
+        """Return a method of the Trainer that runs at x̄ while it trains; beside a model that it saves is x."""
 
         @wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
-            trainer, is_saving = self.trainer, method.__name__ == "save_model"
-            if not self._is_training:
+            if not self._is_training or not self._averaging.is_ready():
                 return method(*args, **kwargs)
-            if not self._averaging.is_there([trainer.optimizer], "so the model is evaluated and saved"):
-                self._has_scored_x |= not is_saving
-                return method(*args, **kwargs)
-            iterate = clone(trained([trainer.optimizer], trainer.model)) if is_saving else {}
-            if not is_saving and self._has_scored_x:
-                state, self._has_scored_x = trainer.state, False
-                state.best_metric = state.best_global_step = state.best_model_checkpoint = None
-            with self._swapped():
+            settings, saves = self.trainer.args, method.__name__ == "save_model"
+            iterate = self._averaging.copy() if saves else {}
+            with self._averaging.swapped():
                 result = method(*args, **kwargs)
-            if is_saving and trainer.args.should_save:
-                folder = kwargs.get("output_dir", args[0] if args else None) or trainer.args.output_dir
+            if saves and settings.should_save:
+                folder = kwargs.get("output_dir", args[0] if args else None) or settings.output_dir
                 torch.save(iterate, Path(folder) / FILE)
             return result
 
         return run
 
-    def _swapped(self) -> Any:
-        trainer = self.trainer
-        return self._averaging.swapped([trainer.optimizer], trainer.model, trainer._prepare_input)
-
-    def _load_from_checkpoint(self, folder: str, model: Any = None) -> None:
-        """Load a checkpoint to go on from, with x in place of x̄."""
-        self._load(folder, model)
-        path, self._finished = Path(folder) / FILE, None
+    def _load(self, folder: str, model: Any = None) -> None:
+        """Load a checkpoint to go on from, and x, which `on_train_begin` puts into the model."""
+        self._load_from_checkpoint(folder, model)
+        path, self._has_finished = Path(folder) / FILE, False
         if path.exists():
-            iterate = torch.load(path, map_location="cpu", weights_only=True)
-            own = dict(self.trainer.model.named_parameters()) | dict(self.trainer.model.named_buffers())
-            copy_({name: own[name] for name in iterate}, iterate)
+            self._iterate = torch.load(path, map_location="cpu", weights_only=True)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Refuse an optimizer that has no averages, and to go on from x̄."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Raise if the optimizer has no averages or would go on from x̄, and restore x if a run is resumed."""
         trainer = self.trainer
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ValueError("AveragingCallback saves whole models, and this Trainer shards them: FSDP or DeepSpeed")
-        self._averaging.begin([trainer.optimizer], trainer.model)
-        optimizer = averaged_optimizer(trainer.optimizer)
-        if self._finished is optimizer:
+        former = self._averaging.optimizers
+        self._averaging.begin([trainer.optimizer], trainer.model, trainer._prepare_input)
+        if self._has_finished and former == self._averaging.optimizers:
             raise RuntimeError("train() has left x̄ in the model: train(resume_from_checkpoint=True) goes on from x")
-        start, best = optimizer._window.start if optimizer._window else 0, state.best_global_step
-        self._is_training, self._has_scored_x = True, best is not None and best <= start
+        self._averaging.load(self._iterate)
+        self._is_training, self._iterate = True, {}
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the certificate after the loss, in an entry of its own: reporters have seen that of the loss."""
-        if "loss" in kwargs["logs"] and has_certificate(averaged_optimizer(self.trainer.optimizer)):
-            optimizer = averaged_optimizer(self.trainer.optimizer)
-            self.trainer.log(scalars(optimizer.diagnose(), optimizer.certificate(self.c), progress_of(optimizer)))
+        found = self._averaging.scalars() if "loss" in kwargs["logs"] else {}
+        if found:
+            self.trainer.log(found)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave x̄ in the model, unless it is that of the best evaluation already."""
-        self._is_training, self._finished = False, averaged_optimizer(self.trainer.optimizer)
-        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            return
-        if self._averaging.is_there([self.trainer.optimizer], "and so the model stays after train()"):
-            with self._swapped():
-                average = clone(trained([self.trainer.optimizer], self.trainer.model))
-            copy_(trained([self.trainer.optimizer], self.trainer.model), average)
-        else:
-            self._finished = None
+        self._is_training = False
+        self._has_finished = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        if not self._has_finished and self._averaging.is_ready():
+            self._averaging.leave_average()
+            self._has_finished = True

@@ -1,5 +1,6 @@
-"""What an optimizer with averages offers between two steps: x̄, the certificate, a diagnosis, a new beginning."""
+"""The public methods of an optimizer with averages: x̄, certificate, diagnosis, restart."""
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable
@@ -13,14 +14,14 @@ from o2nc.averages.reading import NoAverages, parameter_names, readable
 from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import Diagnosis
-from o2nc.optimizers.swap import Swap
+from o2nc.optimizers.swap import Swap, warn_if_left_out
 from o2nc.persist.plain import KEY
 from o2nc.persist.shards import local, total
 from o2nc.vector import real
 
 
 class Accessors:
-    """The methods that read the averages, for `o2nc.optimizers.base.Averaged`."""
+    """Methods of `o2nc.optimizers.base.Averaged` that read or restart the averages."""
 
     def averaged(self, model: nn.Module | None = None, *, batches: Iterable[Any] | None = None) -> Swap:
         """Put x̄ into the parameters inside a ``with`` block and restore them bitwise on leaving it.
@@ -28,7 +29,7 @@ class Accessors:
         Changes made to the parameters inside are lost; ``step()`` inside is refused.
 
         Args:
-            model: the model, if its BatchNorm statistics are to be recomputed for x̄ as well.
+            model: the model; needed to recompute its BatchNorm statistics for x̄.
             batches: inputs of the model, as in `o2nc.recalibrated`.
         """
         return Swap([self], model, batches)
@@ -38,27 +39,32 @@ class Accessors:
         """Return a copy of ``model.state_dict()`` with x̄ in place of this optimizer's parameters, to save and ship.
 
         Nothing in it shares memory with the model. Buffers, BatchNorm statistics among them, are copies of the
-        model's; inside ``averaged(model, batches=…)`` they are those of x̄.
+        model's; inside ``averaged(model, batches=…)`` they are those of x̄. With several optimizers call it inside
+        ``with o2nc.averaged(opt1, opt2):``.
+
+        Warns:
+            UserWarning: trainable parameters of the model are not this optimizer's, and hold no x̄.
         """
         entries, _ = readable(self, "averaged_state_dict()")
-        copies = {}
-        for name, value in model.state_dict(keep_vars=True).items():
-            copies[name] = value.detach().clone() if isinstance(value, Tensor) else value
+        warn_if_left_out(model, [self], "averaged_state_dict()")
+        found: dict[str, Any] = model.state_dict(keep_vars=True)  # its versions are in an attribute: keep the object
+        for name, value in found.items():
+            found[name] = value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
             if isinstance(value, Tensor) and value in entries:
-                real(local(copies[name])).copy_(local(entries[value]["average"]))
-        return copies
+                real(local(found[name])).copy_(local(entries[value]["average"]))
+        return found
 
     @torch.no_grad()
     def certificate(self: Any, c: float = 1.0) -> Certificate:
-        """Return ‖ḡ‖ + c·V, an upper bound on ‖∇F(x̄)‖_c when the gradients are full ones.
+        """Return ‖ḡ‖ + c·V, an upper bound on ‖∇F(x̄)‖_c if the gradients are exact (not those of minibatches).
 
-        It is collective where parameters are sharded.
+        Under sharding it is a collective: call it on every process.
 
         Args:
             c: the price of spread, > 0.
 
         Returns:
-            The certificate of all parameters together; ``.by_parameter`` has every one's own.
+            The certificate of all parameters together; ``.by_parameter`` has one for each.
         """
         checks.positive("c", c)
         c = float(c)
@@ -88,7 +94,7 @@ class Accessors:
         return Certificate(c, gradient, sum(spreads), min(ess.values()), parts)
 
     def _warn_if_broken(self: Any, values: dict[str | int, float]) -> None:
-        """Warn of a certificate that is not finite, with the same words until it is again: Python shows them once."""
+        """Warn that a certificate is not finite; in the same words until it is, so that Python shows them once."""
         t, names = int(self.param_groups[0][KEY]["step"]), [k for k, v in values.items() if not math.isfinite(v)]
         if not names:
             self._finite_at, self._broken = t, ""
@@ -103,14 +109,14 @@ class Accessors:
         warnings.warn(self._broken, stacklevel=4)
 
     def restart_averages(self: Any) -> None:
-        """Start the averages again at the next iterate that counts, as after a gradient that was not finite.
+        """Restart the averages at the next iterate that counts, after a gradient that was not finite, say.
 
-        x̄ and the certificate then know nothing of what came before, and nor do ``output()`` and ``progress``. The
-        parameters, their update and the law of s are left alone.
+        x̄, the certificate, ``output()`` and ``progress`` then forget what came before. The parameters and the rest of
+        the optimizer's state do not change.
 
         Raises:
             NoAverages: there is no window, or one without ``start``.
-            RuntimeError: a CUDA graph has captured the step, which would go on as before.
+            RuntimeError: a CUDA graph has captured the step and would not notice.
         """
         settings: dict[str, Any] = self.param_groups[0][KEY]
         window = settings["average"]
@@ -119,7 +125,7 @@ class Accessors:
         if "start" not in window:
             raise NoAverages(f"restart_averages() needs a window that has start, got average={self._window!r}")
         if self._engine.has_captured:
-            raise RuntimeError("restart_averages(): a CUDA graph has captured step(), and would go on as before")
+            raise RuntimeError("restart_averages(): a CUDA graph has captured step() and would not notice")
         # γ = 1 at the first iterate that counts: nothing is left of what was there
         settings["average"] = window | {"start": int(settings["step"])}
         for entry in self._entries().values():
@@ -130,12 +136,12 @@ class Accessors:
         self._finite_at = int(settings["step"])
 
     def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
-        """Return what the run is doing, in one word, with its evidence and one action. It changes nothing.
+        """Return what the run is doing: a one-word verdict, its evidence and one action. It changes nothing.
 
-        It is collective where parameters are sharded. After a checkpoint was loaded it is "too early" at first.
+        Under sharding it is a collective. After loading a checkpoint the verdict is "too early" at first.
 
         Args:
-            loss: a function without arguments that returns a scalar, F on a batch, say. It is called without
-                gradients at x and at x̄, with the same random numbers, for ``evidence["heat"]``.
+            loss: a function without arguments that returns the loss on some batch. It is called at x and at x̄,
+                without gradients and with the same random numbers, for ``evidence["heat"]``.
         """
         return diagnosis.diagnose(self, loss)

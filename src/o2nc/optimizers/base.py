@@ -2,13 +2,14 @@
 
     gradient → averages → rule → scaling → parameters
 
-`Averaged` stands before a torch optimizer's class, and the rule is that class's own step. What survives a step is in
-``param_groups[0]["o2nc"]`` and in ``state[p]["o2nc"]``, one dictionary each; all else there is torch's.
+`Averaged` is a mixin before a torch optimizer's class; the rule is that class's own ``step``. All that o2nc keeps
+between two steps is in ``param_groups[0]["o2nc"]`` and ``state[p]["o2nc"]``; everything else there is torch's.
 """
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from itertools import compress
 from operator import is_not
 from typing import Any
@@ -30,7 +31,7 @@ from o2nc.optimizers.auto_lr import AUTO, take_step
 from o2nc.optimizers.swap import SWAPPED
 from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
-from o2nc.persist.plain import KEY, from_dict, to_dict
+from o2nc.persist.plain import AVERAGED, KEY, from_dict, to_dict
 from o2nc.persist.shards import assemble, is_sharded, local, local_gradient, why_partial
 from o2nc.scaling import Law, check_law, draw
 from o2nc.vector import real, wide
@@ -60,57 +61,57 @@ def _no_model() -> None:
 
 
 class Averaged(Accessors, Optimizer):
-    """Puts averages, a certificate and scaling before a torch optimizer: ``class AdamW(Averaged, optim.AdamW)``.
+    """Adds averages, a certificate and random scaling to a torch optimizer: ``class AdamW(Averaged, optim.AdamW)``.
 
     Args:
         params: parameters or parameter groups.
         *args: further arguments of the torch optimizer.
         average: a window such as ``Polynomial(12)``, or a number β for ``Discount(β)``; None keeps no averages.
         scaling: the law of s, which multiplies every update; None leaves the updates bitwise as they are.
-        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
-            them, draw the same s with the same seed: give each its own.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers with the same seed draw the
+            same s: give each of a GAN's two its own.
         certificate: keep ḡ and V beside x̄, for ``certificate()``.
-        offload: keep the averages in the host's memory; use it with a window that has ``every``.
+        offload: keep the averages in the host's memory; combine it with a window that has ``every``.
         **kwargs: further arguments of the torch optimizer.
     """
 
-    options = frozenset(("average", "scaling", "seed", "certificate", "offload"))
-    shared_options = options  # arguments that a parameter group cannot have for itself
-    unsupported_keys: frozenset[str] = frozenset()  # options that torch's other optimizers obey and this one does not
-    numbers: tuple[str, ...] = ()  # options of a group that must be finite numbers >= 0, or tensors
+    # What a subclass declares.
+    shared_options = frozenset(("average", "scaling", "seed", "certificate", "offload"))  # not per parameter group
+    unsupported_keys: frozenset[str] = frozenset()  # options of torch's optimizers that this one would ignore
+    numbers: tuple[str, ...] = ()  # group options that must be numbers, or tensors
+    state_keys: frozenset[str] = frozenset()  # all keys of the torch optimizer's state; empty if they are not known
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     has_progress = False  # whether it knows Δ, for progress and output()
     owns_state = False  # whether all of the state is ours
     couples_decay = False  # whether weight decay is part of the gradient
     torch_has_fused = False  # whether fused=True is an option of the torch optimizer's own step
     device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
-    shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # entries of the parameter's shape
+    shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # entries with the parameter's shape
     advice = "average=None: pass average=o2nc.Polynomial(12), say, when you construct it"
     _step_with: Any = None  # how to step a rule that evaluates the closure itself
 
-    # On the instance, with no defaults on the class: Lightning's wrapper is of a class made from ours, and looks up
-    # in the optimizer only what that class lacks.
-    _window: Window | None  # what the settings say, as objects
+    # Set on the instance, without defaults on the class: Lightning wraps the optimizer in a subclass of our class,
+    # and looks attributes up in the optimizer only where that subclass has none.
+    _window: Window | None  # window, law and learner that the settings describe
     _law: Any
     _learner: Any
-    _known_params: list[Any]  # for a compiler, which would recompile whenever an option in the groups changes
+    _known_params: list[Any]  # read by a compiler, which would recompile whenever a group option changes
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
     _is_plain: bool  # neither sharded nor complex
-    _finite_at: int  # the step at which the certificate was finite for the last time, when it was asked for
-    _broken: str  # what is said of a certificate that is not
-    _is_checked: bool  # whether the parameters were found to be whole
-    _has_averaged: bool  # a step failed after it had averaged x_t: the next attempt must not do so again
-    _clock: tuple[Any, int, int]  # the counter, its version and its value, where reading it would wait for a device
-    _lock: Any  # held while parameters are moved
+    _finite_at: int  # the last step at which certificate() was finite
+    _broken: str  # the warning to repeat until it is finite again
+    _is_checked: bool  # whether the parameters were checked to be whole (not FSDP1's or ZeRO's part)
+    _clock: tuple[Any, int, int]  # the counter, its version and its value: saves waiting for a device to read it
+    _lock: Any  # held while a step changes the parameters
     _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
     _host_copies: HostCopies
-    _trail: Trail  # for diagnose()
-    _model: Callable[[], nn.Module | None]  # a weak reference to the model that a trainer has, for its names
+    _trail: Trail  # snapshots for diagnose()
+    _model: Callable[[], nn.Module | None]  # weak reference to a trainer's model, for parameter names
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Set what does not survive in copies."""
+        """Set what copies and pickles do not carry over."""
         optimizer = super().__new__(cls)
         optimizer._reset()
         return optimizer
@@ -127,9 +128,7 @@ class Averaged(Accessors, Optimizer):
         **kwargs: Any,
     ) -> None:
         settings = new_settings(average, scaling, seed, certificate, offload)
-        for lr in (*args[:1], kwargs.get("lr")):
-            if isinstance(lr, str):
-                raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r} of type str')
+        self._check_options(signature(super().__init__).bind_partial(params, *args, **kwargs).arguments)
         super().__init__(params, *args, **kwargs)
         self._begin(settings)
 
@@ -140,7 +139,7 @@ class Averaged(Accessors, Optimizer):
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
-        # a GradScaler then unscales the gradients itself, and does not call step() after an overflow
+        # so that a GradScaler unscales the gradients itself and skips step() after an overflow
         self._step_supports_amp_scaling = False
         self._note_settings()
         self._refuse_partial()
@@ -161,7 +160,7 @@ class Averaged(Accessors, Optimizer):
         return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        """Average x_t if it counts, have the rule move, advance the counter. Without gradients nothing changes."""
+        """Evaluate the closure, then step with the gradients that are there; without any, change nothing."""
         loss = None
         if closure is not None and self._step_with is None:
             with torch.enable_grad():
@@ -174,22 +173,26 @@ class Averaged(Accessors, Optimizer):
             if closure is not None:
                 loss = self._step_with(closure)
             elif self._has_gradients() and not (AUTO in self.param_groups[0][KEY] and take_step(self)):
-                rule = self._device_rule()
-                fused = rule is not None and self._step_fused(rule)
-                if rule is None or not (fused and rule.moves):
-                    self._refuse_capture(is_averaged=fused)
-                    iterate = self._iterate(is_averaged=fused)
-                    new = self._update_averages(iterate)
-                    self._has_averaged = True
-                    self._move(iterate)
-                    self._finish(new)
-                if self._window is not None:
-                    self._trail.steps += 1
-                    if self._trail.steps >= self._trail.due:
-                        self._trail.follow(self)
+                self._advance()
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
+
+    def _advance(self) -> None:
+        """Average x_t if it counts, let the rule move the parameters, count the step; by kernels where they apply."""
+        rule = self._device_rule()
+        is_averaged = rule is not None and self._step_fused(rule)
+        if rule is None or not (is_averaged and rule.moves):
+            self._refuse_capture(is_averaged)
+            iterate = self._iterate(is_averaged)
+            new = self._update_averages(iterate)
+            self.param_groups[0][KEY][AVERAGED] = True
+            self._move(iterate)
+            self._finish(new)
+        if self._window is not None:
+            self._trail.steps += 1
+            if self._trail.steps >= self._trail.due:
+                self._trail.follow(self)
 
     def _has_gradients(self) -> bool:
         """Return whether there are gradients; raise if one is sparse."""
@@ -200,7 +203,7 @@ class Averaged(Accessors, Optimizer):
         return bool(grads)
 
     def _iterate(self, is_averaged: bool = False) -> Iterate:
-        """Return x_t, g_t and the random numbers of this step; without the lists if nothing is to be done with them.
+        """Return x_t, g_t and the random numbers of this step; parameters that need no work are left out.
 
         Args:
             is_averaged: whether kernels have averaged x_t already.
@@ -208,7 +211,7 @@ class Averaged(Accessors, Optimizer):
         settings, progress = self.param_groups[0][KEY], self.has_progress and self._window is not None
         t = 0 if is_averaged and self._law is None else self._steps_done() + 1
         turn = NO_TURN if is_averaged or self._window is None else self._window.turn(t)
-        if self._has_averaged:
+        if AVERAGED in settings:
             turn = turn._replace(counts=False)
         k = turn.complete if turn.counts and self.has_progress else 0
         random = draw(self._law, settings["seed"], t, counts=turn.counts, progress=progress, k=k)
@@ -226,7 +229,7 @@ class Averaged(Accessors, Optimizer):
 
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
-        """Take x_t and g_t into the averages if they count; return new ones, for parameters that had none."""
+        """Add x_t and g_t to the averages if they count; return new entries, for parameters that had none."""
         if self._window is None:
             return {}
         settings, turn, known, new = self.param_groups[0][KEY], iterate.turn, [], {}
@@ -253,9 +256,9 @@ class Averaged(Accessors, Optimizer):
         entry.update(self._local([own])[0])
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
-        """Have the torch optimizer step, its update multiplied by s; without a law bitwise as it is."""
+        """Run the torch optimizer's own step, its update multiplied by s; without a law, bitwise unchanged."""
         step = super().step.__func__  # type: ignore[attr-defined]
-        if getattr(step, "hooked", False):  # wrapped by torch to call the step hooks, which it does around ours
+        if getattr(step, "hooked", False):  # torch wrapped it to call step hooks, and calls them around ours already
             step = step.__wrapped__
         arguments, s = (self,) if closure is None else (self, closure), iterate.draw.s
         if s is None:
@@ -265,7 +268,9 @@ class Averaged(Accessors, Optimizer):
             result = step(*arguments)
             with torch.no_grad():
                 for p, x in before:
-                    p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))  # infinities that stood still go on doing so
+                    p.copy_(
+                        torch.where(p == x, p, torch.lerp(x, p, s))
+                    )  # lerp would turn an infinity that did not move into nan
             return result
         lrs = [group["lr"] for group in self.param_groups]
         try:
@@ -278,18 +283,18 @@ class Averaged(Accessors, Optimizer):
 
     @torch.no_grad()
     def _finish(self, new: dict[Any, Entry]) -> None:
-        """Advance the counter, and add the averages of new parameters, now that torch has created its own state."""
+        """Advance the counter; store the entries of new parameters, now that torch has initialized its own state."""
         for p, entry in new.items():
             self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
-        step = self.param_groups[0][KEY]["step"]
-        tensor, version, value = self._clock
+        settings = self.param_groups[0][KEY]
+        step, (tensor, version, value) = settings["step"], self._clock
         is_known = tensor is step and version == step._version
         step.add_(1)
         self._clock = (step, step._version, value + 1) if is_known else (None, 0, 0)
-        self._has_averaged = False
+        settings.pop(AVERAGED, None)
 
     def _steps_done(self) -> int:
-        """Return the counter; where it is on a device, without waiting for it if it is known."""
+        """Return the number of steps taken, from the host's copy if the counter is on a device."""
         step = self.param_groups[0][KEY]["step"]
         if step.device.type == "cpu":
             return int(step)
@@ -311,7 +316,7 @@ class Averaged(Accessors, Optimizer):
     # --- the step by kernels
 
     def _device_rule(self) -> DeviceRule | None:
-        """Return what kernels do of this step: all of it, the averages alone, or nothing (None)."""
+        """Return the rule that kernels run: the whole step, `OBSERVE` for the averages alone, or None."""
         groups = self.param_groups
         if groups[0][KEY]["offload"] or not any(p.device.type in engine.DEVICES for p in groups[0]["params"][:1]):
             return None
@@ -319,7 +324,7 @@ class Averaged(Accessors, Optimizer):
         refused = any(group.get("fused") is False or group.get("foreach") is not None for group in groups)
         rule, has_law, has_window = self.device_rule, self._law is not None, self._window is not None
         wanted = demanded or ((has_law or has_window) and not refused)
-        # a rule that is not bitwise torch's takes steps that torch does not take, or on demand has the progress, too
+        # a rule that is not bitwise torch's own step replaces it only where torch has no such step
         takes = rule is not None and (rule.is_bitwise or has_law or (demanded and has_window and self.has_progress))
         if takes and wanted and not self.defaults.get("differentiable"):
             return rule
@@ -331,8 +336,8 @@ class Averaged(Accessors, Optimizer):
         return OBSERVE if has_window and not self.has_progress else None
 
     def _step_fused(self, rule: DeviceRule) -> bool:
-        """Have kernels take the step, or the averages' part of it; return whether they did."""
-        if self._has_averaged and not rule.moves:  # x_t was averaged before the last attempt failed
+        """Run the rule's kernels; return whether they could."""
+        if AVERAGED in self.param_groups[0][KEY] and not rule.moves:  # a step failed after it
             return False
         reason = self._engine.take(rule, self.param_groups, self.state, self._window, self._law, self._steps_done)
         if reason is None and rule.moves:
@@ -367,7 +372,7 @@ class Averaged(Accessors, Optimizer):
         return [{key: local(value) for key, value in entry.items()} for entry in entries]
 
     def _assembled(self, p: Any, entry: Entry) -> Entry:
-        """Return an entry with what has the shape of a local shard as DTensors, except what the host keeps."""
+        """Return an entry whose local shards are DTensors, placed like the parameter, except what the host keeps."""
         if not self._is_sharded or not is_sharded(p):
             return entry
         shape, settings = p.to_local().shape, self.param_groups[0][KEY]
@@ -377,16 +382,16 @@ class Averaged(Accessors, Optimizer):
     # --- what torch asks of an optimizer
 
     def _note_settings(self) -> None:
-        """Build the window and the law from the settings, as they are after construction and loading."""
+        """Rebuild window, law and learner from the settings, after construction and loading."""
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
-        self._has_averaged, self._clock, self._finite_at, self._broken = False, (None, 0, 0), 0, ""
+        self._clock, self._finite_at, self._broken = (None, 0, 0), 0, ""
         self._trail.steps = self._trail.due = 0  # it begins again at the next step
         self._note_params()
 
     def _note_params(self) -> None:
-        """Note which parameters there are, for a compiler and for shards."""
+        """Record the parameters and what kind they are: sharded, complex, differentiable."""
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
         self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
@@ -397,7 +402,7 @@ class Averaged(Accessors, Optimizer):
         self._is_checked = False
 
     def _notice_params(self) -> None:
-        """Notice parameters that were exchanged in the groups or wrapped since, and options that would be ignored."""
+        """Detect parameters that were replaced in the groups, and group options that this optimizer would ignore."""
         params, known = [p for group in self.param_groups for p in group["params"]], self._known_params
         if len(params) != len(known) or any(map(is_not, params, known)):
             self._note_params()
@@ -418,15 +423,15 @@ class Averaged(Accessors, Optimizer):
         reason = why_partial(self._known_params) if self._needs_all_params() else None
         if reason is not None:
             raise ValueError(
-                f"{type(self).__name__} would average and certify for every process alone, since it has only a part "
-                f"of the parameters: {reason}; without averages it works"
+                f"{type(self).__name__} would average and certify each process's part alone, since this one has only "
+                f"a part of the parameters: {reason}; without averages it works"
             )
 
     def _needs_all_params(self) -> bool:
         return self._window is not None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as in torch; averages, law and seed are those of all groups."""
+        """Add a parameter group, as in torch; averages, law and seed are shared by all groups."""
         for key in self.shared_options & param_group.keys():
             raise ValueError(f"{key} is one for all parameter groups, got {param_group[key]!r} in a group")
         self._refuse_unsupported(param_group)
@@ -435,15 +440,29 @@ class Averaged(Accessors, Optimizer):
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]
             if len({id(p) for p in tensors}) != len(tensors):
                 raise ValueError("params must not repeat: a parameter appears twice in one group")
-        for name in self.numbers:
-            value = param_group.get(name, self.defaults[name])
-            if not isinstance(value, Tensor):
-                checks.number(name, value, "a finite number", lambda v: True)
-                if name != "dampening":
-                    checks.non_negative(name, value)
+        self._check_options(param_group)
         super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
             self._note_params()
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise if a number that the step computes with, a tensor excepted, is none or out of range."""
+        if isinstance(options.get("lr"), str):
+            lr = options["lr"]
+            raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r} of type str')
+        for name in options.keys() & {*self.numbers}:
+            value = options[name]
+            if name == "betas" and not (isinstance(value, tuple | list) and len(value) == 2):
+                raise TypeError(f"betas must be two numbers in [0, 1), got {value!r}")
+            for number in value if name == "betas" else [value]:
+                if isinstance(number, Tensor):
+                    continue
+                if name == "betas":
+                    checks.number(name, number, "two numbers in [0, 1)", lambda v: 0 <= v < 1)
+                elif name == "dampening":
+                    checks.number(name, number, "a finite number", lambda v: True)
+                else:
+                    checks.non_negative(name, number)
 
     def __getstate__(self) -> dict[str, Any]:
         self._warn_if_swapped("a copy of the optimizer")
@@ -455,10 +474,10 @@ class Averaged(Accessors, Optimizer):
         self._note_settings()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as torch does; sums over sharded parameters are whole.
+        """Return the state as torch does; V and progress of sharded parameters are summed over the processes.
 
         Warns:
-            UserWarning: inside `averaged`, where a model that is saved along with it would be x̄ and not x.
+            UserWarning: inside `averaged`, where a model saved along with it would hold x̄ instead of x.
         """
         self._warn_if_swapped("state_dict()")
         self._engine.wait()
@@ -467,16 +486,16 @@ class Averaged(Accessors, Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned; as in torch, the checkpoint's hyperparameters win.
 
-        A checkpoint of another kind of optimizer is refused. One with another law, learner, seed or window than this
-        optimizer was made with wins, with a warning that names both. Averages that the checkpoint lacks, as one of
-        torch's own optimizer does, begin with the next step.
+        A law, learner, seed or window that differs from this optimizer's is taken from the checkpoint, with a warning
+        that names both. Averages that the checkpoint lacks (one of ``torch.optim.AdamW``, say) start with the next
+        step.
 
         Raises:
-            ValueError: it is of another kind of optimizer, or of other parameters.
+            ValueError: the checkpoint is of another kind of optimizer, or of other parameters.
         """
         self._refuse_swapped("load_state_dict()")
         checkpoints.load(self, state_dict, super().load_state_dict)
-        self._engine.forget()  # its tables would keep the old state
+        self._engine.forget()  # its tables point at the old state
 
     def _is_swapped(self) -> bool:
         return any(id(p) in SWAPPED for group in self.param_groups for p in group["params"])

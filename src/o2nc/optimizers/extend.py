@@ -1,4 +1,4 @@
-"""Any torch optimizer with averages, in place: its class becomes one that has `Averaged` before it, as `AdamW` is."""
+"""`extend` gives any torch optimizer averages in place: its class becomes one with `Averaged` before it."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from o2nc.averages.update import Entry
 from o2nc.averages.windows import Average
 from o2nc.optimizers.base import Averaged, new_settings
-from o2nc.persist.plain import KEY
+from o2nc.persist.plain import AVERAGED, KEY
 from o2nc.scaling import Exponential, Law
 
 # Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
@@ -32,17 +32,17 @@ def extend(
 ) -> Any:
     """Give ``optimizer`` averages, and a certificate and random scaling if asked for; return the same object.
 
-    It stays an instance of its class. Without ``scaling`` its parameters move bitwise as they would without us. Deep
-    copies, pickles and checkpoints go on where it was; load a checkpoint into an optimizer that was extended as well.
+    It stays an instance of its class. Without ``scaling`` its parameters move bitwise as they would without o2nc.
+    Copies, pickles and checkpoints carry the averages along; extend an optimizer before you load such a checkpoint.
 
     Args:
-        optimizer: any torch optimizer that is not LBFGS, and none of o2nc's own, which have it all.
+        optimizer: any torch optimizer except LBFGS and o2nc's own, which have averages already.
         average: a window such as ``o2nc.Polynomial(12)``, or a number β for ``o2nc.Discount(β)``; None keeps none.
         scaling: the law of s, which multiplies every update; None leaves the updates as they are.
-        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
-            them, draw the same s with the same seed: give each its own.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers with the same seed draw the
+            same s: give each of a GAN's two its own.
         certificate: keep ḡ and V beside x̄, for ``certificate()``.
-        offload: keep the averages in the host's memory; use it with a window that has ``every``.
+        offload: keep the averages in the host's memory; combine it with a window that has ``every``.
 
     Returns:
         ``optimizer``.
@@ -74,7 +74,7 @@ def extend(
         optimizer._reset()  # type: ignore[attr-defined]
         optimizer._begin(settings)  # type: ignore[attr-defined]
         optimizer._patch_step_function()  # torch calls the step hooks around our step
-        if "step" in vars(optimizer):  # a scheduler's, which calls the step of the class that it has found
+        if "step" in vars(optimizer):  # set by a scheduler, and bound to the class of that moment
             optimizer.step = _tracked_step(optimizer)  # type: ignore[method-assign]
     except BaseException:
         optimizer.__class__ = plain
@@ -129,7 +129,7 @@ def _refuse(optimizer: Any, name: str) -> None:
             "when you construct or extend it"
         )
     if optimizer.defaults.get("differentiable"):
-        raise ValueError("optimizer must not be differentiable=True: autograd cannot follow its step from outside")
+        raise ValueError("optimizer must not be differentiable=True: autograd cannot follow its step through extend")
     if any(KEY in entries for entries in (*optimizer.param_groups, *optimizer.state.values())):
         raise ValueError(
             f"optimizer has entries called {KEY!r}, from the checkpoint of an extended one perhaps: "
@@ -142,18 +142,18 @@ def _refuse(optimizer: Any, name: str) -> None:
         raise ValueError(f"optimizer has names of its own that {name} needs: {sorted(taken)}")
 
 
-_INSTANCE_NAMES = frozenset(Averaged.__annotations__)  # what an optimizer of o2nc sets on itself
+_INSTANCE_NAMES = frozenset(Averaged.__annotations__)  # attributes that o2nc sets on the instance
 
 
 def _names(cls: type) -> set[str]:
-    """Return what a class and its parents define beyond `torch.optim.Optimizer`."""
+    """Return the names that a class and its parents define beyond `torch.optim.Optimizer`."""
     found = {name for parent in cls.__mro__ if not issubclass(Optimizer, parent) for name in vars(parent)}
     return {name for name in found if not name.startswith(("__", "_abc_"))} - set(dir(Optimizer))
 
 
 @cache
 def _with_averages(cls: Any) -> type[Optimizer]:
-    """Return the class that has `Averaged` before ``cls``, under the same name."""
+    """Return a subclass of `Averaged` and ``cls``, under the name of ``cls``."""
     namespace = {
         "__module__": cls.__module__,
         "__doc__": cls.__doc__,
@@ -167,13 +167,13 @@ def _with_averages(cls: Any) -> type[Optimizer]:
 
 
 def _restore(cls: Any) -> Optimizer:
-    """Return an empty optimizer of the class with averages, for copies and pickles to fill."""
+    """Return an uninitialized optimizer of the extended class, for copies and pickles to fill."""
     extended = _with_averages(cls)
     return extended.__new__(extended)
 
 
 def _tracked_step(optimizer: Optimizer) -> Any:
-    """Return a step that tells schedulers that it was called, and finds the class as it is now."""
+    """Return a step that marks itself as called, as schedulers want it, and looks up the present class."""
     owner = ref(optimizer)
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -186,10 +186,10 @@ def _tracked_step(optimizer: Optimizer) -> Any:
 
 
 def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
-    """Step a rule that evaluates the closure itself, perhaps several times and at other points (SAM).
+    """Step an optimizer that evaluates the closure itself, perhaps several times and at other points (SAM).
 
-    The gradients of the closure's first call are averaged; or, if the rule has moved the parameters before that call,
-    those that were there when the step began.
+    The averages take the gradients of the closure's first call; if the optimizer has moved the parameters before that
+    call, those that were there when the step began.
     """
     params = [p for group in self.param_groups for p in group["params"]]
     versions = [p._version for p in params]
@@ -200,7 +200,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
         nonlocal new
         if new is None and self._has_gradients():
             new = self._update_averages(self._iterate())
-            self._has_averaged = True
+            self.param_groups[0][KEY][AVERAGED] = True
 
     def observed() -> Any:
         if before and new is None and versions != [p._version for p in params]:

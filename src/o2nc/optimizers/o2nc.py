@@ -41,15 +41,15 @@ from o2nc.scaling import Exponential, Law
 from o2nc.vector import completed, number, wide
 
 _RESERVED = frozenset(("average", "gradient", "spread", "since", "output", "progress", "rate", "update", "delta"))
-_DECAYED = ("last_move", "last_decay")  # of the last update: Δ had −last_decay·x in it, which −last_move multiplied
+_DECAYED = ("last_move", "last_decay")  # −s and −lr·λ of the last update
 
 
 class Learned(Paper):
-    """Steps by an online learner: all parameters that have gradients are one vector of R^d."""
+    """Steps by an online learner, which sees all parameters that have gradients as one vector of R^d."""
 
     numbers = ("lr",)
     owns_state = True
-    keeps_delta = False  # whether Δ is kept even where the learner recalls it from its other state
+    keeps_delta = False  # whether Δ is stored even if the learner can recover it from its other state
     unsupported_keys = frozenset(("momentum", "dampening", "nesterov", "betas"))
 
     def _begin_learner(self, learner: Any, **settings: Any) -> None:
@@ -65,8 +65,8 @@ class Learned(Paper):
     def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Ask the learner for Δ_{t+1}, and set x ← x + sΔ_{t+1}.
 
-        A parameter without a gradient is not moved. To a learner with a joint norm its gradient is zero, since the
-        norm is over all of them; other learners are not asked for it, and its state waits.
+        A parameter without a gradient is not moved. A learner with a joint norm sees a gradient of zero for it; other
+        learners skip it.
         """
         s = 1.0 if iterate.draw.s is None else iterate.draw.s
         by_coordinate, key = is_elementwise(self._learner), self._learner_key()
@@ -87,7 +87,7 @@ class Learned(Paper):
         return self.keeps_delta or not getattr(self._learner, "recalls", False)
 
     def _learner_key(self) -> str:
-        """Return the key by which a parameter is known that the learner has state of."""
+        """Return an entry that every parameter with learner state has."""
         return "delta" if self._keeps_delta() else _first_key(self._learner)
 
     def _begin_state(self, p: Any, x: Tensor, entry: Entry) -> None:
@@ -97,7 +97,7 @@ class Learned(Paper):
         self.state[p].setdefault(KEY, {}).update(self._assembled(p, state))
 
     def _apply_learner(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
-        """Have the learner replace Δ_t by Δ_{t+1}, and move by it; gradients are given in at least float32."""
+        """Let the learner replace Δ_t by Δ_{t+1}, then add it; gradients are passed in at least float32."""
         params, xs, gs, entries = map(list, zip(*rows, strict=True))
         learner, key = self._learner, self._learner_key()
         deltas = [entry["delta"] if key == "delta" else torch.empty_like(entry[key]) for entry in entries]
@@ -111,7 +111,7 @@ class Learned(Paper):
         foreach_add_([xs[i] for i in moved], [deltas[i] for i in moved], alpha=s)
 
     def _decay(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
-        """Set x ← x − s·lr·λx, and note it for the progress; at lr = 0, too, with which torch initialises state."""
+        """Set x ← x − s·lr·λx, and store s and lr·λ for the progress; also at lr = 0, when DCP creates state."""
         decays = any(group.get("weight_decay") for group in self.param_groups)
         if not decays and not any(_DECAYED[0] in entry for *_, entry in rows):
             return
@@ -147,17 +147,17 @@ class ExponentiatedO2NC(Learned):
 
     Args:
         params: parameters or parameter groups; a group may have an ``lr`` and a ``weight_decay`` of its own.
-        learner: the online learner that plays the updates; ``param_groups[i]["lr"]`` starts at its ``lr``.
+        learner: the online learner that chooses the updates; ``param_groups[i]["lr"]`` starts at its ``lr``.
         beta: β in (0, 1), the discount of the losses and of the averages.
         scaling: the law of s, or None for no scaling (then no guarantee holds).
-        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
-            them, draw the same s with the same seed: give each its own.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers with the same seed draw the
+            same s: give each of a GAN's two its own.
         average: the window of x̄, ḡ and V: True is Algorithm 2's, with β; a number in (0, 1) or a window such as
             `o2nc.Polynomial` is another; False or None saves the memory of x̄, ḡ and the kept output.
         fused: one pass over memory on a GPU; None takes it where it applies, True insists on it.
         weight_decay: λ >= 0, decoupled as in AdamW: Δ becomes Δ − lr·λx, with the group's lr, and gradients stay
             those of F. The lr of `ScaleFree` is smaller than Adam's; its λ is to be as much larger.
-        maximize: maximise F, instead of minimise.
+        maximize: maximise F instead of minimising it.
         output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
             of mean β/(1 − β), cut off at the end, for which more is proved (docs/paper.md).
 
@@ -223,7 +223,7 @@ class OriginalO2NC(Learned):
         learner: an online learner, as a rule one on a ball, such as `BallOGD`.
         period: T >= 1, the length of a block.
         seed: a non-negative integer.
-        restart: begin every block with a new learner (the learner runs on otherwise).
+        restart: start every block with a new learner, as the theorem for Algorithm 1 has it.
 
     Example:
         >>> import torch, o2nc
@@ -254,7 +254,7 @@ class OriginalO2NC(Learned):
 
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
-        """Keep the averages of a block that is complete, since the next block takes their place."""
+        """Copy the averages of a complete block before the next block overwrites them."""
         if self._window is not None and self._window.complete(iterate.t - 1) and iterate.turn.counts:
             for entry in iterate.entries:
                 for key in ("average", "gradient", "spread") if "average" in entry else ():
@@ -274,17 +274,13 @@ class OriginalO2NC(Learned):
             rest = 1 - self._law.sample(settings["seed"], iterate.t)
             foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=rest)
         if settings["restart"] and iterate.turn.complete:
-            self._restart(iterate)
+            for p, x, entry in zip(iterate.params, iterate.xs, iterate.entries, strict=True):
+                self._begin_state(p, x, entry)  # Δ = 0
         else:
             super()._move(iterate)
         for g, entry in zip(iterate.gs, iterate.entries, strict=True):
             if g is None and "delta" in entry:
                 entry["delta"].zero_()  # it stays at w_t, which so becomes its x_t
-
-    def _restart(self, iterate: Iterate) -> None:
-        """Begin anew with Δ = 0."""
-        for p, x, entry in zip(iterate.params, iterate.xs, iterate.entries, strict=True):
-            self._begin_state(p, x, entry)
 
     def _progress_weight(self, iterate: Iterate) -> float:
         return 1.0  # s is uniform on the way from x_{t−1} to x_t: the identity needs no weight
@@ -295,12 +291,12 @@ class OriginalO2NC(Learned):
 
 @cache
 def _first_key(learner: Any) -> str:
-    """Return the name of the first state of a learner that recalls Δ, which has the parameter's shape."""
+    """Return the name of the learner's first state, which has the parameter's shape."""
     return next(iter(learner.init(torch.zeros(1, device="cpu"))))
 
 
 def is_elementwise(learner: Any) -> bool:
-    """Return whether the learner plays every coordinate by itself."""
+    """Return whether the learner treats every coordinate separately."""
     return getattr(learner, "elementwise", False)
 
 

@@ -3,14 +3,14 @@
     output()    x̄_n for a random n
     progress    Σ w(s_n)⟨g_n, Δ_n⟩, an estimate of F(x_n) − F(x_1) that needs no evaluation of F
 
-Both need Δ, the update before scaling, which these optimizers know from their state. So a parameter's entry has,
-beside the averages, ``output``, ``progress`` and ``rate``: Δ = rate·u, with a direction u that the subclass knows.
+Both need Δ, the update before scaling, which these optimizers can recover from their state: Δ = rate·u, with a
+direction u that the subclass knows. Beside the averages, a parameter's entry has ``output``, ``progress``, ``rate``.
 
 `ScaledSGDM` is SGD with momentum whose update is multiplied by s ~ Exp(1),
 
     b_t = momentum·b_{t−1} + (1 − dampening)·g_t,   x_{t+1} = x_t − s_{t+1}·lr·b_t,
 
-which is `ExponentiatedO2NC` with the learner `OGD` in other words. For κ = 1, momentum β̃ = β/(1 + ημ), dampening β̃
+which is `ExponentiatedO2NC` with the learner `OGD` in torch's terms. For κ = 1, momentum β̃ = β/(1 + ημ), dampening β̃
 and lr = βη/(1 − β + ημ); torch starts its buffer at g_1 where the theory starts at (1 − β̃)g_1, and the tests state
 the exact map. The step itself is torch's own, so ``scaling=None`` is ``torch.optim.SGD`` bitwise.
 """
@@ -29,7 +29,7 @@ from o2nc.averages.windows import Average, Discount, Window
 from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.torch_optimizers import SGD
-from o2nc.persist.plain import KEY
+from o2nc.persist.plain import AVERAGED, KEY
 from o2nc.persist.shards import assemble, is_sharded, local, total
 from o2nc.scaling import Draw, Exponential, Law
 
@@ -42,7 +42,7 @@ def check_output(output: Any, window: Window | None) -> None:
 
 
 class Paper(Averaged):
-    """Keeps what ``output()`` and ``progress`` need, in the state of the averages."""
+    """Adds ``output()`` and ``progress``; what they need is kept beside the averages."""
 
     has_progress = True
     shaped_entries = Averaged.shaped_entries | {"output", "update", "delta", "last_average", "last_gradient"}
@@ -57,10 +57,10 @@ class Paper(Averaged):
 
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
-        """Add to the progress, take x_t in, and keep x̄ if it is the output."""
+        """Update the progress, then the averages, and copy x̄ if it becomes the output."""
         if self._window is None:
             return {}
-        if not self._has_averaged and iterate.t > 1:
+        if AVERAGED not in self.param_groups[0][KEY] and iterate.t > 1:
             self._add_progress(iterate)
         new = super()._update_averages(iterate)
         for p, entry in zip(iterate.params, iterate.entries, strict=True):
@@ -74,13 +74,13 @@ class Paper(Averaged):
         return {}
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
-        """Return what is kept of a parameter beside its averages."""
+        """Return the entries that a parameter has beside its averages."""
         zero = torch.zeros((), dtype=torch.float64, device=p.device)
         kept = torch.empty_like(entry["average"], device="cpu", pin_memory=p.is_cuda)
         return {"output": kept.copy_(entry["average"]), "progress": zero, "rate": zero.clone()}
 
     def _takes_output(self, draw: Draw) -> bool:
-        """Return whether this average becomes the output: a reservoir of size one, perhaps with a delay."""
+        """Return whether this average becomes the output: reservoir sampling, with a delay if "geometric"."""
         settings = self.param_groups[0][KEY]
         drawn = draw.redraws or bool(settings["pending"])
         accepts = draw.accept < accept_probability(settings["output"], self._window)
@@ -96,7 +96,7 @@ class Paper(Averaged):
             params, xs, gs, entries = map(list, zip(*rows, strict=True))
             seen, directions = self._rule_gradients(params, xs, gs, entries), self._directions(params, xs, entries)
             for entry, product in zip(entries, dots(seen, directions), strict=True):
-                gain = torch.where(entry["rate"] == 0, 0.0, entry["rate"] * product)  # it may not have moved
+                gain = torch.where(entry["rate"] == 0, 0.0, entry["rate"] * product)  # a parameter that did not move
                 entry["progress"].add_(gain, alpha=weight)
 
     def _progress_weight(self, iterate: Iterate) -> float:
@@ -110,7 +110,7 @@ class Paper(Averaged):
     def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
         """Return u of the updates Δ = rate·u that led to x_t, in the averages' dtype."""
 
-    # --- what it says
+    # --- accessors
 
     def output(self) -> list[Tensor]:
         """Return x̄_n for a random n: the output that the theorems speak of.
@@ -121,7 +121,7 @@ class Paper(Averaged):
             A copy for every parameter, in the order of the parameter groups and in the dtype of the averages; a
             parameter that never had a gradient is returned as it stands.
         """
-        readable(self, "output()")  # says why there is none
+        readable(self, "output()")  # raises with the reason if there is none
         settings, entries = self.param_groups[0][KEY], self._entries()
         self._engine.wait()
         key = "average" if bool(settings["pending"]) else "output"
@@ -167,7 +167,7 @@ def in_slices(rows: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
 
 
 def accept_probability(output: str, window: Window | None) -> float:
-    """Return the probability with which a drawn output is taken at an average: 1, or with "geometric" 1 − β."""
+    """Return the probability that a drawn output is accepted at an average: 1 − β if "geometric", else 1."""
     return 1 - window.beta**window.every if output == "geometric" and isinstance(window, Discount) else 1.0
 
 
@@ -180,8 +180,8 @@ class ScaledSGDM(Paper, SGD):
         params: parameters or parameter groups.
         *args: further arguments of ``torch.optim.SGD``.
         scaling: the law of s, or None for ``torch.optim.SGD`` itself.
-        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers of one program, as a GAN has
-            them, draw the same s with the same seed: give each its own.
+        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers with the same seed draw the
+            same s: give each of a GAN's two its own.
         average: the window of x̄, ḡ and V: a discount β in (0, 1), or a window such as `o2nc.Polynomial`; None keeps
             no averages.
         output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
@@ -221,7 +221,7 @@ class ScaledSGDM(Paper, SGD):
         return _FUSED if self._window is None else _FUSED_WITH_PROGRESS
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
-        """Have torch step; keep the direction of the update where the momentum buffer does not tell it."""
+        """Run torch's step; store the direction of the update where the momentum buffer is not it."""
         groups = {p: group for group in self.param_groups for p in group["params"]}
         lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
         averaged = [row for row in lists if "rate" in row[3]]
@@ -271,5 +271,5 @@ _FUSED_WITH_PROGRESS = DeviceRule("o2nc.fused.rules.sgd:scaled_sgdm")
 
 
 def _keeps_direction(group: dict[str, Any]) -> bool:
-    """Return whether the momentum buffer does not tell the last update: with Nesterov, or without momentum."""
+    """Return whether the update is not the momentum buffer: with Nesterov, or without momentum."""
     return group["momentum"] == 0 or group["nesterov"]

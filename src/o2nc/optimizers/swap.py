@@ -1,7 +1,7 @@
-"""x̄ in the place of the parameters, inside a ``with`` block.
+"""x̄ in place of the parameters, inside a ``with`` block.
 
-The parameters are copied before anything is changed, and restored in one call that no interrupt can divide. A block
-that was left by an interrupt before it could restore them does so when its object is freed.
+The parameters are copied before anything is changed, and restored by one call, which an interrupt cannot split. If an
+interrupt ends a block before it has restored them, they are restored when the block's object is freed.
 """
 
 import threading
@@ -18,12 +18,12 @@ from o2nc.persist.private import clear_cast_caches, foreach_copy_
 from o2nc.persist.shards import local, resharded
 from o2nc.vector import real
 
-SWAPPED: dict[int, "_Backup"] = {}  # what holds x̄ now, by the id of the parameter
-_LOCK = threading.RLock()  # held while blocks are counted; taken after an optimizer's own
+SWAPPED: dict[int, "_Backup"] = {}  # backups of the parameters that hold x̄ now, by id(parameter)
+_LOCK = threading.RLock()  # guards SWAPPED; acquire an optimizer's own lock first
 
 
 class _Backup:
-    """The parameters of one optimizer while they hold x̄; the blocks that want them so are counted."""
+    """Copies of one optimizer's parameters while they hold x̄, and which blocks are open."""
 
     def __init__(self, optimizer: Any, entries: dict[Any, dict[str, Any]]) -> None:
         self.owner, self.blocks = optimizer.state, set[int]()
@@ -32,7 +32,7 @@ class _Backup:
         self.former = [x.clone() for x in self._data()]
 
     def _data(self) -> list[Tensor]:
-        """Return the parameters' data, which model.to(…) replaces; outside autograd, whatever its mode."""
+        """Return the parameters as they are now (model.to(…) replaces their data), as real local tensors."""
         return [real(local(p.detach())) for p in self.params]
 
     def enter(self) -> None:
@@ -53,6 +53,22 @@ def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
         foreach_copy_(targets, sources)
 
 
+def warn_if_left_out(model: nn.Module, optimizers: Sequence[Any], what: str) -> None:
+    """Warn of trainable parameters of the model that none of the optimizers has, unless they hold x̄ already."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    known = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    trained = [(name, id(p)) for name, p in model.named_parameters() if p.requires_grad]
+    missing = [name for name, key in trained if key not in known and key not in SWAPPED]
+    if missing:
+        warnings.warn(
+            f"{what}: {len(missing)} trainable parameters of the model are in none of the optimizers and stay as "
+            f"they are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; "
+            "`with o2nc.averaged(opt1, opt2):` takes several optimizers",
+            stacklevel=4,
+        )
+
+
 def _refuse_loading(model: nn.Module, *_: Any) -> None:
     if any(id(p) in SWAPPED for p in model.parameters()):  # not in a copy that was made inside the block
         raise RuntimeError(
@@ -65,9 +81,9 @@ class Swap:
     """A ``with`` block inside which the parameters of some optimizers are x̄. Make it by ``opt.averaged()``.
 
     Args:
-        optimizers: o2nc's, with averages.
-        model: a warning names its trainable parameters that are in none of the optimizers; FSDP2 and BatchNorm are
-            looked after.
+        optimizers: o2nc optimizers with averages.
+        model: a warning names its trainable parameters that none of the optimizers has; weights that FSDP2 has
+            gathered are dropped.
         batches: inputs of the model, for BatchNorm statistics of x̄, as in `o2nc.recalibrated`.
     """
 
@@ -77,20 +93,9 @@ class Swap:
         self._is_entered, self._backups, self._stack = True, list[_Backup](), ExitStack()
         if batches is not None and model is None:
             raise ValueError("batches are for the BatchNorm layers of a model: pass model=… as well")
-        self._is_entered, self._optimizers, self._model, self._batches = False, list(optimizers), model, batches
         if model is not None:
-            self._warn_if_left_out(model)
-
-    def _warn_if_left_out(self, model: nn.Module) -> None:
-        known = {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
-        missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
-        if missing:
-            warnings.warn(
-                f"averaged(): {len(missing)} trainable parameters of the model are in none of the optimizers and "
-                f"stay as they are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; "
-                "o2nc.averaged(opt1, opt2) takes several optimizers",
-                stacklevel=4,
-            )
+            warn_if_left_out(model, optimizers, "averaged()")
+        self._is_entered, self._optimizers, self._model, self._batches = False, list(optimizers), model, batches
 
     def __enter__(self) -> None:
         """Put x̄ into the parameters."""

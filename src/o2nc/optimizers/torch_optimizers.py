@@ -6,24 +6,25 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import optim
 
 from o2nc.averages.update import Iterate
 from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.auto_lr import AUTO, FIRST, begin_probe
 from o2nc.optimizers.base import Averaged
+from o2nc.vector import is_dense
 
 _HALF = frozenset((torch.bfloat16, torch.float16))
 
 
 def may_use_torchs_kernel(optimizer: Any) -> bool:
-    """Return whether torch's fused kernel is asked for, or is to have the bits of our kernels' other steps."""
+    """Return whether torch's fused kernel is asked for, or needed for a step bitwise like those of our kernels."""
     return optimizer._engine.begins or any(group["fused"] for group in optimizer.param_groups)
 
 
 @contextmanager
 def torchs_kernel(optimizer: Any) -> Iterator[None]:
-    """Have torch step by its fused kernel where ours take the other steps, for the same bits; not where it fails."""
+    """Use torch's fused kernel, unless it fails, where our kernels take the other steps: all then agree bitwise."""
     former = [(group, {key: group[key] for key in ("fused", "foreach")}) for group in optimizer.param_groups]
     try:
         for group, options in former:
@@ -41,20 +42,16 @@ def torchs_kernel(optimizer: Any) -> Iterator[None]:
 
 
 def _place_counts(state: dict[Any, Any], group: dict[str, Any]) -> None:
-    """Put torch's counts of steps beside the parameters, where its fused kernel wants them."""
+    """Move torch's step counts to the parameters' device, where its fused kernel expects them."""
     for p in group["params"]:
         if "step" in state.get(p, ()):
             state[p]["step"] = state[p]["step"].to(p.device)
 
 
 def lie_alike(group: dict[str, Any]) -> bool:
-    """Return whether gradients and parameters have their elements in the same order, without gaps."""
+    """Return whether every gradient has its parameter's strides, and both are dense."""
     pairs = [(p, p.grad) for p in group["params"] if p.grad is not None]
-    return all(x.stride() == g.stride() and _is_dense(x) for x, g in pairs)
-
-
-def _is_dense(x: Tensor) -> bool:
-    return x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride()
+    return all(x.stride() == g.stride() and is_dense(x) for x, g in pairs)
 
 
 class SGD(Averaged, optim.SGD):
@@ -77,10 +74,11 @@ class SGD(Averaged, optim.SGD):
 
     is_linear_in_lr = couples_decay = torch_has_fused = True
     numbers = ("lr", "momentum", "dampening", "weight_decay")
+    state_keys = frozenset(("momentum_buffer",))
     device_rule = DeviceRule("o2nc.fused.rules.sgd:sgd")
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
-        """Have torch step, without its writing into gradients."""
+        """Run torch's step; where it would write into gradients, on copies of them."""
         written = [group["params"] for group in self.param_groups if self._writes_gradients(group)]
         grads = [(p, p.grad) for p in chain.from_iterable(written) if p.grad is not None]
         try:
@@ -95,8 +93,8 @@ class SGD(Averaged, optim.SGD):
                 p.grad = g
 
     def _fused_fails(self, group: dict[str, Any]) -> bool:
-        """Return whether torch's fused kernel (2.13) fails: for shards, gradients that do not lie as parameters do,
-        momenta of new parameters beside others', and in half precision on a CPU, where it skips every other vector.
+        """Return whether torch's fused kernel (2.13) fails: on shards, on gradients with other strides, on a mix of
+        new and old momentum buffers, and in half precision on a CPU, where it skips every other vector.
         """
         params = [p for p in group["params"] if p.grad is not None]
         begun = {self.state[p].get("momentum_buffer") is not None for p in params} if group["momentum"] else ()
@@ -104,7 +102,7 @@ class SGD(Averaged, optim.SGD):
         return len(begun) > 1 or half or self._is_sharded or not lie_alike(group)
 
     def _writes_gradients(self, group: dict[str, Any]) -> bool:
-        """Return whether torch adds the momentum to ``.grad``: its foreach step does, unless it has copied it."""
+        """Return whether torch's step adds the momentum to ``.grad`` in place, as its foreach step does."""
         if not group["nesterov"] or group["maximize"] or group["weight_decay"]:
             return False
         if group["fused"]:
@@ -116,13 +114,12 @@ class AdamW(Averaged, optim.AdamW):
     """``torch.optim.AdamW``, bitwise, with weights x̄ that need no schedule.
 
     It takes all arguments of ``torch.optim.AdamW``, and ``average``, ``scaling``, ``seed``, ``certificate`` and
-    ``offload`` as `Averaged` describes them. On a GPU it has the bits of torch's fused step.
+    ``offload`` as `Averaged` describes them. On a GPU it is bitwise torch's fused step.
 
-    With ``lr="auto"`` the first steps, about 30 and at most 200, are a probe that finds the learning rate. Then the
-    parameters are set back to where they began, and lr rises to what was found over 100 steps. With an average it
-    falls from there as far as the noise demands, until you set it; ``param_groups[i]["lr"]`` shows it. Steps
-    of the probe do not count for the window of the averages.
-    What is not a parameter, such as BatchNorm statistics, is not set back.
+    With ``lr="auto"`` a probe of about 30 steps (at most 200) finds a learning rate. The parameters are then reset to
+    their initial values, and lr warms up over 100 steps. With an average, lr falls from there as far as the noise of
+    the gradients demands, until you set it; ``param_groups[i]["lr"]`` shows it. The averages skip the probe. Buffers,
+    such as BatchNorm statistics, are not reset.
 
     Example:
         >>> import torch, o2nc
@@ -137,7 +134,8 @@ class AdamW(Averaged, optim.AdamW):
     """
 
     is_linear_in_lr = torch_has_fused = True
-    numbers = ("lr", "eps", "weight_decay")
+    numbers = ("lr", "betas", "eps", "weight_decay")
+    state_keys = frozenset(("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
     device_rule = DeviceRule("o2nc.fused.rules.adamw:adamw", is_bitwise=True)
 
     def __init__(self, params: Any, lr: Any = 1e-3, *args: Any, **kwargs: Any) -> None:
@@ -147,12 +145,12 @@ class AdamW(Averaged, optim.AdamW):
             begin_probe(self)
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
-        """Have torch step, with the bits of the other steps."""
+        """Run torch's step, by its fused kernel where our kernels take the other steps."""
         if not may_use_torchs_kernel(self):
             return super()._move(iterate, closure)
         with torchs_kernel(self):
             return super()._move(iterate, closure)
 
     def _fused_fails(self, group: dict[str, Any]) -> bool:
-        """Return whether torch's fused kernel fails: where gradients and parameters do not lie alike."""
+        """Return whether torch's fused kernel fails: on gradients whose strides are not their parameter's."""
         return not lie_alike(group)

@@ -1,4 +1,4 @@
-"""Optimizers that frameworks have wrapped, and x̄ of several optimizers at once."""
+"""`averaged` for several optimizers at once, also those that accelerate or Lightning has wrapped."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,18 +11,18 @@ from o2nc.persist.plain import KEY
 
 
 def averaged_optimizer(optimizer: Any, certificate: bool = False) -> Averaged:
-    """Return the optimizer of o2nc that a framework may have wrapped, as accelerate and Lightning do.
+    """Return the o2nc optimizer inside what accelerate or Lightning may have wrapped around it.
 
     Args:
         optimizer: the optimizer.
         certificate: whether it must keep a certificate, too.
 
     Raises:
-        TypeError: it is none of o2nc's.
+        TypeError: there is none.
         ValueError: it keeps no averages, or no certificate.
     """
     while hasattr(optimizer, "optimizer") and not (isinstance(optimizer, Averaged) and "state" in vars(optimizer)):
-        optimizer = optimizer.optimizer  # an optimizer of the user's may have one of its own
+        optimizer = optimizer.optimizer  # an o2nc optimizer may have an attribute of that name, too
     if not isinstance(optimizer, Averaged):
         raise TypeError(
             "optimizer must be one of o2nc's with averages, such as o2nc.AdamW(…, average=o2nc.Polynomial(12)), "
@@ -39,8 +39,8 @@ def averaged(*optimizers: Any, model: nn.Module | None = None, batches: Iterable
     """Put x̄ into the parameters of several optimizers inside a ``with`` block, and restore them on leaving it.
 
     Args:
-        *optimizers: o2nc's, also wrapped by accelerate or Lightning.
-        model: the model: a warning names its trainable parameters that are in none of the optimizers.
+        *optimizers: o2nc optimizers with averages; accelerate's and Lightning's wrappers are unwrapped.
+        model: a warning names its trainable parameters that none of the optimizers has.
         batches: inputs of the model; its BatchNorm statistics are then recomputed for x̄, as in `o2nc.recalibrated`.
 
     Example:

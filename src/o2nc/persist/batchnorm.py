@@ -1,7 +1,7 @@
-"""BatchNorm's statistics for other weights, and back.
+"""BatchNorm statistics for other weights, temporarily.
 
-The running means and variances of BatchNorm belong to the weights that made them: to evaluate x̄ they have to be
-recomputed. `torch.optim.swa_utils.update_bn` does so for good; here the model goes on training unchanged.
+The running means and variances of BatchNorm belong to the weights that produced them: to evaluate x̄ they have to be
+recomputed. `torch.optim.swa_utils.update_bn` overwrites them; here they are restored, and training goes on unchanged.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ RECALIBRATED: set[int] = set()  # ids of the parameters of models inside a `reca
 
 
 def run_through(restore: Callable[[], Any]) -> None:
-    """Call ``restore``, which may be called twice, until it has run through; raise interrupts only afterwards."""
+    """Call ``restore``, which must be idempotent, until it completes; re-raise a KeyboardInterrupt only then."""
     interrupt: KeyboardInterrupt | None = None
     while True:
         try:
@@ -35,8 +35,8 @@ def recalibrated(model: nn.Module, batches: Iterable[Any]) -> "Recalibrated":
     `torch.optim.swa_utils.update_bn`. Every batch goes through the model once, without gradients, under the caller's
     autocast if any; BatchNorm layers are in training mode then, all else (dropout, say) in evaluation mode.
 
-    Inside the block the training flags are those from before it: call ``model.eval()``. On leaving it, after an error
-    too, the statistics, momenta and training flags are bitwise as before, in the same tensors.
+    The block does not change the training flags: call ``model.eval()`` inside. On leaving it, also after an error,
+    statistics, momenta and training flags are bitwise as before, in the same tensors.
 
     Args:
         model: all BatchNorm layers with running statistics take part, those in evaluation mode too; a layer that no
@@ -101,7 +101,7 @@ class Recalibrated:
             setattr(module, name, value)
 
     def _give_up(self) -> None:
-        """Restore all; an interrupt of torch's no_grad leaves autograd switched off."""
+        """Restore everything, and autograd's mode: an interrupt inside torch's no_grad would leave it off."""
         torch.set_grad_enabled(self._has_autograd)
         self._restore()
 

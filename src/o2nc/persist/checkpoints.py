@@ -1,8 +1,8 @@
 """Checkpoints: torch's own, with one dictionary of ours in the first group and one in every parameter's state.
 
-Saving is torch's. Loading sees to three things that torch does not: our tensors keep their dtype and place (torch
-casts state to the parameter's dtype), a checkpoint of another kind is refused, and one with other settings than the
-optimizer was made with wins, but not silently.
+Saving is torch's own. Loading adds three things: our tensors keep their dtype and device (torch would cast them to
+the parameter's), checkpoints of another kind are refused, and settings that differ from the optimizer's are taken
+over with a warning.
 """
 
 import warnings
@@ -12,20 +12,21 @@ from typing import Any
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.persist.plain import KEY, from_dict
+from o2nc.persist.plain import AVERAGED, KEY, from_dict
 from o2nc.persist.shards import assemble, is_sharded, local, with_own_sums, with_whole_sums
 
 _COUNTERS = frozenset(("step", "pending"))
+_TRANSIENT = frozenset(("auto", AVERAGED))  # settings that are there for some steps only
 _AVERAGES = frozenset(("average", "gradient", "spread"))  # in the host's memory if they are offloaded
 
 
 def is_on_host(key: str, settings: dict[str, Any]) -> bool:
-    """Return whether an entry of a parameter is kept in the host's memory; as a DTensor it would be on its mesh."""
+    """Return whether an entry of a parameter is kept in the host's memory."""
     return key == "output" or (settings["offload"] and key in _AVERAGES)
 
 
 def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return torch's state_dict; sharded parameters have whole sums, and DTensors of all that has their shape."""
+    """Return torch's state_dict; entries of sharded parameters are DTensors, and sums are over all processes."""
     if not optimizer._is_sharded:
         return by_torch()
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -34,7 +35,7 @@ def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, A
         states = {i: _whole(params[i], state) for i, state in state_dict["state"].items()}
         return {**state_dict, "state": states}
 
-    hook = optimizer.register_state_dict_post_hook(make_whole, prepend=True)  # before the user's, who see the result
+    hook = optimizer.register_state_dict_post_hook(make_whole, prepend=True)  # before the user's hooks
     try:
         return by_torch()
     finally:
@@ -64,13 +65,14 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
         if groups:
             groups[0][KEY] = _settings_to_load(optimizer, groups[0].get(KEY), messages)
         for group, mine in zip(groups, optimizer.param_groups, strict=False):
-            if "fused" in mine:  # how a step is taken, not what it does
+            if "fused" in mine:  # an implementation, not a hyperparameter: ours stays
                 group["fused"] = mine["fused"]
         ids = [i for group in groups for i in group["params"]]
         strangers = loaded["state"].keys() - {*ids}
         if strangers:
             raise ValueError(f"the checkpoint has state of parameters that are in none of its groups: {[*strangers]}")
         states = {i: dict(state) for i, state in loaded["state"].items()}
+        _refuse_other_state(optimizer, states)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         for i, p in zip(ids, params, strict=False):  # torch says itself when there are more of one
             entry = states.get(i, {}).pop(KEY, None)
@@ -82,7 +84,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
         for p, entry in entries.items():
             optimizer.state[p][KEY] = entry
 
-    # the last before torch loads and the first after it, so that the user's hooks see all there is
+    # last before torch loads and first after it, so that hooks of the user see everything
     was_finding_lr = "auto" in optimizer.param_groups[0][KEY]
     before = optimizer.register_load_state_dict_pre_hook(take_out)
     after = optimizer.register_load_state_dict_post_hook(put_back, prepend=True)
@@ -112,13 +114,23 @@ def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
             checks.non_negative("lr", group["lr"])
 
 
+def _refuse_other_state(optimizer: Any, states: dict[Any, dict[str, Any]]) -> None:
+    """Raise if a checkpoint has state that none of this optimizer's steps creates, as NAdam's beside Adam's."""
+    unknown = {key for state in states.values() for key in state} - {*optimizer.state_keys, KEY}
+    is_known = optimizer.state_keys and type(optimizer).__module__.startswith("o2nc.")  # a subclass may have more
+    if unknown and is_known:
+        name = type(optimizer).__name__
+        raise ValueError(f"the checkpoint is not one of {name}: its state has {sorted(map(str, unknown))}")
+
+
 def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
-    """Return the settings to go on with: the checkpoint's, and ours where it has none."""
+    """Return the settings to continue with: the checkpoint's, or ours where it has none."""
     ours, name = optimizer.param_groups[0][KEY], type(optimizer).__name__
-    ours = {key: value for key, value in ours.items() if key != "auto"}  # the checkpoint's lr wins, found or not yet
-    if theirs is None and "learner" not in ours:  # one of torch's own optimizer: the way to averages
+    # the checkpoint decides whether lr is still being found, and whether a step was cut short
+    ours = {key: value for key, value in ours.items() if key not in _TRANSIENT}
+    if theirs is None and "learner" not in ours:  # a checkpoint of torch's own optimizer
         return ours | {key: ours[key].new_zeros((), device="cpu") for key in _COUNTERS & ours.keys()}
-    if theirs is None or theirs.keys() - {"auto"} != ours.keys():
+    if theirs is None or theirs.keys() - _TRANSIENT != ours.keys():
         raise ValueError(f"the checkpoint is not one of {name}: its groups have other entries under {KEY!r}")
     theirs = theirs | {key: theirs[key].detach().cpu().clone() for key in _COUNTERS & theirs.keys()}
     _check(theirs)
@@ -140,7 +152,7 @@ def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: l
 
 
 def _check(settings: dict[str, Any]) -> None:
-    """Raise for values that the constructors would refuse, too."""
+    """Raise for values that the constructors would refuse."""
     for key in _COUNTERS & settings.keys():
         checks.integer(key, settings[key].item(), 0)
     checks.integer("seed", settings["seed"], 0)
@@ -155,7 +167,7 @@ def _check(settings: dict[str, Any]) -> None:
 
 
 def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter's entry with tensors of its own, where they belong."""
+    """Return a copy of a parameter's entry, checked, with its tensors on the right devices."""
     certifies = settings["average"] is not None and settings["certificate"]
     wanted = ("average", "since", *(("gradient", "spread") if certifies else ())) if _AVERAGES & entry.keys() else ()
     if missing := [key for key in wanted if key not in entry]:

@@ -1,8 +1,8 @@
-"""A step as one node of a compiled graph, and the refusal to be captured where that would go wrong.
+"""A step as one node of a compiled graph.
 
-s, γ and the counter change with every step: torch.compile would freeze them, or recompile each time. So to a compiler
-the whole step is one operator, which is given the parameters and their gradients; when it runs it takes the ordinary
-step, at the learning rates of that moment.
+s, γ and the counter change with every step: torch.compile would freeze them, or recompile each time. So the compiler
+sees the whole step as one operator on parameters and gradients; when it runs, it takes the ordinary step, with the
+learning rates of that moment.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def step_in_graph(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
 
 @disable_dynamo
 def _step_outside(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
-    """Break the graph: shards cannot be given to an operator, and autograd cannot look into one."""
+    """Break the graph: an operator cannot take DTensors, and autograd cannot differentiate through one."""
     return optimizer._step(closure)
 
 

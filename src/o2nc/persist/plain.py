@@ -1,7 +1,7 @@
 """Windows, laws and learners as plain dictionaries, which is how parameter groups hold them.
 
-Checkpoints are then plain data, which ``torch.load(weights_only=True)`` reads, and nothing has to be converted when
-an optimizer is saved, loaded, copied or pickled: the objects are built from the dictionaries when they are needed.
+Checkpoints are then plain data that ``torch.load(weights_only=True)`` reads. Saving, loading, copying and pickling
+convert nothing: the objects are rebuilt from the dictionaries when they are needed.
 """
 
 from dataclasses import fields, is_dataclass
@@ -12,8 +12,9 @@ from typing import Any
 from o2nc import laws, learners, scaling
 from o2nc.averages import windows
 
-KEY = "o2nc"  # of our entries in the first parameter group and in a parameter's state
-_NAME = "class"  # no field can be called so
+KEY = "o2nc"  # our key in the first parameter group and in every parameter's state
+AVERAGED = "averaged"  # a setting while a step is under way; if it fails, x_t is not averaged twice
+_NAME = "class"  # a keyword, so no field has this name
 
 
 def _key(cls: type) -> str:

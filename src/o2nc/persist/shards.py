@@ -1,9 +1,8 @@
 """Sharded parameters (DTensor, as FSDP2 makes them): every process steps its local shard.
 
-x̄, ḡ, Δ and whatever has the parameter's shape are DTensors placed like the parameter, and are updated on their local
-shards. Norms of R^d are sums over the processes: a learner that needs one waits for it at every step. V and the
-progress are kept as this process's share and summed when they are read; checkpoints hold the whole sums, so that any
-number of processes can load them.
+x̄, ḡ, Δ and whatever else has the parameter's shape are DTensors placed like the parameter; their local shards are
+updated. A learner that needs a joint norm all-reduces it at every step. V and the progress are kept as this process's
+share and summed when they are read; checkpoints hold the sums, so that any number of processes can load them.
 """
 
 import os
@@ -55,7 +54,7 @@ def total(values: Tensor, params: Sequence[Any]) -> Tensor:
             if not placement.is_replicate():  # is_shard() is False of the strided shards of tensor parallelism
                 dims.setdefault((p.device_mesh, dim), []).append(i)
     if dims:
-        values = values.to(local(params[0]).device, copy=True)  # where the processes can add them up
+        values = values.to(local(params[0]).device, copy=True)  # where all_reduce can reach them
     for (mesh, dim), at in dims.items():
         some = values[..., at].contiguous()
         distributed.all_reduce(some, group=mesh.get_group(dim))
@@ -83,10 +82,10 @@ def is_first_process() -> bool:
 
 
 def why_partial(params: Sequence[Tensor]) -> str | None:
-    """Return why these parameters are only a part, with the other parts out of reach; None if they are not.
+    """Return why this process has only a part of the parameters and cannot reach the rest; None if it has all.
 
-    FSDP1 marks what it has flattened. ZeroRedundancyOptimizer marks nothing: it is found among the callers while it
-    constructs the optimizer of its part.
+    FSDP1 marks the parameters that it has flattened. ZeroRedundancyOptimizer does not: it is found on the call stack
+    while it constructs the optimizer of its part.
     """
     if any(getattr(p, "_fsdp_flattened", False) for p in params):
         return "FullyShardedDataParallel (FSDP1) flattens them; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
@@ -102,9 +101,9 @@ def why_partial(params: Sequence[Tensor]) -> str | None:
 
 @contextmanager
 def resharded(model: torch.nn.Module) -> Iterator[None]:
-    """Have FSDP2 drop its gathered weights before and after a ``with`` block.
+    """Make FSDP2 free its gathered weights before and after a ``with`` block.
 
-    It keeps the root's after an evaluation, for a backward pass, and would not notice that they were replaced.
+    It keeps those of the root module after an evaluation, and would not notice that the parameters were replaced.
     """
     roots: list[Any] = []
     if distributed.is_available():

@@ -64,23 +64,6 @@ def _previous(y: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(y[..., :1]), y[..., :-1]], dim=-1)
 
 
-def chain_value(y: Tensor) -> Tensor:
-    """Return F_T of the last axis. Only one of Ψ(x) and Ψ(−x) is not 0: a link is −sgn(a)Ψ(|a|)Φ(sgn(a)b)."""
-    a = _previous(y)
-    return -(a.sign() * _psi(a.abs())[0] * _phi(a.sign() * y)).sum(-1)
-
-
-def chain_gradient(y: Tensor, factor: Tensor | None = None) -> Tensor:
-    """Return ∇F_T, with the coordinates after prog_{1/4}(y) times ``factor``, one number for every row of y."""
-    g = -_psi(_previous(y).abs())[0] * torch.exp((1 - y * y) / 2)
-    head = y[..., :-1]
-    g[..., :-1] -= _psi(head.abs())[1] * _phi(head.sign() * y[..., 1:])
-    if factor is None:
-        return g
-    new = torch.arange(1, y.shape[-1] + 1, device=y.device) > prog(y, 0.25).unsqueeze(-1)
-    return torch.where(new, g * factor.unsqueeze(-1), g)
-
-
 @dataclass(frozen=True)
 class Chain(Problem):
     """F(x) = h·F_T(x/w): G = 23√T·h/w, F* = 12Th, H = 152h/w², ρ = 2100h/w³; ‖∇F(x)‖ > h/w unless prog_1(x/w) = T.
@@ -138,14 +121,23 @@ class Chain(Problem):
         return torch.zeros(self.dimension, dtype=torch.float64)
 
     def _value(self, x: Tensor) -> Tensor:
-        return self.height * chain_value(x / self.width)
+        y = x / self.width
+        a = _previous(y)
+        # only one of Ψ(a) and Ψ(−a) is not 0: a link is −sgn(a)Ψ(|a|)Φ(sgn(a)y)
+        return -self.height * (a.sign() * _psi(a.abs())[0] * _phi(a.sign() * y)).sum(-1)
 
     def _gradient(self, x: Tensor) -> Tensor:
-        return self.steepness * chain_gradient(x / self.width)
+        y = x / self.width
+        g = -_psi(_previous(y).abs())[0] * torch.exp((1 - y * y) / 2)
+        head = y[..., :-1]
+        g[..., :-1] -= _psi(head.abs())[1] * _phi(head.sign() * y[..., 1:])
+        return self.steepness * g
 
     def reveal(self, x: Tensor, factor: Tensor) -> Tensor:
         """Return ∇F with the coordinates after prog_{1/4}(x/w) times ``factor``, one number for every row of x."""
-        return self.steepness * chain_gradient(x.detach() / self.width, factor)
+        g = self._gradient(x.detach())
+        new = torch.arange(1, self.length + 1, device=x.device) > prog(x / self.width, 0.25).unsqueeze(-1)
+        return torch.where(new, g * factor.unsqueeze(-1), g)
 
 
 @dataclass(frozen=True)

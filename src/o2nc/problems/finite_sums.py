@@ -42,11 +42,6 @@ class FiniteSum(Problem):
     samples: int
     seed: int
 
-    @property
-    def terms(self) -> int:
-        """The number m of terms."""
-        return self.samples
-
     @cached_property
     def lipschitz(self) -> float:
         """G = max|w_i|·‖A‖/√m, by (1)."""
@@ -232,5 +227,5 @@ class Subsampled(Oracle):
     def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return one g for every row of x, independently."""
         shape = (*x.shape[:-1], self.batch)
-        index = torch.randint(self.problem.terms, shape, generator=generator, device=x.device)
+        index = torch.randint(self.problem.samples, shape, generator=generator, device=x.device)
         return self.problem.term_gradient(x, index)

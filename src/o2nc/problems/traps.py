@@ -26,7 +26,7 @@ coordinates start up to 0.05 off, each at a phase of its own, and the orbit draw
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -92,8 +92,38 @@ class Trap:
         return torch.where(u >= self.rise, -self.fall, up)  # so that nan stays nan
 
 
+class Trapped(Separable):
+    """F(x) = Σ_i (f(x_i) + v|x_i|)/√d: a trap in a valley of slope v; the least value is 0 at 0."""
+
+    valley: ClassVar[float] = 0.0
+
+    if TYPE_CHECKING:  # a field or a class attribute of the subclasses
+
+        @property
+        def trap(self) -> Trap:
+            """The function f."""
+
+    @property
+    def lr(self) -> float:
+        """√d·P/(a − v), with which a step at slope a away from the minimum moves a coordinate by one period."""
+        return math.sqrt(self.dimension) * self.trap.period / (self.trap.slope - self.valley)
+
+    @property
+    def lipschitz(self) -> float:
+        """The largest ‖∇F‖, the same in every dimension."""
+        return self.trap.lipschitz + self.valley
+
+    def f(self, x: Tensor) -> Tensor:
+        """Return f of the trap and of the valley."""
+        return self.trap.value(x) + self.valley * x.abs()
+
+    def derivative(self, x: Tensor) -> Tensor:
+        """Return its derivative; at a kink of the trap, the limit from the right."""
+        return self.trap.gradient(x) + self.valley * x.sign()
+
+
 @dataclass(frozen=True)
-class Resonance(Separable):
+class Resonance(Trapped):
     """F(x) = Σ_i f(x_i)/√d with the step, the momentum and the start that stay in the trap f for ever.
 
     With lr = √d·P/a and a buffer that is the mean m ← β̃m + (1 − β̃)g, a coordinate that sees f' = a for long moves
@@ -152,31 +182,13 @@ class Resonance(Separable):
         """Return the climber's trap without its valley, with β̃ = 0.9."""
         return cls(dimension, Climber.trap, momentum=0.9, position=0.4)
 
-    @property
-    def lr(self) -> float:
-        """√d·P/a, with which a step at slope a moves a coordinate by one period."""
-        return math.sqrt(self.dimension) * self.trap.period / self.trap.slope
-
-    @property
-    def lipschitz(self) -> float:
-        """The largest ‖∇F‖, the same in every dimension."""
-        return self.trap.lipschitz
-
     def start(self) -> Tensor:
         """Return x_0, in float64."""
         return torch.full((self.dimension,), float(self.position), dtype=torch.float64)
 
-    def f(self, x: Tensor) -> Tensor:
-        """Return f of the trap."""
-        return self.trap.value(x)
-
-    def derivative(self, x: Tensor) -> Tensor:
-        """Return f' of the trap; at a kink, the limit from the right."""
-        return self.trap.gradient(x)
-
 
 @dataclass(frozen=True)
-class Climber(Separable):
+class Climber(Trapped):
     """F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d: a trap in a shallow valley, with the least value 0 at 0.
 
     Args:
@@ -197,25 +209,7 @@ class Climber(Separable):
     trap: ClassVar[Trap] = Trap(threshold=0.2, slope=0.25, ramp=0.6, period=1.0)
     valley: ClassVar[float] = 0.1
 
-    @property
-    def lr(self) -> float:
-        """√d/0.15, with which a step at the start moves every coordinate by one period."""
-        return math.sqrt(self.dimension) * self.trap.period / (self.trap.slope - self.valley)
-
-    @property
-    def lipschitz(self) -> float:
-        """The largest ‖∇F‖, the same in every dimension."""
-        return self.trap.lipschitz + self.valley
-
     def start(self) -> Tensor:
         """Return x_0, in float64: −4.6, spread over −4.65 to −4.55 when there are several coordinates."""
         spread = 0.05 if self.dimension > 1 else 0.0
         return -4.6 + torch.linspace(-spread, spread, self.dimension, dtype=torch.float64)
-
-    def f(self, x: Tensor) -> Tensor:
-        """Return f of the trap and of the valley."""
-        return self.trap.value(x) + self.valley * x.abs()
-
-    def derivative(self, x: Tensor) -> Tensor:
-        """Return its derivative; at a kink of the trap, the limit from the right."""
-        return self.trap.gradient(x) + self.valley * x.sign()

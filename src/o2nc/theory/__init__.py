@@ -3,29 +3,15 @@
 For a G-Lipschitz F with F(x_0) − inf F <= F* and stochastic gradients g_t with E[g_t | the whole past] = ∇F(x_t) and
 variance at most σ², Algorithm 2 with `OGD` (κ = 1) outputs x̄ with E‖∇F(x̄)‖_c <= B. With α = 1 − β, A² = G² + σ²:
 
-"sharp", the energy theorem (docs/paper.md), for s ~ Exp(1), μ = 0, every lr ℓ = βη and the output law "geometric":
-
     B = (1/N)√((α²(N − 1)/(1 − β²) + 1)T) + σ(α(N − 1) + 1)/(N√(1 − β²)) + cCℓ²T/(α²(1 − β²)N)
-    T = 2F*/η + A²N,   C = β((β + q)/(1 + β))² <= 1,   q = √(2 − β²).
+    T = 2F*/η + A²N,   C = β((β + q)/(1 + β))² <= 1,   q = √(2 − β²)
 
-`guarantee` has it for any momentum, discount, schedule and law, and for the uniform output. `plan` takes the best.
-
-"regret", the paper's proof with every step at its best, for the uniform output, at the best D and α <= ½:
-
-    B = F*/(DN) + (β/N)(G/α + σ/√(α(2 − α))) + σ√(α/(2 − α)) + C·cD²/α² + (β/N + α)A/√α
-    D³ = F*α²/(2CcN),   η = D√α/A,   μ = 2CcD/α².
-
-"paper", exactly as printed (Theorem SGDM and its proof; now A = G + σ):
-
-    B = F*/(DN) + (2G + σ)/(αN) + σ√α + 12cD²/α² + ((1 + 2αN)/N)(2A/√α + 12cD²/α²)
-    α = max{N^{−2/3}, F*^{4/7} c^{2/7} A^{−6/7} N^{−4/7}} <= ½,   D = F*/(A√α N),   η = 2D√α/A,   μ = 24cD/α².
-
-C is of the variance lemma, Σ E V_n <= (C/α²) Σ E‖Δ_n‖², where the paper has 12; no smaller constant is true.
+for s ~ Exp(1), μ = 0, every lr ℓ = βη and the output law "geometric" (the energy theorem, docs/paper.md). C is of the
+variance lemma, Σ E V_n <= (C/α²) Σ E‖Δ_n‖², where the paper has 12; no smaller constant is true.
 
 * `energy`: the energy theorem; `guarantees` has it for hyperparameters of your own, or of an optimizer.
-* `lemmas`: C, the weights λ behind it, the law of the output, the factor from ‖∇F‖_c to ‖∇F‖.
-* `plans`: a `Plan` is hyperparameters and their bound; `planning` chooses them, and has the number of steps that
-  a target ε takes: enough and necessary.
+* `lemmas`: C, the weights λ behind it, the law of the output.
+* `plans`: the best hyperparameters, or the printed ones; how many steps a target ε takes: enough, and necessary.
 * `adaptive`: a plan that knows neither G nor σ, and its bound for all of them.
 * `stability`: the learning rate that momentum bears when its steps are random.
 * `stopping`: a target ε without knowing the gap: when to stop, in stages, and with noise.
@@ -37,18 +23,10 @@ from o2nc.theory.energy import Falling
 from o2nc.theory.guarantees import Guarantee, guarantee
 from o2nc.theory.lemmas import CONSTANTS as CONSTANTS
 from o2nc.theory.lemmas import output_weights, spread_constant, variance_weights
-from o2nc.theory.planning import lower_bound, plan, steps_for
-from o2nc.theory.plans import Plan
+from o2nc.theory.plans import Plan, lower_bound, plan, steps_for
 from o2nc.theory.plateaus import convex_bound, energy_ratio, fall_seen, kink_level, sharp_stage
 from o2nc.theory.stability import stable_lr
-from o2nc.theory.stopping import (
-    StoppingPlan,
-    holdout_samples,
-    ladder,
-    ladder_steps,
-    noise_margin,
-    stopping_plan,
-)
+from o2nc.theory.stopping import StoppingPlan, holdout_samples, ladder, ladder_steps, noise_margin, stopping_plan
 
 __all__ = [
     "AdaptivePlan",

@@ -17,8 +17,6 @@ from o2nc.learners import BallAdaGrad
 from o2nc.optimizers.o2nc import ExponentiatedO2NC
 from o2nc.theory import lemmas
 
-OUTPUTS = ("geometric", "uniform")
-
 
 @dataclass(frozen=True)
 class AdaptivePlan:
@@ -55,20 +53,23 @@ class AdaptivePlan:
         """D, which is the learner's lr."""
         return self.radius
 
+    @property
+    def _share(self) -> float:
+        """(α + β/N)/√(1 − β²), what the averages leave of the noise and of the regret."""
+        return (self.alpha + self.beta / self.steps) / math.sqrt(1 - self.beta**2)
+
     def terms(self, *, lipschitz: float, noise: float = 0.0, output: str = "geometric") -> dict[str, float]:
         """Return the summands of the bound, by what they pay for; ``descent`` and ``spread`` are known beforehand."""
-        checks.positive("lipschitz", lipschitz)
-        checks.non_negative("noise", noise)
-        checks.choice("output", output, OUTPUTS)
-        n, alpha, d = self.steps, self.alpha, self.radius
-        share = (alpha + self.beta / n) / math.sqrt(1 - self.beta**2)
+        checks.known(lipschitz=lipschitz, noise=noise)
+        checks.choice("output", output, lemmas.OUTPUTS)
         found = {
-            "descent": self.gap / (d * n),
-            "noise": noise * share,
-            "spread": lemmas.spread_constant(self.beta) * self.c * d**2 / alpha**2,
-            "regret": 2 * math.sqrt(2) * math.hypot(lipschitz, noise) * share,
+            "descent": self.gap / (self.radius * self.steps),
+            "noise": noise * self._share,
+            "spread": lemmas.spread_constant(self.beta) * self.c * (self.radius / self.alpha) ** 2,
+            "regret": 2 * math.sqrt(2) * math.hypot(lipschitz, noise) * self._share,
         }
-        return found if output == "geometric" else found | {"start": self.beta * lipschitz / (alpha * n)}
+        start = self.beta * lipschitz / (self.alpha * self.steps)
+        return found if output == "geometric" else found | {"start": start}
 
     def bound(self, *, lipschitz: float, noise: float = 0.0, output: str = "geometric") -> float:
         """Return B >= E‖∇F(x̄)‖_c for this G and σ, as they were or as they may have been.
@@ -96,14 +97,13 @@ class AdaptivePlan:
             >>> f"{p.bound(lipschitz=1.0):.3f} in the mean, {p.probable_bound(0.01, lipschitz=1.0):.3f} with 99 %"
             '0.010 in the mean, 0.393 with 99 %'
         """
-        checks.fraction("failure", failure)
-        log, share = math.log(4 / failure), (self.alpha + self.beta / self.steps) / math.sqrt(1 - self.beta**2)
-        luck = math.sqrt(2 * log / self.steps)
+        checks.known(failure=failure)
+        log = math.log(4 / failure)
         known = self.terms(lipschitz=lipschitz, noise=noise)
-        regret = share * (2 * math.sqrt(2) * (lipschitz + noise) + 2 * noise * math.sqrt(math.log(12 / failure)))
+        longest = 2 * math.sqrt(2) * (lipschitz + noise) + 2 * noise * math.sqrt(math.log(12 / failure))
         spread = 4 * self.c * (self.radius / self.alpha * math.log(4 * (math.e + 2) / failure)) ** 2
-        martingale = (lipschitz + noise) * luck + 16 / 3 * lipschitz * log / self.steps
-        return known["descent"] + martingale + regret + spread
+        martingale = (lipschitz + noise) * math.sqrt(2 * log / self.steps) + 16 / 3 * lipschitz * log / self.steps
+        return known["descent"] + martingale + self._share * longest + spread
 
     def price_of_the_gap(self, largest: float, wealth: float) -> float:
         """Return what a learner pays for learning D instead of knowing the gap: add it to `bound`.
@@ -121,8 +121,7 @@ class AdaptivePlan:
             >>> f"{p.price_of_the_gap(largest=1.0, wealth=1.0):.4f} beside {p.bound(lipschitz=1.0):.4f}"
             '0.0036 beside 0.0104'
         """
-        checks.positive("largest", largest)
-        checks.positive("wealth", wealth)
+        checks.known(largest=largest, wealth=wealth)
         room = math.sqrt(largest / (2 * self.c * lemmas.spread_constant(self.beta))) * self.alpha
         if self.radius > room:
             raise ValueError(f"largest={largest!r} is too small here: Z = {room:.4g} < D = {self.radius:.4g}")
@@ -175,9 +174,7 @@ def adaptive_plan(steps: int, c: float, gap: float) -> AdaptivePlan:
         >>> {name: round(value, 3) for name, value in p.terms(lipschitz=1.0).items()}
         {'descent': 0.175, 'noise': 0.0, 'spread': 0.088, 'regret': 0.293}
     """
-    checks.integer("steps", steps, 1)
-    checks.positive("c", c)
-    checks.positive("gap", gap)
+    checks.known(steps=steps, c=c, gap=gap)
     alpha = min(float(steps) ** (-4 / 7), 0.5)
     cube = gap / (2 * lemmas.spread_constant(1 - alpha) * c * steps)
     radius = lemmas.in_float64(lambda: (cube * alpha**2) ** (1 / 3), lambda d: 0 < d < math.inf, c=c, gap=gap)

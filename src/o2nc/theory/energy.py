@@ -66,12 +66,6 @@ class Rates(NamedTuple):
         return cls(lr * steps, lr, lr, (steps - 1) * lr**2, 0.0, inverse, lr / keep if steps > 1 else 0.0)
 
     @classmethod
-    def falling(cls, lr: "Falling", momentum: float, steps: int) -> "Rates":
-        """Return bounds for rates that the run lowers, as far as Exp needs them, by w_n >= (1 − b²)ℓ_{n−1}."""
-        low, high = (cls.constant(value, momentum, steps) for value in (lr.least, lr.first))
-        return high._replace(last=low.last, inverse=low.inverse)
-
-    @classmethod
     def scheduled(cls, lrs: NDArray[np.float64], momentum: float) -> "Rates":
         """Return those of a sequence, of which ℓ_N moves nothing that is averaged; refused where some w_n <= 0."""
         moving = lrs[:-1]

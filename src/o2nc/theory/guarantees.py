@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from torch.optim import Optimizer
@@ -114,29 +114,32 @@ def guarantee(
         >>> guarantee(lr=0.1, momentum=0.9, **known).vacuous
         True
     """
-    checks.integer("steps", steps, 1)
     known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
-    for name in ("c", "gap", "lipschitz"):
-        checks.positive(name, known[name])
-    checks.non_negative("noise", noise)
-    if output is None:
-        output = "uniform" if optimizer is None else made_with(optimizer).get("output", "uniform")
-    checks.choice("output", output, lemmas.OUTPUTS)
-    if optimizer is not None and (momentum is not None or average is not None or law != Exponential()):
+    checks.known(steps=steps, **known)
+    if optimizer is None:
+        if lr is None or momentum is None:
+            raise TypeError(f"give an optimizer, or lr and momentum, got lr={lr!r} and momentum={momentum!r}")
+        average = momentum if average is None else average
+        checks.known(momentum=momentum)
+        checks.fraction("average", average)
+        check_law(law)
+        read = Momentum(lr, 1.0, float(momentum), float(average), law)
+        output = output or "uniform"
+    elif momentum is None and average is None and law == Exponential():
+        read = _read(optimizer, lr)
+        output = output or made_with(optimizer).get("output", "uniform")
+    else:
         raise TypeError("momentum, average and law are read from the optimizer: leave them out beside it")
+    checks.choice("output", output, lemmas.OUTPUTS)
+    if isinstance(read.lr, Falling) and scaling.price(read.law):
+        raise ValueError(f"lr={lr!r} has a theorem for s ~ Exp only, got {read.law!r}: fix lr in advance")
+    if output == "uniform" and energy.second_moment(read.law) > 4 / (1 - read.average):
+        only = "for which only output='geometric' has a theorem"
+        raise ValueError(f"law={read.law!r} has E s² > 4/(1 − β), {only}, got {output!r}")
 
     def compute() -> dict[str, float]:
-        if optimizer is None:
-            run = _named(int(steps), lr, momentum, average, law, output)
-        else:
-            run = _read(optimizer, int(steps), lr, output)
-        if isinstance(lr, Falling) and scaling.price(run.law):
-            raise ValueError(f"lr={lr!r} has a theorem for s ~ Exp only, got {run.law!r}: fix lr in advance")
-        if output == "uniform" and energy.second_moment(run.law) > 4 / (1 - run.average):
-            raise ValueError(
-                f"law={run.law!r} has E s² > 4/(1 − β), for which only output='geometric' has a theorem, "
-                f"got {output!r}"
-            )
+        rates = _rates(read.lr, read.factor * scaling.mean(read.law), read.momentum, int(steps))
+        run = Run(int(steps), rates, read.momentum, read.average, read.dampening, read.law, output)
         return energy.energy_terms(run, **known)
 
     shown = {"lr": lr if isinstance(lr, float | int) else None, **known}
@@ -144,18 +147,15 @@ def guarantee(
     return Guarantee(int(steps), float(c), float(lipschitz), output, terms)
 
 
-def _named(
-    steps: int, lr: Schedule | None, momentum: float | None, average: float | None, law: Law, output: str
-) -> Run:
-    if lr is None or momentum is None:
-        raise TypeError(f"give an optimizer, or lr and momentum, got lr={lr!r} and momentum={momentum!r}")
-    checks.number("momentum", momentum, "a number in [0, 1)", lambda v: 0 <= v < 1)
-    average = momentum if average is None else average
-    checks.fraction("average", average)
-    if void := law_voids(law):
-        raise ValueError(f"no theorem holds: {void}")
-    rates = _rates(lr, scaling.mean(law), momentum, steps)
-    return Run(steps, rates, float(momentum), float(average), 0.0, law, output)
+class Momentum(NamedTuple):
+    """Momentum with random scaling as the theorem sees it, from arguments or from an optimizer."""
+
+    lr: Schedule
+    factor: float  # of ℓ to lr
+    momentum: float
+    average: float
+    law: Law
+    dampening: float = 0.0
 
 
 def _rates(lr: Schedule, factor: float, momentum: float, steps: int) -> Rates:
@@ -163,7 +163,9 @@ def _rates(lr: Schedule, factor: float, momentum: float, steps: int) -> Rates:
     if isinstance(lr, Falling):
         checks.positive("lr.first", lr.first)
         checks.number("lr.least", lr.least, f"a number in (0, lr.first = {lr.first!r}]", lambda v: 0 < v <= lr.first)
-        return Rates.falling(Falling(factor * lr.first, factor * lr.least), momentum, steps)
+        # bounds for all such rates, as far as Exp needs them, by w_n >= (1 − b²)ℓ_{n−1}
+        low, high = (Rates.constant(factor * value, momentum, steps) for value in (lr.least, lr.first))
+        return high._replace(last=low.last, inverse=low.inverse)
     if not callable(lr) and not isinstance(lr, Sequence | np.ndarray):
         checks.positive("lr", lr)
         return Rates.constant(factor * lr, momentum, steps)
@@ -173,7 +175,13 @@ def _rates(lr: Schedule, factor: float, momentum: float, steps: int) -> Rates:
     return Rates.scheduled(factor * lrs, momentum)
 
 
-def law_voids(law: object) -> str | None:
+def check_law(law: object) -> None:
+    """Raise unless a theorem holds for the law."""
+    if void := _voids(law):
+        raise ValueError(f"no theorem holds: {void}")
+
+
+def _voids(law: object) -> str | None:
     """Say why there is no theorem for a law, if there is none."""
     if law is None:
         return "without random scaling (s = 1, whose price is infinite) momentum can be trapped"
@@ -183,59 +191,40 @@ def law_voids(law: object) -> str | None:
     return None if math.isfinite(law.price) else f"{law!r} has an infinite price"
 
 
-def _read(optimizer: Optimizer, steps: int, lr: Schedule | None, output: str) -> Run:
-    """Return an optimizer's run, or refuse it with all that voids the theorem."""
-    is_sgdm = type(optimizer) is ScaledSGDM
+def _read(optimizer: Optimizer, lr: Schedule | None) -> Momentum:
+    """Return an optimizer's momentum, or refuse it with all that voids the theorem."""
     groups, group = optimizer.param_groups, made_with(optimizer)
-    if not is_sgdm and not (type(optimizer) is ExponentiatedO2NC and type(group["learner"]) is OGD):
-        raise ValueError(
-            f"the theorem is about ScaledSGDM and ExponentiatedO2NC with OGD, got {type(optimizer).__name__}"
-            + (f" with {type(group['learner']).__name__}" if "learner" in group else "")
-        )
+    is_sgdm, learner = type(optimizer) is ScaledSGDM, cast(Any, group.get("learner"))
+    if not is_sgdm and not (type(optimizer) is ExponentiatedO2NC and type(learner) is OGD):
+        name = type(optimizer).__name__ + (f" with {type(learner).__name__}" if learner else "")
+        raise ValueError(f"the theorem is about ScaledSGDM and ExponentiatedO2NC with OGD, got {name}")
+    rate: Any = float(group["lr"]) if lr is None else lr
+    fixed, law, average = isinstance(rate, float | int), group["scaling"], group["average"]
+    if is_sgdm:
+        b, changes = float(group["momentum"]), False
+        dampening = float(group["dampening"]) if b else 0.0  # torch has none without a buffer
+        factor = 1 - dampening
+    else:  # Δ_{t+1} = b(Δ_t − ηg_t) with b = β/(β + ημ + κα)
+        beta, dampening = group["beta"], 0.0
+        b = beta / (beta + rate * learner.decay + learner.kappa * (1 - beta)) if fixed else beta
+        factor, changes = b, not fixed and (learner.decay or learner.kappa == 2)
     names = ("lr", "weight_decay", "maximize") + ("momentum", "dampening", "nesterov") * is_sgdm
-    reasons = [
-        f"parameter groups differ in {name}" for name in names if len({float(other[name]) for other in groups}) > 1
-    ]
-    if any(float(other["weight_decay"]) for other in groups):
-        reasons.append(f"weight_decay={group['weight_decay']!r}: the theorem is about neither form of it")
-    if reason := law_voids(group["scaling"]):
-        reasons.append(reason)
-    if not isinstance(group["average"], Discount) or group["average"].start or group["average"].every > 1:
-        reasons.append(f"average={group['average']!r}: the averages of the theorem have a discount in (0, 1)")
-    if lr is None and any("initial_lr" in other for other in groups):
-        reasons.append("a scheduler changes lr: give all of it, as lr=[…]")
-    lr = float(group["lr"]) if lr is None else lr
-    (factor, momentum, dampening), more = _sgdm(group) if is_sgdm else _ogd(group, lr)
-    reasons += more
-    if isinstance(lr, float | int) and lr <= 0:
-        reasons.append(f"lr={lr!r} moves nothing")
-    if reasons:
+    differ = [name for name in names if len({float(other[name]) for other in groups}) > 1]
+    decays = any(float(other["weight_decay"]) for other in groups)
+    voids = {
+        **{f"parameter groups differ in {name}": True for name in differ},
+        f"weight_decay={group['weight_decay']!r}: the theorem is about neither form of it": decays,
+        str(_voids(law)): _voids(law),
+        f"average={average!r}: the averages of the theorem have a discount in (0, 1)": (
+            not isinstance(average, Discount) or average.start or average.every > 1
+        ),
+        "a scheduler changes lr: give all of it, as lr=[…]": lr is None and any("initial_lr" in g for g in groups),
+        "nesterov=True is another update": is_sgdm and group["nesterov"],
+        f"momentum={b!r} is not in [0, 1)": not 0 <= b < 1,
+        f"dampening={dampening!r} takes in no gradient": dampening >= 1,
+        "with decay or kappa=2 a schedule of lr changes the momentum, too": changes,
+        f"lr={rate!r} moves nothing": fixed and rate <= 0,
+    }
+    if reasons := [reason for reason, holds in voids.items() if holds]:
         raise ValueError("no theorem holds: " + "; ".join(reasons))
-    law = group["scaling"]
-    rates = _rates(lr, factor * scaling.mean(law), momentum, steps)
-    return Run(steps, rates, momentum, group["average"].beta, dampening, law, output)
-
-
-def _sgdm(group: dict[str, Any]) -> tuple[tuple[float, float, float], list[str]]:
-    """Return ℓ over lr, momentum and dampening of SGD, and what voids the theorem."""
-    reasons = []
-    if group["nesterov"]:
-        reasons.append("nesterov=True is another update")
-    momentum = float(group["momentum"])
-    if not 0 <= momentum < 1:
-        reasons.append(f"momentum={momentum!r} is not in [0, 1)")
-    dampening = float(group["dampening"]) if momentum else 0.0  # torch has none without a buffer
-    if dampening >= 1:
-        reasons.append(f"dampening={dampening!r} takes in no gradient")
-    return (1 - dampening, momentum, dampening), reasons
-
-
-def _ogd(group: dict[str, Any], lr: Schedule) -> tuple[tuple[float, float, float], list[str]]:
-    """Return the same of `OGD`, which plays Δ_{t+1} = b(Δ_t − ηg_t) with b = β/(β + ημ + κα)."""
-    learner, beta = group["learner"], group["beta"]
-    if isinstance(lr, float | int):
-        b = beta / (beta + lr * learner.decay + learner.kappa * (1 - beta))
-        return (b, b, 0.0), []
-    changes = learner.decay or learner.kappa == 2
-    reasons = ["with decay or kappa=2 a schedule of lr changes the momentum, too"] if changes else []
-    return (beta, beta, 0.0), reasons
+    return Momentum(rate, factor, b, average.beta, law, dampening)

@@ -1,4 +1,4 @@
-"""What the lemmas contribute to a bound: the weights and the constant of spread, the factor of the reductions."""
+"""What the lemmas contribute to a bound: the weights and the constant of spread, the law of the output."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from o2nc import checks
 
-CONSTANTS = ("sharp", "regret", "paper")
+CONSTANTS = ("sharp", "paper")
 OUTPUTS = ("uniform", "geometric")
+PRINTED = 12.0  # C in the paper
 Found = TypeVar("Found")
 
 
@@ -52,8 +53,7 @@ def variance_weights(n: int, beta: float) -> NDArray[np.float64]:
         >>> variance_weights(3, 0.5)
         array([0.        , 0.81632653, 1.30612245])
     """
-    checks.integer("n", n, 1)
-    checks.fraction("beta", beta)
+    checks.known(n=n, beta=beta)
     p = beta ** np.arange(n - 1.0, -1, -1)
     p /= p.sum()
     since = p[::-1].cumsum()[::-1]  # Σ_{i>=t} p_i
@@ -71,7 +71,7 @@ def spread_constant(beta: float, constants: str = "sharp", *, second_moment: flo
 
     Args:
         beta: β in (0, 1).
-        constants: "sharp" (and "regret" means the same) or "paper".
+        constants: "sharp" or "paper".
         second_moment: E s² of a law of mean 1, which Exp(1) has 2 of.
 
     Example:
@@ -82,7 +82,7 @@ def spread_constant(beta: float, constants: str = "sharp", *, second_moment: flo
     checks.choice("constants", constants, CONSTANTS)
     checks.number("second_moment", second_moment, "a finite number >= 1", lambda v: v >= 1)
     if constants == "paper":
-        return 12.0
+        return PRINTED
     q = math.sqrt(beta**2 + (1 - beta) * (1 + beta) * second_moment)
     return beta * ((beta + q) / (1 + beta)) ** 2
 
@@ -102,18 +102,10 @@ def output_weights(n: int, beta: float, output: str = "geometric") -> NDArray[np
         >>> output_weights(3, 0.5)
         array([0.16666667, 0.25      , 0.58333333])
     """
-    checks.integer("n", n, 1)
-    checks.fraction("beta", beta)
+    checks.known(n=n, beta=beta)
     checks.choice("output", output, OUTPUTS)
     if output == "uniform":
         return np.full(n, 1 / n)
     weights: NDArray[np.float64] = -np.expm1(np.arange(1.0, n + 1) * math.log(beta)) / n
     weights[-1] /= 1 - beta
     return weights
-
-
-def reduction_factor(constants: str, smoothness: float | None) -> float:
-    """Return ‖∇F(x)‖/ε of Lemma criterion-reduction at c = H²/ε, or at c = ρ/2 without H."""
-    if constants == "paper":
-        return 2.0
-    return 1.0 if smoothness is None else 1.25

@@ -42,9 +42,7 @@ def energy_ratio(momentum_squares: float, gradient_squares: float, momentum: flo
         >>> round(energy_ratio(1 / (1 - 0.9**2), 1.0, momentum=0.9), 12)
         1.0
     """
-    checks.non_negative("momentum_squares", momentum_squares)
-    checks.positive("gradient_squares", gradient_squares)
-    checks.number("momentum", momentum, "a number in [0, 1)", lambda v: 0 <= v < 1)
+    checks.known(momentum_squares=momentum_squares, gradient_squares=gradient_squares, momentum=momentum)
     return (1 - momentum) * (1 + momentum) * momentum_squares / gradient_squares
 
 
@@ -63,12 +61,12 @@ def fall_seen(progress: float, squares: float) -> float:
         3.0
     """
     checks.number("progress", progress, "a finite number", lambda _: True)
-    checks.positive("squares", squares)
+    checks.known(squares=squares)
     return -progress / math.sqrt(squares)
 
 
 def _kappa(momentum: float, law: Law) -> float:
-    checks.number("momentum", momentum, "a number in [0, 1)", lambda v: 0 <= v < 1)
+    checks.known(momentum=momentum)
     return (energy.second_moment(law) * (1 - momentum) + 2 * momentum) / (2 * (1 + momentum))
 
 
@@ -90,9 +88,7 @@ def kink_level(
         >>> round(kink_level(0.01, 0.9, gradient_squares=1.0), 4)
         0.0526
     """
-    checks.positive("lr", lr)
-    checks.positive("gradient_squares", gradient_squares)
-    checks.non_negative("ratio", ratio)
+    checks.known(lr=lr, gradient_squares=gradient_squares, ratio=ratio)
     return _kappa(momentum, law) * lr / (1 - momentum) * ratio * gradient_squares
 
 
@@ -114,10 +110,7 @@ def convex_bound(
         >>> round(convex_bound(10_000, 1e-3, 0.9, distance=1.0, gap=1.0, lipschitz=1.0), 4)
         0.0112
     """
-    checks.integer("steps", steps, 1)
-    for name, value in {"lr": lr, "distance": distance, "gap": gap, "lipschitz": lipschitz}.items():
-        checks.positive(name, value)
-    checks.non_negative("noise", noise)
+    checks.known(steps=steps, lr=lr, distance=distance, gap=gap, lipschitz=lipschitz, noise=noise)
     kappa, longer = _kappa(momentum, Exponential()), lr / (1 - momentum)
     start = distance**2 / (2 * longer) + 2 * momentum * kappa * gap / (1 - momentum)
     return start / steps + kappa * longer * (lipschitz**2 + noise**2)
@@ -148,10 +141,8 @@ def sharp_stage(sharpness: float, momentum: float, *, distance: float, lipschitz
         >>> round(stage.lr, 6), stage.steps
         (0.011875, 152)
     """
-    checks.positive("sharpness", sharpness)
-    checks.positive("distance", distance)
+    checks.known(sharpness=sharpness, distance=distance, noise=noise)
     checks.number("lipschitz", lipschitz, f"a number >= sharpness = {sharpness!r}", lambda v: v >= sharpness)
-    checks.non_negative("noise", noise)
     kappa, size = _kappa(momentum, Exponential()), lipschitz**2 + noise**2
     steps = 16 * kappa * max(size / sharpness**2, momentum * lipschitz / ((1 - momentum) * sharpness))
     return Stage((1 - momentum) * sharpness * distance / (4 * kappa * size), math.ceil(steps))

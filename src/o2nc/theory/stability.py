@@ -54,8 +54,7 @@ def stable_lr(
         >>> [round(stable_lr(0.9, law, nesterov=True), 2) for law in (None, Jitter(0.25), Jitter(1), Exponential())]
         [1.36, 1.32, 0.88, 0.42]
     """
-    checks.number("momentum", momentum, "a number in [0, 1)", lambda v: 0 <= v < 1)
-    checks.positive("curvature", curvature)
+    checks.known(momentum=momentum, curvature=curvature)
     checks.flag("nesterov", nesterov)
     checks.number("dampening", dampening, "a number < 1", lambda v: v < 1)
     if nesterov and dampening:

@@ -58,8 +58,7 @@ class StoppingPlan:
             checked: κ, where the certificate is looked at with probability α/κ after every step; 0 for every step.
             failure: p, the probability with which a look at a point that is good enough may not see it.
         """
-        checks.positive("gap", gap)
-        checks.non_negative("checked", checked)
+        checks.known(gap=gap, checked=checked)
         checks.number("failure", failure, "a number in [0, 1)", lambda v: 0 <= v < 1)
         return gap / self.fall + self.overhead * (1 + checked / (1 - failure))
 
@@ -84,19 +83,18 @@ def stopping_plan(eps: float, c: float, *, lipschitz: float, noise: float = 0.0)
         >>> f"beta={p.momentum:.4f}, lr={p.lr:.2e}: {p.steps(gap=1.0):.0f} steps for F* = 1"
         'beta=0.9987, lr=3.32e-06: 169815 steps for F* = 1'
     """
-    for name, value in {"eps": eps, "c": c, "lipschitz": lipschitz}.items():
-        checks.positive(name, value)
-    checks.non_negative("noise", noise)
+    known = {"eps": eps, "c": c, "lipschitz": lipschitz, "noise": noise}
+    checks.known(**known)
     if eps >= lipschitz:
         raise ValueError(f"eps must be below lipschitz = {lipschitz!r}, which bounds every certificate, got {eps!r}")
     size = math.hypot(lipschitz, noise)
 
-    def at(alpha: float) -> tuple[float, StoppingPlan | None]:
+    def at(alpha: float) -> tuple[float, StoppingPlan]:
         beta, keep = 1 - alpha, alpha * (2 - alpha)
         e = eps - noise * math.sqrt(alpha / (1 + beta))
         low, high = size / math.sqrt(keep), e / alpha
         if not low < high:
-            return math.inf, None
+            return math.inf, StoppingPlan(float(eps), alpha, 0.0, 0.0, 0.0, math.inf)
         for _ in range(100):
             u = (low + high) / 2
             energy = keep * u**2
@@ -109,12 +107,7 @@ def stopping_plan(eps: float, c: float, *, lipschitz: float, noise: float = 0.0)
         return 1 / fall, StoppingPlan(float(eps), alpha, beta * eta, fall, excess, overhead)
 
     low = min(1e-3 * (eps / (size + noise)) ** 2, 1e-3)
-    known = {"eps": eps, "c": c, "lipschitz": lipschitz, "noise": noise}
-    found = lemmas.in_float64(
-        lambda: lemmas.least(at, max(low, 1e-300)), lambda p: p is not None and 0 < p.fall < math.inf, **known
-    )
-    assert found is not None
-    return found
+    return lemmas.in_float64(lambda: lemmas.least(at, max(low, 1e-300)), lambda p: 0 < p.fall < math.inf, **known)
 
 
 def ladder(
@@ -153,7 +146,7 @@ def ladder_steps(stages: list[StoppingPlan], gap: float) -> float:
         >>> round(ladder_steps(stages, gap=1.0))
         32524
     """
-    checks.positive("gap", gap)
+    checks.known(gap=gap)
     lost = sum(stage.fall * stage.overhead / (1 + stage.excess) for stage in stages[:-1])
     return (gap + lost) / stages[-1].fall + sum(stage.overhead for stage in stages)
 
@@ -174,11 +167,7 @@ def noise_margin(check: int, steps: int, beta: float, *, noise: float, failure: 
         >>> round(noise_margin(1, 10_000, 0.99, noise=1.0, failure=0.01), 3)
         0.245
     """
-    checks.integer("check", check, 1)
-    checks.integer("steps", steps, 1)
-    checks.fraction("beta", beta)
-    checks.non_negative("noise", noise)
-    checks.fraction("failure", failure)
+    checks.known(check=check, steps=steps, beta=beta, noise=noise, failure=failure)
     log = math.log(2 * check * (check + 1) / failure)
     return noise * math.sqrt(2 * (1 - beta) / (1 + beta) * log) / -math.expm1(steps * math.log(beta))
 
@@ -198,8 +187,5 @@ def holdout_samples(check: int, margin: float, *, largest: float, failure: float
         >>> holdout_samples(1, 0.1, largest=1.0, failure=0.01)
         4794
     """
-    checks.integer("check", check, 1)
-    checks.positive("margin", margin)
-    checks.positive("largest", largest)
-    checks.fraction("failure", failure)
+    checks.known(check=check, margin=margin, largest=largest, failure=failure)
     return math.ceil(8 * (largest / margin) ** 2 * math.log(2 * check * (check + 1) / failure))

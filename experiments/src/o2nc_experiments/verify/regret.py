@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from o2nc import Exponential, Law, theory
+from o2nc import Exponential, Law
 from o2nc.learners import OGD, BallAdaGrad
 from o2nc.problems import Additive, DoubleWell, MultiKink, Oracle, Resonance
 from o2nc_experiments.runs import scalars
@@ -52,8 +52,8 @@ def conversion(
     In discounted form, β^n Reg_n(u) = Σ_t β^{n−t}(⟨g_t, Δ_t − u⟩ + (μ/2)(‖Δ_t‖² − ‖u‖²)).
     """
     problem, alpha = oracle.problem, 1 - beta
-    plan = theory.Plan(steps, c, problem.gap, problem.lipschitz, oracle.noise, "paper", alpha, radius)
-    mu = 2 * spread_factor(beta) * c * radius / alpha**2 if sharp else plan.decay
+    constant = spread_factor(beta) if sharp else 12.0
+    mu = 2 * constant * c * radius / alpha**2
     runs = traces(oracle, OGD(lr, decay=mu), beta, steps, seeds)
     weight = discounted(np.ones((steps, 1)), beta)
     mean, average = discounted(runs.full, beta) / weight, discounted(runs.points, beta) / weight
@@ -64,11 +64,11 @@ def conversion(
     regret = discounted(losses[..., None], beta)[..., 0] - (discounted(runs.gradients, beta) * u).sum(-1)
     regret -= mu / 2 * radius**2 * weight[:, 0]
     paid = beta * regret[:, -1] + alpha * regret.sum(1)
+    known = problem.gap / (radius * steps) + constant * c * radius**2 / alpha**2
     if not sharp:
-        others = sum(value for name, value in plan.terms.items() if name != "regret")
-        yield certificates.mean(1), others + paid / (radius * steps)
+        known += (2 * problem.lipschitz + oracle.noise) / (alpha * steps) + oracle.noise * math.sqrt(alpha)
+        yield certificates.mean(1), known + paid / (radius * steps)
         return
-    known = problem.gap / (radius * steps) + spread_factor(beta) * c * radius**2 / alpha**2
     known += oracle.noise * (alpha + beta / steps) / math.sqrt(1 - beta**2)
     start = beta * problem.lipschitz / (alpha * steps)
     yield certificates.mean(1), known + start + paid / (radius * steps)
