@@ -55,7 +55,8 @@ def pytest_collection_modifyitems(items):
     functions, most = {}, int(os.environ["CASES"])
     for item in items:
         functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    items[:] = [item for cases in functions.values() for item in random.Random(0).sample(cases, min(most, len(cases)))]
+    chance = random.Random(0)
+    items[:] = [item for cases in functions.values() for item in chance.sample(cases, min(most, len(cases)))]
 """
 
 
@@ -135,7 +136,7 @@ class Tree:
         return [rest for first, *rest in lines if first == kind]
 
     def reach(self, mutants, suite, jobs):
-        """Run the suite once; return per mutant the tests that reach it, in the order to meet it, and their seconds."""
+        """Run the suite once; return the tests that reach each mutant, in the order to meet it, and their seconds."""
         by_file = defaultdict(lambda: defaultdict(list))
         for i, mutant in enumerate(mutants):
             by_file[mutant["file"]][mutant["statement"]].append(i)
@@ -226,9 +227,8 @@ def main():
         return mutant | {"killer": killer, "tests": len(chosen)}
 
     with tempfile.TemporaryDirectory() as folder:
-        reached, seconds = Tree(f"{folder}/map", options.tests, options.cases).reach(
-            mutants, options.suite, options.jobs
-        )
+        tree = Tree(f"{folder}/map", options.tests, options.cases)
+        reached, seconds = tree.reach(mutants, options.suite, options.jobs)
         for k in range(options.jobs):
             trees.put(Tree(f"{folder}/{k}", options.tests, options.cases))
         with ThreadPoolExecutor(options.jobs) as pool:
