@@ -22,8 +22,8 @@ def learned(params=(X,), learner=OGD(lr=0.1), **options):
     return o2nc.ExponentiatedO2NC(list(params), learner, **options)
 
 
-def original(params=(X,), **options):
-    return o2nc.OriginalO2NC(list(params), OGD(lr=0.1), **{"period": 2} | options)
+def original(params=(X,), learner=OGD(lr=0.1), **options):
+    return o2nc.OriginalO2NC(list(params), learner, **{"period": 2} | options)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,7 @@ def original(params=(X,), **options):
         (lambda: learned([{"params": [X], "beta": 0.1}]), ValueError, "beta is one"),
         (lambda: learned([{"params": [X], "lr": -0.1}]), ValueError, "lr"),
         (lambda: learned([X.sum()]), ValueError, "non-leaf"),
+        (lambda: original(learner=OGD), TypeError, "learner must be"),
         (lambda: original(period=0), ValueError, "period must be an integer >= 1"),
         (lambda: original(period=2.5), TypeError, "period"),
         (lambda: original(restart=1), TypeError, "restart"),
