@@ -179,25 +179,6 @@ def test_factors_must_be_dataclasses():
 # --- random_scaling of what is not torch's own
 
 
-class Sub(torch.optim.SGD):
-    """Calls super().step(), which runs the hooks a second time once a torch.optim.SGD exists."""
-
-    def step(self, closure=None):
-        return super().step(closure)
-
-
-def test_a_subclass_that_calls_super_is_scaled_once():
-    torch.optim.SGD([X])
-    p = torch.nn.Parameter(torch.zeros(1))
-    opt = o2nc.random_scaling(Sub([p], lr=1.0))
-    for n in (1, 2):
-        before = p.item()
-        p.grad = torch.ones(1)
-        opt.step()
-        assert p.item() - before == pytest.approx(-o2nc.Exponential().sample(0, n + 1), rel=1e-6)
-        assert opt.param_groups[0]["o2nc"]["step"] == n
-
-
 def test_scaling_by_displacement():
     """Of what is not linear in lr: frozen parameters that torch moves, and infinities that stand still."""
     a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.tensor([1.0, float("inf")]))
