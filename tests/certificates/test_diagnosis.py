@@ -309,7 +309,9 @@ def test_a_loss_may_change_what_it_likes():
     np.random.set_state(states[1])  # noqa: NPY002
     grads = [(p.grad, p.grad.clone()) for p in model.parameters()]
     seen, before = model[0].seen, copy.deepcopy(model.state_dict())
+    blank = torch.nn.Module.__new__(torch.nn.Module)  # alive, but not initialised
     opt.diagnose(loss)
+    assert not hasattr(blank, "training")
     assert draw() == expected
     assert all(module.training for module in model.modules())
     assert model[0].seen is seen
@@ -318,6 +320,29 @@ def test_a_loss_may_change_what_it_likes():
     for p, (g, former) in zip(model.parameters(), grads, strict=True):
         assert p.grad is g
         assert torch.equal(g, former)
+
+
+@pytest.mark.parametrize("made", [torch.jit.script, lambda model: torch.compile(model, backend="eager")])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_compiled_models_are_as_before(made):
+    model = made(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)))
+    opt = o2nc.SGD(model.parameters(), lr=0.1, average=0.9)
+
+    def loss():
+        model.eval()
+        model(torch.ones(4, 3))
+        model.train()
+        return model(torch.rand(4, 3)).square().sum()
+
+    for _ in range(2):
+        opt.zero_grad()
+        loss().backward()
+        opt.step()
+    before = copy.deepcopy(model.state_dict())
+    model.eval()
+    opt.diagnose(loss)
+    assert not model.training
+    identical(before, model.state_dict())
 
 
 def test_heat_is_of_the_same_random_numbers():

@@ -171,7 +171,7 @@ def noisy(seed, noise=0.5, d=4):
 
 
 def test_with_noise_the_certificate_holds_with_the_probability_that_is_said():
-    """Of 200 runs; where the gradients that steer decide, a sixth is above eps."""
+    """Of 200 runs; fresh gradients decide, since those that steered fit the noise."""
     above = 0
     for seed in range(200):
         fun, exact, x0 = noisy(seed)
