@@ -92,9 +92,8 @@ class Averaging:
 
     def copy(self) -> State:
         """Return copies of all that differs between x and x̄: the optimizers' parameters, BatchNorm statistics."""
-        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
-        known = {id(p) for group in groups for p in group["params"]}
-        params = {name: p for name, p in self.model.named_parameters() if id(p) in known}
+        known = {p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
+        params = {name: p for name, p in self.model.named_parameters() if p in known}
         return _clone(params | self._statistics())
 
     @torch.no_grad()
