@@ -73,13 +73,10 @@ class Averaging:
             finally:
                 self.load(former)
 
+    @torch.random.fork_rng(devices=[])  # what a loader draws does not change the run
     def _recalibrate(self, batches: Iterable[Any]) -> State:
-        """Return BatchNorm statistics of the model as it is; what a loader draws does not change the run."""
-        with (
-            torch.random.fork_rng(devices=[]),
-            self._context(),
-            recalibrated(self.model, map(self._prepare, batches)),
-        ):
+        """Return BatchNorm statistics of the model as it is."""
+        with self._context(), recalibrated(self.model, map(self._prepare, batches)):
             return _clone(self._statistics())
 
     def leave_average(self) -> State:

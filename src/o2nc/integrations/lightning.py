@@ -1,11 +1,11 @@
 """Lightning's Trainer: x̄ is what it validates and saves, and x is what it trains."""
 
+import copy
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -90,7 +90,4 @@ class AveragingCallback(Callback):
         if self._iterate or not self._averaging.is_ready():
             return type(strategy).lightning_module_state_dict(strategy)
         with self._averaging.swapped():
-            state = type(strategy).lightning_module_state_dict(strategy)
-            return {
-                name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
-            }
+            return copy.deepcopy(type(strategy).lightning_module_state_dict(strategy))
