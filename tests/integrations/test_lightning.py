@@ -130,7 +130,9 @@ def test_the_score_in_the_name_is_that_of_the_file(weights_only, at_train_end, t
         save_weights_only=weights_only,
         save_on_train_epoch_end=at_train_end,
     )
-    module, trainer = fit(tmp_path, callback=AveragingCallback(shuffled()), checkpoints=[keep], epochs=4)
+    callback = AveragingCallback(shuffled())
+    module, trainer = fit(tmp_path, callback=callback, checkpoints=[keep], epochs=4)
+    x = callback.state_dict()
     files = {path: re.findall(r"val_loss=(\S+)-step", path.name) for path in (tmp_path / "kept").iterdir()}
     assert len(files) == 4
     for path, (printed,) in files.items():
@@ -138,6 +140,7 @@ def test_the_score_in_the_name_is_that_of_the_file(weights_only, at_train_end, t
         assert f"{score(state):.7f}" == printed
         assert ("callbacks" in torch.load(path)) != weights_only
     assert f"{trainer.test(dataloaders=VAL, verbose=False)[0]['val_loss']:.7f}" == min(p for (p,) in files.values())
+    assert same(callback.state_dict(), x)  # of the run, not of the file that was tested
     assert same(module.validated[-1], {k.removeprefix("net."): v for k, v in module.state_dict().items()})
 
 
