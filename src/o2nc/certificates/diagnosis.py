@@ -20,14 +20,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from o2nc.averages import reading
 from o2nc.certificates.certificate import Certificate
@@ -233,36 +231,31 @@ def _scalar(value: Any) -> float:
 def _all_restored(params: Sequence[Any]) -> Iterator[None]:
     """Restore on leaving what a loss may change: random numbers, gradients, modes and buffers of modules.
 
-    Which modules the loss uses is not known before it has run, and may have changed their mode; so the modes of all
-    modules of the process are noted. Buffers are copied when their module runs.
+    Which modules a loss uses is not known before it has run, and a hook on all of them would have compiled ones
+    compiled again: so every module of the process is looked at.
     """
-    modules = [m for m in gc.get_objects() if issubclass(type(m), Module)]
+    modules = [m for m in gc.get_objects() if issubclass(type(m), Module) and hasattr(m, "_buffers")]  # initialised
     before = [(m, m.training, dict(m._buffers.items())) for m in modules]
+    buffers = {id(b): b for _, _, own in before for b in own.values() if b is not None}
+    copies = [(b, b.clone()) for b in buffers.values() if b.layout is torch.strided and not b.is_meta]
     gradients, python = [p.grad for p in params], random.getstate()
     numpy = np.random.get_state()  # noqa: NPY002
-    copies: dict[Module, list[tuple[Tensor, Tensor]]] = {}
-
-    def copy_buffers(module: Module, _: Any) -> None:
-        if module not in copies:
-            copies[module] = [(b, b.clone()) for b in module.buffers(recurse=False)]
-
-    hook = register_module_forward_pre_hook(copy_buffers)
     for p in params:
         p.grad = None  # so that nothing is added to the former one
     try:
         with torch.random.fork_rng({p.device for p in params if p.device.type == "cuda"}):
             yield
     finally:
-        hook.remove()
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
         for p, g in zip(params, gradients, strict=True):
             p.grad = g
-        for b, former in chain.from_iterable(copies.values()):
-            b.copy_(former)
-        for module, mode, buffers in before:
+        for b, former in copies:
+            if not torch.equal(b, former):  # else a pending backward() need not know of it
+                b.copy_(former)
+        for module, mode, own in before:
             if module.training != mode:
                 module.training = mode
-            for name, b in buffers.items():
+            for name, b in own.items():
                 if getattr(module, name) is not b:
                     setattr(module, name, b)
