@@ -208,9 +208,11 @@ def test_what_broke_is_dated():
 def test_before_the_averages_begin_it_is_too_early():
     opt = sgd()
     assert opt.diagnose().verdict == "too early"
+    assert str(opt.diagnose()) == "too early. Ask again after 132 more steps."  # no number is known yet
     late = o2nc.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1, average=o2nc.Polynomial(2, start=1000))
     found = run(late, lambda t, x: torch.ones_like(x), 300).diagnose(lambda: pytest.fail("there is no x̄ to compare"))
     assert found.verdict == "too early"
+    assert math.isnan(found.evidence["heat"])  # there is always one where a loss was given
     assert "after 701 more steps" in found.advice
 
 

@@ -71,7 +71,7 @@ class Diagnosis:
 
     Example:
         >>> print(Diagnosis("stationary", {"displacement": 0.08, "steps": 400.0}, "Lower the learning rate."))
-        stationary: displacement 0.08, steps 400. Lower the learning rate.
+        stationary: displacement 0.08 (over 400 steps). Lower the learning rate.
     """
 
     verdict: str
@@ -80,10 +80,13 @@ class Diagnosis:
     by_parameter: Mapping[str | int, "Diagnosis"] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        counts = ("steps", "spike_step", "finite_at")
-        texts = {name: f"{value:,.0f}" if name in counts else f"{value:.3g}" for name, value in self.evidence.items()}
+        counts, known = ("spike_step", "finite_at"), {k: v for k, v in self.evidence.items() if not math.isnan(v)}
+        steps = known.pop("steps", 0.0)
+        texts = {name: f"{value:,.0f}" if name in counts else f"{value:.3g}" for name, value in known.items()}
         numbers = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
-        return printable(f"{self.verdict}: {numbers}. {self.advice}")
+        over = f" (over {steps:,.0f} steps)" if steps else ""
+        found = f"{self.verdict}: {numbers}{over}" if numbers else self.verdict
+        return printable(f"{found}. {self.advice}")
 
 
 @torch.no_grad()
@@ -97,8 +100,8 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
         optimizer._refuse_swapped("diagnose(loss)")
     measured, has_averages = _measure(optimizer), reading.has_averages(optimizer)
     evidence, faults = measured.evidence, measured.faults
-    if loss is not None and has_averages and not faults:
-        evidence |= _heat(optimizer, loss)
+    if loss is not None:
+        evidence |= _heat(optimizer, loss) if has_averages and not faults else {"heat": math.nan}
     if reading.has_certificate(optimizer) and not faults:
         evidence |= _noise(optimizer.certificate(), measured.gradient_square)
     trail, names = optimizer._trail, reading.parameter_names(optimizer)
