@@ -116,7 +116,14 @@ class Lion(optim.Optimizer):
         return loss
 
 
-# torch's optimizers, and one from outside: what `extend` is given
+class Sub(optim.SGD):
+    """Calls super().step(), which runs the hooks a second time once a torch.optim.SGD exists."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+# torch's optimizers, and two from outside: what `extend` is given
 TORCH = {
     "SGD": lambda ps: optim.SGD(ps, lr=0.02, momentum=0.9, weight_decay=0.1),
     "SGD plain": lambda ps: optim.SGD(ps, lr=0.02),
@@ -136,6 +143,7 @@ TORCH = {
     "Rprop": lambda ps: optim.Rprop(ps, lr=0.02),
     "Adafactor": lambda ps: optim.Adafactor(ps, lr=0.02),
     "Lion": Lion,
+    "SGD from outside": lambda ps: Sub(params_of(optim.SGD(ps)), lr=0.02, momentum=0.9),
 }
 if hasattr(optim, "Muon"):
     TORCH["Muon"] = lambda ps: optim.Muon([p for p in ps if p.dim() == 2], lr=0.02)

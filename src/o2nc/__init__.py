@@ -1,4 +1,4 @@
-"""o2nc: weights that need no schedule for the optimizer you have, and steps that non-smooth losses cannot trap.
+"""o2nc: drop the learning-rate schedule, keep your PyTorch optimizer; and steps that non-smooth losses cannot trap.
 
     optimizer = rule × scaling × averages
 
