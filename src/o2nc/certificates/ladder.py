@@ -26,9 +26,10 @@ from o2nc.persist.shards import is_sharded, local, total
 from o2nc.vector import real
 
 SURE, LOW, HIGH = 0.2, 0.7, 1.0
+YOUNG, YOUNG_LOW = 480, 0.55  # before so many steps LOW is this: networks may seem confined at first, at J > 0.6
 SHORTEST, SHARE = 40, 0.1  # steps of a window: so many at least, and so large a share of all before it
 POINTS = 32  # snapshots in a window, about, and in each half of the past
-PAST, YOUNG = 0.75, 320  # which share of the run the past is, and how many steps it takes to judge it
+PAST = 0.75  # of the run, its last part
 
 
 class Ladder(LRScheduler):
@@ -98,7 +99,8 @@ class Ladder(LRScheduler):
             return 1.0
         former, self.displacement = self.rung, self._measure(snapshots.taken)
         self._past = self._thinned([*self._past, *((self._begun + step, x) for step, x in snapshots.taken)])
-        if self.displacement < SURE or (self.displacement < LOW and self._is_confined()):
+        low = YOUNG_LOW if self.last_epoch < YOUNG else LOW
+        if self.displacement < SURE or (self.displacement < low and self._is_confined()):
             self.rung += 1
         elif self.displacement >= HIGH:
             self.rung = max(0, self.rung - 1)
@@ -115,7 +117,7 @@ class Ladder(LRScheduler):
     def _is_confined(self) -> bool:
         """Return whether J of the past is less than J of its halves; False if the past is too short to say."""
         past, middle = self._past, len(self._past) // 2
-        if self.last_epoch < YOUNG or past[0][0] > self.last_epoch / 2:
+        if self.last_epoch < 4 * SHORTEST or past[0][0] > self.last_epoch / 2:
             return False
         return self._measure(past[::2]) < (self._measure(past[:middle]) + self._measure(past[middle:])) / 2
 
