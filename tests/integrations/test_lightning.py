@@ -132,7 +132,7 @@ def test_the_score_in_the_name_is_that_of_the_file(weights_only, at_train_end, t
     )
     callback = AveragingCallback(shuffled())
     module, trainer = fit(tmp_path, callback=callback, checkpoints=[keep], epochs=4)
-    x = callback.state_dict()
+    x = callback.state_dict()["iterate"]
     files = {path: re.findall(r"val_loss=(\S+)-step", path.name) for path in (tmp_path / "kept").iterdir()}
     assert len(files) == 4
     for path, (printed,) in files.items():
@@ -140,7 +140,7 @@ def test_the_score_in_the_name_is_that_of_the_file(weights_only, at_train_end, t
         assert f"{score(state):.7f}" == printed
         assert ("callbacks" in torch.load(path)) != weights_only
     assert f"{trainer.test(dataloaders=VAL, verbose=False)[0]['val_loss']:.7f}" == min(p for (p,) in files.values())
-    assert same(callback.state_dict(), x)  # of the run, not of the file that was tested
+    assert same(callback.state_dict()["iterate"], x)  # of the run, not of the file that was tested
     assert same(module.validated[-1], {k.removeprefix("net."): v for k, v in module.state_dict().items()})
 
 
@@ -158,7 +158,8 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name, tmp_path):
         end = torch.load(tmp_path / folder / "end.ckpt")
         found = claims(trainer.optimizers[0])
         del found["x"]  # which is x̄ after fit with the callback
-        return end["state_dict"], end["callbacks"].get("AveragingCallback", end["state_dict"]), found
+        kept = end["callbacks"].get("AveragingCallback", {"iterate": end["state_dict"]})
+        return end["state_dict"], kept["iterate"], found
 
     average, x, found = run("kept", callback=AveragingCallback(shuffled()))
     resumed = run("resumed", tmp_path / "kept" / "step=8.ckpt", AveragingCallback(shuffled()))
@@ -187,17 +188,26 @@ def test_after_fit_the_module_holds_the_average(tmp_path):
     assert "net.0.weight" in trainer.optimizers[0].certificate().by_parameter  # from the module
 
 
-def test_before_the_window_x_is_scored_and_saved(tmp_path):
-    """With one warning. EarlyStopping counts; ModelCheckpoint keeps the best, here of x, and what it scored."""
-    module = Tiny(lambda module: o2nc.AdamW(module.parameters(), lr=0.01, average=o2nc.Polynomial(3, start=10)))
-    keep = ModelCheckpoint(tmp_path / "kept", monitor="val_loss", mode="max", filename="{val_loss:.7f}-{step}")
-    stop = EarlyStopping("val_loss", patience=2, mode="max")
-    with pytest.warns(UserWarning, match="nothing is averaged yet") as warned:
-        fit(tmp_path, module, AveragingCallback(shuffled()), checkpoints=[keep, stop], epochs=6)
+def test_scores_before_the_window_do_not_compete(tmp_path):
+    """The first, of x, is the largest and would be the best; also of a run that was resumed in between."""
+
+    def run(ckpt_path=None):
+        module = Tiny(lambda module: o2nc.AdamW(module.parameters(), lr=0.01, average=o2nc.Polynomial(3, start=10)))
+        keep = ModelCheckpoint(tmp_path / "kept", monitor="val_loss", mode="max", filename="{step}")
+        other = ModelCheckpoint(tmp_path / "other", monitor="loss", save_top_k=-1, filename="{step}")
+        stop = EarlyStopping("val_loss", patience=2, mode="max")
+        fit(tmp_path, module, AveragingCallback(), checkpoints=[keep, other, stop], ckpt_path=ckpt_path, epochs=6)
+        assert Path(keep.best_model_path).stem.startswith("step=16")
+        assert f"{score(torch.load(keep.best_model_path)['state_dict']):.6f}" == f"{keep.best_model_score:.6f}"
+        assert stop.stopped_epoch == 3  # counted from the first validation of x̄, in epoch 1
+        assert len(other.best_k_models) == (3 if ckpt_path else 4)  # of training: not touched
+
+    with pytest.warns(
+        UserWarning, match="nothing is averaged yet: AveragingCallback leaves the model at x"
+    ) as warned:
+        run()
     assert sum("nothing is averaged" in str(w.message) for w in warned) == 1
-    assert stop.stopped_epoch == 2
-    path = Path(keep.best_model_path)
-    assert path.stem == f"val_loss={score(torch.load(path)['state_dict']):.7f}-step=8"
+    run(tmp_path / "kept" / "step=8.ckpt")  # nothing was deleted
 
 
 class Every(Tiny):

@@ -179,17 +179,26 @@ def test_certificates_are_logged_after_every_loss(whole):
         assert [event.value for event in found] == pytest.approx([history[k + 1][name] for k in at], rel=1e-6)
 
 
-def test_before_the_window_x_is_scored_and_saved(tmp_path):
-    """With one warning; the best, here of x, is loaded."""
-    best = {"metric_for_best_model": "eval_loss", "greater_is_better": True, "load_best_model_at_end": True}
+def test_scores_before_the_window_do_not_compete(tmp_path):
+    """Also of a run that was resumed in between."""
     window = o2nc.Polynomial(3, start=6)
-    trainer = make(tmp_path, lambda model: o2nc.AdamW(model.parameters(), lr=0.01, average=window), **best)
-    with pytest.warns(UserWarning, match="nothing is averaged yet") as warned:
+    more = {"metric_for_best_model": "eval_loss", "greater_is_better": True, "load_best_model_at_end": True}
+
+    def adamw(model):
+        return o2nc.AdamW(model.parameters(), lr=0.01, average=window)
+
+    trainer, resumed = make(tmp_path, adamw, **more), make(tmp_path, adamw, **more)
+    with pytest.warns(
+        UserWarning, match="nothing is averaged yet: AveragingCallback leaves the model at x"
+    ) as warned:
         trainer.train()
     assert sum("nothing is averaged" in str(w.message) for w in warned) == 1
     found = metrics(trainer)
-    assert trainer.evaluate()["eval_loss"] == max(found.values()) == found[4]
-    assert not (tmp_path / "checkpoint-4" / "o2nc_iterate.pt").exists()
+    assert found[4] > max(found[8], found[12])  # x, which is the best here and does not count
+    assert trainer.state.best_metric == max(found[8], found[12])
+    resumed.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-4")  # without a certificate, too
+    assert resumed.state.best_metric == trainer.state.best_metric
+    assert same(resumed.model.state_dict(), trainer.model.state_dict())
 
 
 def test_training_twice(tmp_path):
