@@ -24,7 +24,7 @@ def weights(dtype=torch.float32, shapes=((7, 5), (5,), ())):
 def gradient(x, t, i=0):
     """Return a noisy gradient of a parabola that rises with i."""
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(10 * t + i))
-    return (i + 1) * (x + 2) + noise.to(x.dtype)
+    return (i + 1) * (x + 2) + 3 * noise.to(x.dtype)
 
 
 def train(opt, begin, end, scale=1.0):
@@ -43,10 +43,9 @@ def is_probing(opt):
 
 
 def probe(opt, scale=1.0):
-    """Take the steps of the probe, at whose end all is as at the start; return how many there were."""
+    """Take the steps of the probe, at whose end there is no state again; return how many there were."""
     for t in itertools.count():
         if not is_probing(opt):
-            identical(params_of(opt), weights())
             assert not opt.state
             return t
         train(opt, t, t + 1, scale)
@@ -77,7 +76,8 @@ def test_d_is_the_distance_estimate():
         assert shown == pytest.approx(d, rel=1e-9)
         assert torch.allclose(p, x, rtol=1e-9)
     assert ours_of(opt)["auto"]["target"] == pytest.approx(SHARE * d, rel=1e-9)
-    assert torch.equal(p, start)
+    assert torch.allclose(p, start + SHARE * (x - start), rtol=1e-9)
+    assert not torch.equal(p, start)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_after_the_probe_it_is_adamw_at_the_lr_that_it_shows(options):
     options, sign = OPTIONS | options, -1 if "maximize" in options else 1
     found = o2nc.AdamW([{"params": [p]} for p in weights()], lr="auto", **options)
     n = probe(found, sign)
-    target = ours_of(found)["auto"]["target"]
+    target, rewound = ours_of(found)["auto"]["target"], copy.deepcopy(params_of(found))
     rates = train(found, n, n + WARMUP + 2 * REVIEW, sign)
     assert rates[:WARMUP] == [target * min(1.0, (t + 1) / WARMUP) for t in range(WARMUP)]
     assert (rates[-1] < target) == (ours_of(found)["average"] is not None)
-    plain = o2nc.AdamW([{"params": [p]} for p in weights()], lr=rates[-1], **options)
+    plain = o2nc.AdamW([{"params": [p]} for p in rewound], lr=rates[-1], **options)
     for t, lr in enumerate(rates):
         for group in plain.param_groups:
             group["lr"] = lr
@@ -210,6 +210,8 @@ def test_nan_and_missing_gradients_do_not_end_the_probe_badly():
     opt.step()
     probe(opt)
     assert 0 < opt.param_groups[0]["lr"] < 1
+    assert torch.equal(params_of(opt)[0], weights()[0])  # where the probe has left nan it is x_0
+    assert all(p.isfinite().all() for p in params_of(opt))
 
 
 def test_it_warns_where_there_is_nothing_to_find():
@@ -218,6 +220,11 @@ def test_it_warns_where_there_is_nothing_to_find():
     with pytest.warns(UserWarning, match="200 steps gave no estimate"):
         train(opt, 0, 1, 0.0)
     assert not is_probing(opt)
+    empty = torch.nn.Parameter(torch.zeros(0))
+    opt = o2nc.AdamW([empty], lr="auto")
+    empty.grad = torch.zeros(0)
+    opt.step()
+    assert is_probing(opt)
 
 
 def test_others_that_change_lr_are_refused():

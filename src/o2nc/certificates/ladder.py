@@ -81,6 +81,11 @@ class Ladder(LRScheduler):
         self._starts = [max(start, float(lr)) for start, lr in zip(former, lrs, strict=True)]
         return [min(lr * change, start) for start, lr in zip(self._starts, lrs, strict=True)]
 
+    def _get_closed_form_lr(self) -> list[Any]:
+        """Return torch's initial learning rates, for which SequentialLR asks when the warm-up is over."""
+        self._starts = [float(lr) for lr in self.base_lrs]
+        return list(self.base_lrs)
+
     @torch.no_grad()
     def _change(self) -> float:
         """Take a snapshot if it is time; at the end of a window return what to multiply the learning rate by."""

@@ -1,11 +1,11 @@
 """Lightning's Trainer: x̄ is what it validates and saves, and x is what it trains."""
 
+import copy
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -48,19 +48,15 @@ class AveragingCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise if an optimizer has no averages, and restore x if a run is resumed."""
-        precision = trainer.precision_plugin
-
-        def prepare(batch: Any) -> Any:
-            return trainer.strategy.batch_to_device(precision.convert_input(batch))
-
-        self._averaging.begin(trainer.optimizers, pl_module, prepare, precision.forward_context)
+        precision, to_device = trainer.precision_plugin, trainer.strategy.batch_to_device
+        convert, context = precision.convert_input, precision.forward_context
+        self._averaging.begin(trainer.optimizers, pl_module, lambda batch: to_device(convert(batch)), context)
         self._averaging.load(self._iterate)
         self._iterate = State()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        """Log certificates if Lightning logs after this batch; not while gradients accumulate."""
-        accumulates = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
-        if trainer._logger_connector.should_update_logs and not accumulates:
+        """Log verdict and certificate if Lightning logs after this batch."""
+        if trainer._logger_connector.should_update_logs:
             pl_module.log_dict(self._averaging.scalars(), on_step=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -94,7 +90,4 @@ class AveragingCallback(Callback):
         if self._iterate or not self._averaging.is_ready():
             return type(strategy).lightning_module_state_dict(strategy)
         with self._averaging.swapped():
-            state = type(strategy).lightning_module_state_dict(strategy)
-            return {
-                name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
-            }
+            return copy.deepcopy(type(strategy).lightning_module_state_dict(strategy))

@@ -5,7 +5,7 @@ knows the folder it resumes from. So the callback wraps three of its methods.
 """
 
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,27 +48,22 @@ class AveragingCallback(TrainerCallback):
         self._iterate: State = {}  # of the checkpoint that a run is resumed from
         self._has_finished = False  # whether train() has left x̄ in the model
         self._load_from_checkpoint = trainer._load_from_checkpoint
-        trainer.evaluation_loop = self._at_average(trainer.evaluation_loop)
-        trainer.save_model = self._at_average(trainer.save_model)
+        trainer.evaluation_loop = partial(self._at_average, trainer.evaluation_loop)
+        trainer.save_model = partial(self._at_average, trainer.save_model)
         trainer._load_from_checkpoint = self._load
 
-    def _at_average(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of the Trainer that runs at x̄ while it trains; beside a model that it saves is x."""
-
-        @wraps(method)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_training or not self._averaging.is_ready():
-                return method(*args, **kwargs)
-            settings, saves = self.trainer.args, method.__name__ == "save_model"
-            iterate = self._averaging.copy() if saves else {}
-            with self._averaging.swapped():
-                result = method(*args, **kwargs)
-            if saves and settings.should_save:
-                folder = kwargs.get("output_dir", args[0] if args else None) or settings.output_dir
-                torch.save(iterate, Path(folder) / FILE)
-            return result
-
-        return run
+    def _at_average(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the Trainer at x̄ while it trains; a model that it saves gets x beside it."""
+        if not self._is_training or not self._averaging.is_ready():
+            return method(*args, **kwargs)
+        settings, saves = self.trainer.args, method.__name__ == "save_model"
+        iterate = self._averaging.copy() if saves else {}
+        with self._averaging.swapped():
+            result = method(*args, **kwargs)
+        if saves and settings.should_save:
+            folder = kwargs.get("output_dir", args[0] if args else None) or settings.output_dir
+            torch.save(iterate, Path(folder) / FILE)
+        return result
 
     def _load(self, folder: str, model: Any = None) -> None:
         """Load a checkpoint to go on from, and x, which `on_train_begin` puts into the model."""

@@ -116,10 +116,10 @@ class AdamW(Averaged, optim.AdamW):
     It takes all arguments of ``torch.optim.AdamW``, and ``average``, ``scaling``, ``seed``, ``certificate`` and
     ``offload`` as `Averaged` describes them. On a GPU it is bitwise torch's fused step.
 
-    With ``lr="auto"`` a probe of about 30 steps (at most 200) finds a learning rate. The parameters are then reset to
-    their initial values, and lr warms up over 100 steps. With an average, lr falls from there as far as the noise of
-    the gradients demands, until you set it; ``param_groups[i]["lr"]`` shows it. The averages skip the probe. Buffers,
-    such as BatchNorm statistics, are not reset.
+    With ``lr="auto"`` a probe of about 30 steps (at most 200) finds a learning rate. The parameters then go most of
+    the way back to their initial values, and lr warms up over 100 steps. With an average, lr falls from there as far
+    as the noise of the gradients demands, until you set it; ``param_groups[i]["lr"]`` shows it. The averages skip the
+    probe. Buffers, such as BatchNorm statistics, do not go back.
 
     Example:
         >>> import torch, o2nc
