@@ -3,12 +3,10 @@
     python tests/installed.py dist/*
 
 Each is installed with the core dependencies alone, at the versions of constraints.txt. Then, away from this tree,
-every Python block of the README runs as written, importing o2nc is quick, the command line says what it needs, and a
-type checker sees types.
+every Python block of the README runs as written, and a type checker sees types.
 """
 
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,18 +14,6 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-RUNS = 5
-LONGEST = 1.0  # seconds to import o2nc when torch is there already
-
-IMPORTS = """
-from time import perf_counter as now
-start = now()
-import torch
-middle = now()
-import o2nc
-print(middle - start, now() - middle, o2nc.__file__)
-"""
-
 # strict mypy complains of an ignored error that is none, so the last line holds only if the types are seen
 TYPED = """
 from typing import assert_type
@@ -55,9 +41,9 @@ def main(distributions: list[str]) -> None:
 def check(distribution: Path, folder: Path) -> None:
     """Install one file and use it, in a folder that is empty so far."""
 
-    def run(*command: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
         done = subprocess.run([*command], cwd=folder, capture_output=True, encoding="utf-8", check=False)
-        if done.returncode != code:
+        if done.returncode:
             sys.exit(f"{command} returned {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
@@ -72,15 +58,8 @@ def check(distribution: Path, folder: Path) -> None:
     run(python, "-W", "error", "readme.py")
     print(f"  the README's {len(blocks)} blocks run")
 
-    imports = [run(python, "-c", IMPORTS).stdout.split() for _ in range(RUNS)]
-    assert all(Path(file).is_relative_to(folder) for _, _, file in imports), imports
-    torch, o2nc = (statistics.median(float(times[i]) for times in imports) for i in range(2))
-    print(f"  import torch {torch:.2f} s, then o2nc {o2nc:.2f} s (medians of {RUNS})")
-    assert o2nc < LONGEST
-
-    said = run(python, "-m", "o2nc", "demo", code=1).stderr
-    assert said == "The command line is a package of its own: pip install o2nc-experiments\n", said
-    print(f"  python -m o2nc demo: {said}", end="")
+    file = run(python, "-c", "import o2nc; print(o2nc.__file__)").stdout
+    assert Path(file).is_relative_to(folder), file
 
     (folder / "typed.py").write_text(TYPED, encoding="utf-8")
     run(sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "typed.py")

@@ -5,7 +5,8 @@
 
 A mutant has one operator, comparison or constant replaced, one condition negated or one statement dropped. First the
 suite runs once, in a tree whose statements note which test reaches them. Then every mutant meets the tests that reach
-it, the fastest first, until one fails; those that would take longer than ``--seconds`` together are left out.
+it until one fails: the fastest case of every test function, then the second fastest of each, and so on; those that
+would take longer than ``--seconds`` together are left out. Of the cases of a function at most ``--cases`` are taken.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -31,7 +33,7 @@ OTHERS = {
     **{"Is": "is_not", "IsNot": "is", "In": "not_in", "NotIn": "in"},
 }
 # what a mutant's place calls in the first run, and what notes the seconds and the failures of tests in every run
-NOTES = """import json, os, pytest
+NOTES = """import json, os, pytest, random
 seen = set()
 def note(*line):
     if line not in seen:
@@ -48,6 +50,13 @@ def pytest_runtest_protocol(item):
 def pytest_runtest_logreport(report):
     if report.failed:
         note("failed", report.nodeid)
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    functions, most = {}, int(os.environ["CASES"])
+    for item in items:
+        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chance = random.Random(0)
+    items[:] = [item for cases in functions.values() for item in chance.sample(cases, min(most, len(cases)))]
 """
 
 
@@ -111,7 +120,7 @@ def draw(rooms, n, seed):
 class Tree:
     """A copy of what the suite needs, with the tests of any folder."""
 
-    def __init__(self, folder, tests):
+    def __init__(self, folder, tests, cases):
         self.folder = Path(folder)
         ignored = shutil.ignore_patterns(".*", "build", "dist", "tests", "__pycache__")
         shutil.copytree(ROOT, self.folder, ignore=ignored)
@@ -119,6 +128,7 @@ class Tree:
         (self.folder / "notes.py").write_text(NOTES)
         path = os.pathsep.join(str(self.folder / part) for part in (".", "src", "experiments/src"))
         self.environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NOTES": str(self.folder / "noted")}
+        self.environment["CASES"] = str(cases)
 
     def notes(self, kind):
         file = self.folder / "noted"
@@ -126,7 +136,7 @@ class Tree:
         return [rest for first, *rest in lines if first == kind]
 
     def reach(self, mutants, suite, jobs):
-        """Run the suite once; return per mutant the tests that reach it, the fastest first, and their seconds."""
+        """Run the suite once; return the tests that reach each mutant, in the order to meet it, and their seconds."""
         by_file = defaultdict(lambda: defaultdict(list))
         for i, mutant in enumerate(mutants):
             by_file[mutant["file"]][mutant["statement"]].append(i)
@@ -157,7 +167,7 @@ class Tree:
         for i, mutant in enumerate(mutants):  # what runs at import alone: all that use the file
             if not reached[i]:
                 reached[i].update(*(reached[k] for k, m in enumerate(mutants) if m["file"] == mutant["file"]))
-        return [sorted(tests, key=seconds.get) for tests in reached], seconds
+        return [_in_turn(sorted(tests, key=seconds.get)) for tests in reached], seconds
 
     def meet(self, mutant, tests, expected):
         """Run tests on a mutant, in a process that has imported torch; return the one that failed, or None."""
@@ -182,6 +192,12 @@ class Tree:
         return None if status == 0 else [*(test for (test,) in self.notes("failed")), f"exit status {status}"][0]
 
 
+def _in_turn(tests):
+    """Return the first case of every test function, then the second of each, and so on."""
+    turns = defaultdict(count)
+    return sorted(tests, key=lambda test: next(turns[test.partition("[")[0]]))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("result", type=Path)
@@ -189,7 +205,7 @@ def main():
     parser.add_argument("--against", type=Path, help="the result of an earlier run, whose mutants are taken")
     parser.add_argument("--rooms", nargs="+", default=["."], help="folders of src/o2nc to draw from (all)")
     parser.add_argument("--suite", nargs="+", default=["tests", "src"], help="the tests that meet them (all)")
-    for name, value in {"number": 200, "seed": 0, "seconds": 40, "jobs": 2}.items():
+    for name, value in {"number": 200, "seed": 0, "seconds": 40, "cases": 8, "jobs": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"({value})")
     options = parser.parse_args()
     earlier = json.loads(options.against.read_text()) if options.against else None
@@ -211,9 +227,10 @@ def main():
         return mutant | {"killer": killer, "tests": len(chosen)}
 
     with tempfile.TemporaryDirectory() as folder:
-        reached, seconds = Tree(f"{folder}/map", options.tests).reach(mutants, options.suite, options.jobs)
+        tree = Tree(f"{folder}/map", options.tests, options.cases)
+        reached, seconds = tree.reach(mutants, options.suite, options.jobs)
         for k in range(options.jobs):
-            trees.put(Tree(f"{folder}/{k}", options.tests))
+            trees.put(Tree(f"{folder}/{k}", options.tests, options.cases))
         with ThreadPoolExecutor(options.jobs) as pool:
             found = list(pool.map(judge, mutants, reached))
     options.result.write_text(json.dumps(found, indent=1))

@@ -116,7 +116,14 @@ class Lion(optim.Optimizer):
         return loss
 
 
-# torch's optimizers, and one from outside: what `extend` is given
+class Sub(optim.SGD):
+    """Calls super().step(), which runs the hooks a second time once a torch.optim.SGD exists."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+# torch's optimizers, and two from outside: what `extend` is given
 TORCH = {
     "SGD": lambda ps: optim.SGD(ps, lr=0.02, momentum=0.9, weight_decay=0.1),
     "SGD plain": lambda ps: optim.SGD(ps, lr=0.02),
@@ -136,6 +143,7 @@ TORCH = {
     "Rprop": lambda ps: optim.Rprop(ps, lr=0.02),
     "Adafactor": lambda ps: optim.Adafactor(ps, lr=0.02),
     "Lion": Lion,
+    "SGD from outside": lambda ps: Sub(params_of(optim.SGD(ps)), lr=0.02, momentum=0.9),
 }
 if hasattr(optim, "Muon"):
     TORCH["Muon"] = lambda ps: optim.Muon([p for p in ps if p.dim() == 2], lr=0.02)
@@ -195,7 +203,7 @@ VARIANTS = {name: partial(build, name, fused=False) for name in OURS} | {
     "ScaledSGDM geometric": partial(build, "ScaledSGDM", fused=False, output="geometric"),
     "ScaledSGDM, no averages": partial(build, "ScaledSGDM", fused=False, average=None, scaling=o2nc.Gamma(0.5)),
     "OriginalO2NC restart": partial(build, "OriginalO2NC", restart=True),
-    "OGD, own factors": partial(_learned(OwnFactor()), scaling=OwnFactor(), average=OwnWindow(start=2, every=4)),
+    "OGD, own factors": partial(_learned(OwnFactor()), scaling=OwnFactor(), average=OwnWindow(start=1, every=3)),
 }
 
 

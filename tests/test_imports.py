@@ -35,13 +35,9 @@ def imports(name, path, known):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-            for _ in range(node.level - 1):
-                package = package.rpartition(".")[0]
-            base = ".".join(filter(None, [package if node.level else "", node.module or ""]))
-            for alias in node.names:
-                inner = f"{base}.{alias.name}"
-                found.add(inner if inner in known else base)
+            assert not node.level, f"{path} has a relative import"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {part if part in known else node.module for part in inner}
     return (found & known.keys()) - {name}
 
 

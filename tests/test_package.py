@@ -25,7 +25,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import torch
 before = set(sys.modules)
-import o2nc
+import o2nc, o2nc.integrations
 print(o2nc.__file__, *set(sys.modules) - before)
 """
 

@@ -12,7 +12,6 @@ tests run.
 
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -28,8 +27,8 @@ ENVIRONMENTS = ROOT / "build" / "versions"
 RECORD = ROOT / "docs" / "results" / "versions.json"
 PAGE = ROOT / "docs" / "versions.md"
 
-NEWEST = "newest"
-BETWEEN = ("2.11.0",)
+NEWEST = "newest"  # that pip finds
+BETWEEN = "2.11.0"
 # what the tests import beside torch and numpy; torch for CUDA has a Triton of its own choice
 PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "scipy", "mpmath", "matplotlib", "triton")
 PARTS = ("core", "kernels")
@@ -64,7 +63,7 @@ def pinned():
 
 def default():
     """Return the versions that are tested when none are named."""
-    return [f"{floor()}.0", *BETWEEN, NEWEST]
+    return [f"{floor()}.0", BETWEEN, NEWEST]
 
 
 def order(version):
@@ -86,26 +85,14 @@ def main(versions):
     """Test every version, note what comes out after each, and fail if one of them fails."""
     failed = []
     for wanted in versions or default():
-        version = newest() if wanted == NEWEST else wanted
-        print(f"torch {version}", flush=True)
-        found = measure(version)
+        print(f"torch {wanted}", flush=True)
+        found = measure(wanted)
+        version = found["build"].split("+")[0]
         note(version, found)
         failed += [] if passed(found) else [version]
         print(f"torch {version}: {json.dumps(found)}", flush=True)
     if failed:
         sys.exit(f"o2nc fails on torch {', '.join(failed)}")
-
-
-def pip(python):
-    return (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-
-
-def newest():
-    """Return the version that pip takes when it may choose."""
-    command = (*pip(sys.executable), "--dry-run", "--ignore-installed", "--no-deps", "--report", "-", "torch")
-    done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True)
-    (torch,) = json.loads(done.stdout)["install"]
-    return torch["metadata"]["version"].split("+")[0]
 
 
 def environment(version):
@@ -116,11 +103,13 @@ def environment(version):
         print(f"  installing into {folder.relative_to(ROOT)}, which takes some minutes", flush=True)
         venv.create(folder, with_pip=True)
     # older interpreters of Triton (3.6 still) take arrays of one element for numbers, which numpy refuses since 2.4
-    numpy = "numpy<2.4" if order(version) < order(pinned()) else "numpy"
-    own = ("torch==", "triton==", *(["numpy=="] if numpy != "numpy" else []))
+    is_old = version != NEWEST and order(version) < order(pinned())
+    torch, numpy = "torch" if version == NEWEST else f"torch=={version}", "numpy<2.4" if is_old else "numpy"
+    own = ("torch==", "triton==", "numpy==") if is_old else ("torch==", "triton==")
     others = folder / "constraints.txt"
     others.write_text("\n".join(line for line in lines("constraints.txt") if not line.startswith(own)))
-    subprocess.run([*pip(python), "-c", others, f"torch=={version}", numpy, *PACKAGES], check=True)
+    pip = (python, "-m", "pip", "install", "--quiet", "--upgrade", "--disable-pip-version-check", "-c", others)
+    subprocess.run([*pip, torch, numpy, *PACKAGES], check=True)
     return python
 
 
@@ -130,8 +119,9 @@ def measure(version):
     variables = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([python, "-W", "error", "-c", WHAT], env=variables, stdout=subprocess.PIPE, check=False)
     if done.returncode:
-        return {"import": False}
-    found = json.loads(done.stdout) | {"import": True, "processor": processor(), "cores": os.cpu_count()}
+        code = "from importlib.metadata import version; print(version('torch'))"
+        return {"import": False, "build": subprocess.check_output([python, "-c", code], text=True).strip()}
+    found = json.loads(done.stdout) | {"import": True, "cores": os.cpu_count()}
     begin = time.monotonic()
     for part in PARTS:
         report = python.parent.parent / f"{part}.xml"
@@ -152,13 +142,6 @@ def count(report, code):
     return {"passed": number["tests"] - failed - skipped, "failed": max(failed, int(code != 0)), "skipped": skipped}
 
 
-def processor():
-    """Return the name of the CPU."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text() if info.exists() else "")
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def passed(found):
     """Return whether a version can be relied on: nothing failed, and the core was run."""
     return bool(found["import"] and found["core"]["passed"] and not any(found[part]["failed"] for part in PARTS))
@@ -169,10 +152,10 @@ def note(version, found):
     known = json.loads(RECORD.read_text(encoding="utf-8")) | {version: found}
     known = {key: known[key] for key in sorted(known, key=order)}
     RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(
-        re.sub(r"(?m)^\| torch \| Triton \|(.*\n)(^\|.*\n)+", lambda _: table(known), page), encoding="utf-8"
+    page = re.sub(
+        r"(?m)^\| torch \| Triton \|(.*\n)(^\|.*\n)+", lambda _: table(known), PAGE.read_text(encoding="utf-8")
     )
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def table(known):

@@ -231,10 +231,9 @@ def picture() -> Any:
         x = nn.Parameter(torch.tensor(scene.start, dtype=torch.float64))
         opt, path, average = optimizer("SGD", [x], scene.lr), [], x.detach()
         for t in range(scene.steps):
-            opt.zero_grad()
-            scene.value(x).backward()
-            x.grad += scene.noise * torch.randn(2, generator=generator, dtype=x.dtype)
-            x.grad *= scene.bad if t == 370 else 1.0
+            (g,) = torch.autograd.grad(scene.value(x), x)
+            error = scene.noise * torch.randn(2, generator=generator, dtype=x.dtype)
+            x.grad = (g + error) * (scene.bad if t == 370 else 1.0)
             opt.step()
             path.append(x.detach().clone())
         found = opt.diagnose(partial(scene.value, x) if name == "too hot" else None)

@@ -37,7 +37,7 @@ def test_it_offers_the_product_first_and_the_paper_last(monkeypatch, capsys):
     assert (code, err) == (0, "")
     names = ["demo", "gpt", "cifar10", "bench", "paper verify", "paper rates", "paper nonsmooth", "paper plan"]
     assert re.findall(r"^  o2nc (.*?)  ", out, re.MULTILINE) == names == list(cli.COMMANDS)
-    assert "Weights that need no schedule, for the optimizer that you have." in out
+    assert "Drop the learning-rate schedule, keep your PyTorch optimizer." in out
 
 
 def test_questions_are_answered_without_torch():

@@ -1,4 +1,4 @@
-"""o2nc: weights that need no schedule for the optimizer you have, and steps that non-smooth losses cannot trap.
+"""o2nc: drop the learning-rate schedule, keep your PyTorch optimizer; and steps that non-smooth losses cannot trap.
 
     optimizer = rule × scaling × averages
 
@@ -20,8 +20,7 @@ certified point of a function with exact gradients, `theory` has the theorems as
 
 from o2nc import learners, problems, theory
 from o2nc.averages.windows import Discount, Polynomial, Window
-from o2nc.certificates.certificate import Certificate, Goldstein
-from o2nc.certificates.certify import certify
+from o2nc.certificates.certificate import Certificate, Goldstein, certify
 from o2nc.certificates.diagnosis import Diagnosis
 from o2nc.certificates.ladder import Ladder
 from o2nc.certificates.minimize import minimize

@@ -141,14 +141,7 @@ class CertificateLogger:
             self._has_warned = True
 
     def plot(self, path: str | Path | None = None) -> "Figure":
-        """Plot the log; see `o2nc.integrations.matplotlib.plot`, which needs no optimizer.
-
-        Args:
-            path: where to save the picture, if anywhere.
-
-        Returns:
-            A matplotlib figure.
-        """
+        """Plot the log by `o2nc.integrations.matplotlib.plot`, and save the picture if a path is given."""
         from o2nc.integrations.matplotlib import plot
 
         return plot(self.path, path)

@@ -199,24 +199,9 @@ def progress_weight(law: Law | None, seed: int, step: int) -> float:
     It is w(s_step), an unbiased estimate of the decrease, where that has a finite variance; else the mean of s, which
     is right up to the term that telescopes.
     """
-    return law.weight(law.sample(seed, step)) if estimates(law) and law is not None else mean(law)
+    return law.weight(law.sample(seed, step)) if law is not None and getattr(law, "estimates", True) else mean(law)
 
 
 def mean(law: Law | None) -> float:
     """Return the mean of s, 1 for a law that does not say it and without a law."""
     return getattr(law, "mean", 1.0)
-
-
-def second_moment(law: Law | None) -> float:
-    """Return E s²."""
-    return 1.0 if law is None else float(law.second_moment)  # type: ignore[attr-defined]
-
-
-def price(law: Law | None) -> float:
-    """Return L of a law; infinite without a law, since s = 1 never forgets."""
-    return math.inf if law is None else float(law.price)  # type: ignore[attr-defined]
-
-
-def estimates(law: Law | None) -> bool:
-    """Return whether w(s)⟨g, Δ⟩ estimates the decrease; a law of your own may say ``estimates = False``."""
-    return law is not None and getattr(law, "estimates", True)

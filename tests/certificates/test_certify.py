@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import o2nc
-from o2nc import certify
-from o2nc.certificates import simplex, trajectory
+from o2nc.certificates import trajectory, weights
 
 BETA = 0.9
 
@@ -61,18 +60,12 @@ def test_agrees_with_the_streaming_certificate():
     assert offline.ess == pytest.approx(streamed.ess, rel=1e-12)
 
 
-def test_spread_far_from_the_origin():
-    g, x = run(30, 5, 1)
-    far = o2nc.certify(g, x + 1e6, beta=BETA).spread
-    assert far == pytest.approx(direct(g, x, exponential(30))[1], rel=1e-8)
-
-
 @pytest.mark.parametrize(("k", "d", "price"), [(1, 3, 1.0), (6, 2, 0.1), (25, 40, 0.3), (40, 3, 1e-3), (30, 5, 1e4)])
 def test_solver_proves_its_answer(k, d, price):
     """For p in the simplex and u in the ball min_k (⟨u, g_k⟩ + q_k) <= ‖Σp g‖ + qᵀp: where equal, optimal."""
     g, x = run(k, d, k)
     q = price * (x - x.mean(0)).square().sum(1)
-    p, u = simplex.minimise(g.T, q)
+    p, u = weights.minimise(g.T, q)
     value = (p @ g).norm().item() + (q @ p).item()
     bound = (g @ u + q).min().item()
     assert (p >= 0).all()
@@ -119,9 +112,6 @@ def test_invariances():
     assert [y.shape for y in as_list.point] == [(3, 1), (5,)]
     assert o2nc.certify(g[:, order], x[:, order], weights="optimal").value == pytest.approx(value, rel=1e-6)
     assert o2nc.certify(g @ rotation, x @ rotation, weights="optimal").value == pytest.approx(value, rel=1e-6)
-    for scale in (1e-8, 1e8):
-        scaled = o2nc.certify(g * scale, x, c=scale, weights="optimal").value
-        assert scaled == pytest.approx(scale * value, rel=1e-6)
 
 
 def test_many_blocks_are_one(monkeypatch):
@@ -147,21 +137,22 @@ def test_degenerate_runs():
     assert o2nc.certify(wild, torch.ones(9, 3), weights="optimal").gap >= 0
 
 
-def test_gradient_function_is_called_once_each_and_may_reuse_memory():
+def test_gradient_function_is_called_once_each_and_may_work_in_place():
     calls, memory = [], torch.zeros(2)
 
     def gradient(y):
         calls.append(y.clone())
         y = y.requires_grad_()
         y.square().sum().backward()
+        y.data.zero_()
         return memory.copy_(y.grad)
 
     x = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0], requires_grad=True)]
     certificate = o2nc.certify(gradient, x, beta=0.5)
     assert [y.tolist() for y in calls] == [[1, 2], [3, 4]]
     assert certificate.gradient == pytest.approx(torch.tensor([14 / 3, 20 / 3]).norm().item())
+    assert x[0].tolist() == [1, 2]
     assert x[0].grad is None
-    assert not x[0].requires_grad
     assert not certificate.point.requires_grad
 
 
@@ -189,6 +180,7 @@ REFUSED = [
     ((X, X), {"c": 0.0}, ValueError, "c must be"),
     ((X, X), {"beta": 1.0}, ValueError, "beta must be"),
     ((X, X), {"weights": "best"}, ValueError, "weights must be one of"),
+    *(((X, X), {"weights": bad}, ValueError, "weights") for bad in ([1, 1], [1, -1, 1], [0, 0, 0], [[1, 1, 1]])),
 ]
 
 
@@ -198,33 +190,15 @@ def test_refusals_name_the_argument(arguments, keywords, error, message):
         o2nc.certify(*arguments, **keywords)
 
 
-def test_a_gradient_that_works_in_place_changes_nothing():
-    points = torch.tensor([[100.0], [-90.0], [50.0]])
-    kept = points.clone()
-    assert certify(lambda y: y.mul_(0.01), points).value == certify(lambda y: y * 0.01, kept).value
-    assert torch.equal(points, kept)
-
-
 def test_weights_of_ones_own():
     points = torch.tensor([[0.0], [1.0], [4.0]], dtype=torch.float64)
-    found = certify(torch.sign, points, 2.0, weights=[1, 1, 2])
+    found = o2nc.certify(torch.sign, points, 2.0, weights=[1, 1, 2])
     assert found.weights.tolist() == [0.25, 0.25, 0.5]
     assert found.point.item() == 2.25
     assert found.value == pytest.approx(0.75 + 2 * (0.25 * 2.25**2 + 0.25 * 1.25**2 + 0.5 * 1.75**2))
     assert found.gap is None
-    for bad in ([1.0, 1.0], [1.0, -1.0, 1.0], [0.0, 0.0, 0.0], [[1.0, 1.0, 1.0]], [1.0, float("nan"), 1.0]):
-        with pytest.raises(ValueError, match="weights"):
-            certify(torch.sign, points, weights=bad)
-
-
-def test_the_point_is_as_wide_as_the_widest_iterate():
-    points = [torch.tensor([1.0]), torch.tensor([1.0 + 1e-12], dtype=torch.float64)]
-    assert certify(torch.sign, points).point.dtype == torch.float64
-
-
-def test_certificates_can_be_hashed():
-    found = certify(torch.sign, torch.ones(2, 1))
-    assert hash(found) == hash(certify(torch.sign, torch.ones(2, 1)))
+    mixed = [torch.tensor([1.0]), torch.tensor([1.0 + 1e-12], dtype=torch.float64)]
+    assert o2nc.certify(torch.sign, mixed).point.dtype == torch.float64  # as wide as the widest iterate
 
 
 # ---- numbers of every size

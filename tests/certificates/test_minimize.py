@@ -132,6 +132,7 @@ def test_what_cannot_succeed_says_why():
         "unbounded": minimize(lambda x: (float(-x.sum()), -np.ones_like(x)), np.zeros(2), eps=1e-3),
         "finite at x0": minimize(lambda x: (math.nan, x), np.ones(2), eps=1e-3),
         "rounding": minimize(lambda x: (abs(x - 1 / 3), 2.0 * (x > 1 / 3) - 1), np.float32(9), eps=1e-18),
+        "gradient is not finite": minimize(lambda x: (1e155 * abs(x), 1e155 * np.sign(x)), np.array(1.0), eps=1e-3),
         "gradients are wrong": minimize(lambda x: (float(abs(x)), 2 + np.sign(x)), np.array(3.0), eps=1e-3),
     }
     for text, found in results.items():
@@ -171,7 +172,7 @@ def noisy(seed, noise=0.5, d=4):
 
 
 def test_with_noise_the_certificate_holds_with_the_probability_that_is_said():
-    """Of 200 runs; where the gradients that steer decide, a sixth is above eps."""
+    """Of 200 runs; fresh gradients decide, since those that steered fit the noise."""
     above = 0
     for seed in range(200):
         fun, exact, x0 = noisy(seed)
@@ -218,6 +219,9 @@ BAD = [
     ({"x0": np.array([])}, ValueError, "x0"),
     ({"x0": np.array([1j])}, ValueError, "x0"),
     ({"x0": "a"}, TypeError, "x0"),
+    ({"eps": 1e-165}, ValueError, r"eps must be a number in \[1e-60, 1e\+60\]"),
+    ({"c": 1e80}, ValueError, r"must be a number in \[1e-60, 1e\+60\]"),
+    ({"fun": lambda x: (1.0, x * 1j)}, TypeError, "a real gradient"),
 ]
 
 
@@ -226,13 +230,3 @@ def test_bad_input_is_named(change, error, text):
     given = {"fun": absolute, "x0": np.ones(2), "eps": 0.1} | change
     with pytest.raises(error, match=text):
         minimize(given.pop("fun"), given.pop("x0"), **given)
-
-
-def test_numbers_whose_squares_underflow_and_complex_gradients_are_refused():
-    for bad in ({"eps": 1e-165}, {"eps": 1e-3, "c": 1e80}):
-        with pytest.raises(ValueError, match=r"must be a number in \[1e-60, 1e\+60\]"):
-            minimize(lambda x: (abs(x).sum(), np.sign(x)), np.ones(2), **bad)
-    with pytest.raises(TypeError, match="a real gradient"):
-        minimize(lambda x: (1.0, x * 1j), np.ones(2), eps=1e-3)
-    found = minimize(lambda x: (1e155 * abs(x).sum(), 1e155 * np.sign(x)), np.ones(2), eps=1e-3)
-    assert not found.success

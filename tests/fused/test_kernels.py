@@ -181,21 +181,13 @@ def test_mixed_dtypes_do_not_mix(device, make):
 # ---- memory ----
 
 
-def permuted(kind, device):
-    """A parameter that does not lie row by row, and the memory around it."""
-    generator = torch.Generator().manual_seed(3)
-    if kind == "channels last":
-        base = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=generator).to(device)
-        base = base.to(memory_format=torch.channels_last)
-        return torch.nn.Parameter(base), base
-    if kind == "transposed":
-        base = torch.randn(7, 40, dtype=torch.float64, generator=generator).to(device)
-        return torch.nn.Parameter(base.t()), base
-    if kind == "unaligned":
-        base = torch.randn(7, dtype=torch.float64, generator=generator).to(device)
-        return torch.nn.Parameter(base[1:]), base
-    base = torch.randn(6, 50, dtype=torch.float64, generator=generator).to(device)
-    return torch.nn.Parameter(base[1:, ::2]), base  # with gaps
+# parameters that do not lie row by row, or not at the beginning of their memory
+VIEWS = {
+    "channels last": ((2, 3, 4, 5), lambda x: x.to(memory_format=torch.channels_last)),
+    "transposed": ((7, 40), torch.t),
+    "unaligned": ((7,), lambda x: x[1:]),
+    "gaps": ((6, 50), lambda x: x[1:, ::2]),
+}
 
 
 def laid_out(value, kind, like):
@@ -214,7 +206,7 @@ GRADIENTS = ["like the parameter", "contiguous", "offset", "expanded"]
 
 
 @pytest.mark.some(12)
-@pytest.mark.parametrize("kind", ["channels last", "transposed", "unaligned", "gaps"])
+@pytest.mark.parametrize("kind", VIEWS)
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @rig.some("AdamW", "ScaledSGDM", "OGD", "extend(Lion)")
 def test_memory_order(device, kind, gradient, make):
@@ -222,8 +214,10 @@ def test_memory_order(device, kind, gradient, make):
     stridden = []
 
     def work(fused):
-        p, base = permuted(kind, device)
-        strides, before = p.stride(), base.clone()
+        shape, view = VIEWS[kind]
+        (base,) = (p.detach() for p in rig.begin(device, shapes=[shape]))
+        p, before = torch.nn.Parameter(view(base)), base.clone()
+        strides = p.stride()
         if not fused:
             p = torch.nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format))
         opt = make([p], fused)

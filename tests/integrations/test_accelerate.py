@@ -1,7 +1,5 @@
 """accelerate prepares an optimizer of o2nc like any other, which stays within reach as ``.optimizer``."""
 
-import csv
-
 import pytest
 import torch
 from torch import nn
@@ -10,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import o2nc  # noqa: E402
+from logged import read  # noqa: E402
 from o2nc.logger import CertificateLogger  # noqa: E402
 from o2nc.optimizers.wrapped import averaged_optimizer  # noqa: E402
 from registry import OURS, claims, same  # noqa: E402
@@ -25,9 +24,9 @@ def _new_accelerator():
     accelerate.state.GradientState._reset_state()
 
 
-def make(precision="no", accumulate=1, name="ScaledSGDM"):
+def make(name="ScaledSGDM", **settings):
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=accumulate)
+    accelerator = accelerate.Accelerator(cpu=True, **settings)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizer = OURS[name](model.named_parameters())
@@ -54,11 +53,12 @@ def train(accelerator, model, optimizer, schedule, loader, epochs=1, clip=1.0):
 )
 def test_a_resumed_run_ends_where_an_unbroken_one_does(name, precision, tmp_path):
     """By save_state and load_state, bitwise, with dropout and shuffling."""
-    whole = make(precision, accumulate=2, name=name)
+    settings = {"mixed_precision": precision, "gradient_accumulation_steps": 2}
+    whole = make(name, **settings)
     train(*whole)
     whole[0].save_state(tmp_path)
     train(*whole, epochs=2)
-    resumed = make(precision, accumulate=2, name=name)
+    resumed = make(name, **settings)
     resumed[0].load_state(tmp_path)
     train(*resumed, epochs=2)
     first, second = (run[2].optimizer for run in (whole, resumed))
@@ -67,18 +67,23 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name, precision, tmp_path
 
 
 def test_certificate_and_average_are_within_reach(tmp_path):
-    accelerator, model, optimizer, *rest = make()
-    log = CertificateLogger(optimizer, tmp_path / "certificate.csv", every=4)  # the prepared one will do
-    train(accelerator, model, optimizer, *rest, clip=0.1)
-    inner = averaged_optimizer(optimizer)
-    assert inner is optimizer.optimizer
-    certificate = inner.certificate()
+    """The prepared optimizer will do, and the accelerator is a writer: it hands what is logged to its trackers."""
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accelerator, model, optimizer, *rest = make(log_with="tensorboard", project_dir=tmp_path)
+    accelerator.init_trackers("run")
+    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=4, writer=accelerator) as log:
+        train(accelerator, model, optimizer, *rest, clip=0.1)
+    accelerator.end_training()
+    certificate = averaged_optimizer(optimizer).certificate()
+    assert averaged_optimizer(optimizer) is optimizer.optimizer
     assert 0 < certificate.gradient <= 0.1  # as it was clipped
     assert list(certificate.by_parameter) == [name for name, _ in model.named_parameters()]
-    with log.path.open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["step"]) for row in rows] == [4, 8]
-    assert float(rows[-1]["certificate"]) == certificate.value
+    assert [(row["step"], row["certificate"]) for row in read(log.path)][1:] == [(8, certificate.value)]
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    assert [event.step for event in events.Scalars("gradient/0.weight")] == [4, 8]
+    assert events.Scalars("certificate/value")[-1].value == pytest.approx(certificate.value, rel=1e-6)
     live = [p.detach().clone() for p in model.parameters()]
     with o2nc.averaged(optimizer, model=model):
         accelerator.save_model(model, tmp_path / "averaged")
@@ -86,25 +91,3 @@ def test_certificate_and_average_are_within_reach(tmp_path):
     assert all(map(torch.equal, live, model.parameters()))
     accelerate.load_checkpoint_in_model(model, tmp_path / "averaged")
     assert all(map(torch.equal, average, model.parameters()))
-
-
-def test_certificates_go_to_the_trackers(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
-    accelerator.init_trackers("run")
-    model = nn.Linear(4, 1)
-    optimizer = o2nc.ScaledSGDM(model.named_parameters(), lr=0.05, average=0.9)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=2, writer=accelerator):
-        for _ in range(4):
-            optimizer.zero_grad()
-            accelerator.backward(model(torch.ones(2, 4)).abs().mean())
-            optimizer.step()
-    accelerator.end_training()
-    events = EventAccumulator(str(tmp_path / "run")).Reload()
-    found = events.Scalars("certificate/value")
-    assert [event.step for event in found] == [2, 4]
-    assert found[-1].value == pytest.approx(optimizer.optimizer.certificate().value, rel=1e-6)
-    assert [event.step for event in events.Scalars("gradient/weight")] == [2, 4]

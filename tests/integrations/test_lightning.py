@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import o2nc
+from o2nc.certificates.diagnosis import VERDICTS
 from o2nc.integrations.lightning import AveragingCallback
 from registry import OURS, claims
 from registry import same as assert_same
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*was called without a model. The best model of the previous `fit` call"),
 ]
-NAMES = {f"certificate/{key}" for key in ("value", "gradient", "spread", "progress", "ess")}
+NAMES = {"run/verdict", *(f"certificate/{key}" for key in ("value", "gradient", "spread", "progress", "ess"))}
 
 
 def data(seed):
@@ -80,25 +81,6 @@ class Tiny(LightningModule):
         return self.make_optimizer(self)
 
 
-class Resumable(DataLoader):
-    """A loader in a fixed order that goes on where it was, as Lightning asks for."""
-
-    at = 0
-
-    def __iter__(self):
-        begin = self.at
-        for k, batch in enumerate(super().__iter__()):
-            if k >= begin:
-                self.at = (k + 1) % len(self)
-                yield batch
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
 VAL = DataLoader(data(1), batch_size=32)
 
 
@@ -114,7 +96,7 @@ def fit(folder, module=None, callback=None, *, epochs=2, ckpt_path=None, checkpo
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        trainer.fit(module, Resumable(data(0), batch_size=8), VAL, ckpt_path=ckpt_path)
+        trainer.fit(module, DataLoader(data(0), batch_size=8), VAL, ckpt_path=ckpt_path)
         module.drawn = torch.get_rng_state()
     return module, trainer
 
@@ -148,7 +130,9 @@ def test_the_score_in_the_name_is_that_of_the_file(weights_only, at_train_end, t
         save_weights_only=weights_only,
         save_on_train_epoch_end=at_train_end,
     )
-    module, trainer = fit(tmp_path, callback=AveragingCallback(shuffled()), checkpoints=[keep], epochs=4)
+    callback = AveragingCallback(shuffled())
+    module, trainer = fit(tmp_path, callback=callback, checkpoints=[keep], epochs=4)
+    x = callback.state_dict()["iterate"]
     files = {path: re.findall(r"val_loss=(\S+)-step", path.name) for path in (tmp_path / "kept").iterdir()}
     assert len(files) == 4
     for path, (printed,) in files.items():
@@ -156,13 +140,14 @@ def test_the_score_in_the_name_is_that_of_the_file(weights_only, at_train_end, t
         assert f"{score(state):.7f}" == printed
         assert ("callbacks" in torch.load(path)) != weights_only
     assert f"{trainer.test(dataloaders=VAL, verbose=False)[0]['val_loss']:.7f}" == min(p for (p,) in files.values())
+    assert same(callback.state_dict()["iterate"], x)  # of the run, not of the file that was tested
     assert same(module.validated[-1], {k.removeprefix("net."): v for k, v in module.state_dict().items()})
 
 
 @pytest.mark.filterwarnings("ignore:nothing is averaged yet")  # in OriginalO2NC's first block
-@pytest.mark.parametrize(("name", "at"), [("ScaledSGDM", 8), ("AdamW", 6), ("extend(Lion)", 11), ("OriginalO2NC", 6)])
-def test_a_resumed_run_ends_where_an_unbroken_one_does(name, at, tmp_path):
-    """From checkpoints within an epoch and at its end, bitwise; and as without the callback."""
+@pytest.mark.parametrize("name", ["ScaledSGDM", "AdamW", "extend(Lion)", "OriginalO2NC"])
+def test_a_resumed_run_ends_where_an_unbroken_one_does(name, tmp_path):
+    """Bitwise; and x as without the callback."""
 
     def run(folder, ckpt_path=None, callback=None):
         keep = ModelCheckpoint(tmp_path / folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
@@ -173,10 +158,11 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name, at, tmp_path):
         end = torch.load(tmp_path / folder / "end.ckpt")
         found = claims(trainer.optimizers[0])
         del found["x"]  # which is x̄ after fit with the callback
-        return end["state_dict"], end["callbacks"].get("AveragingCallback", end["state_dict"]), found
+        kept = end["callbacks"].get("AveragingCallback", {"iterate": end["state_dict"]})
+        return end["state_dict"], kept["iterate"], found
 
     average, x, found = run("kept", callback=AveragingCallback(shuffled()))
-    resumed = run("resumed", tmp_path / "kept" / f"step={at}.ckpt", AveragingCallback(shuffled()))
+    resumed = run("resumed", tmp_path / "kept" / "step=8.ckpt", AveragingCallback(shuffled()))
     undisturbed = run("plain")
     assert same(resumed[1], x)
     assert same(undisturbed[0], undisturbed[0] | x)
@@ -202,36 +188,32 @@ def test_after_fit_the_module_holds_the_average(tmp_path):
     assert "net.0.weight" in trainer.optimizers[0].certificate().by_parameter  # from the module
 
 
-def test_before_the_window_x_is_scored_and_saved(tmp_path):
-    """With one warning. EarlyStopping counts; ModelCheckpoint keeps the best, here of x, and what it scored."""
-    module = Tiny(lambda module: o2nc.AdamW(module.parameters(), lr=0.01, average=o2nc.Polynomial(3, start=10)))
-    keep = ModelCheckpoint(tmp_path / "kept", monitor="val_loss", mode="max", filename="{val_loss:.7f}-{step}")
-    stop = EarlyStopping("val_loss", patience=2, mode="max")
-    with pytest.warns(UserWarning, match="nothing is averaged yet") as warned:
-        fit(tmp_path, module, AveragingCallback(shuffled()), checkpoints=[keep, stop], epochs=6)
+def test_scores_before_the_window_do_not_compete(tmp_path):
+    """The first, of x, is the largest and would be the best; also of a run that was resumed in between."""
+
+    def run(ckpt_path=None):
+        module = Tiny(lambda module: o2nc.AdamW(module.parameters(), lr=0.01, average=o2nc.Polynomial(3, start=10)))
+        keep = ModelCheckpoint(tmp_path / "kept", monitor="val_loss", mode="max", filename="{step}")
+        other = ModelCheckpoint(tmp_path / "other", monitor="loss", save_top_k=-1, filename="{step}")
+        stop = EarlyStopping("val_loss", patience=2, mode="max")
+        fit(tmp_path, module, AveragingCallback(), checkpoints=[keep, other, stop], ckpt_path=ckpt_path, epochs=6)
+        assert Path(keep.best_model_path).stem.startswith("step=16")
+        assert f"{score(torch.load(keep.best_model_path)['state_dict']):.6f}" == f"{keep.best_model_score:.6f}"
+        assert stop.stopped_epoch == 3  # counted from the first validation of x̄, in epoch 1
+        assert len(other.best_k_models) == (3 if ckpt_path else 4)  # of training: not touched
+
+    with pytest.warns(
+        UserWarning, match="nothing is averaged yet: AveragingCallback leaves the model at x"
+    ) as warned:
+        run()
     assert sum("nothing is averaged" in str(w.message) for w in warned) == 1
-    assert stop.stopped_epoch == 2
-    path = Path(keep.best_model_path)
-    assert path.stem == f"val_loss={score(torch.load(path)['state_dict']):.7f}-step=8"
-
-
-def test_certificates_are_logged_where_lightning_logs(tmp_path):
-    _, trainer = fit(tmp_path, callback=AveragingCallback(), log_every_n_steps=4)
-    certificate = trainer.optimizers[0].certificate()
-    assert float(trainer.callback_metrics["certificate/value"]) == pytest.approx(certificate.value, rel=1e-6)
-    events = events_of(tmp_path)
-    for name in NAMES:
-        assert [event.step for event in events.Scalars(name)] == [event.step for event in events.Scalars("loss")]
-        assert len(events.Scalars(name)) == 4
-    assert events.Scalars("certificate/gradient")[-1].value == pytest.approx(certificate.gradient, rel=1e-6)
+    run(tmp_path / "kept" / "step=8.ckpt")  # nothing was deleted
 
 
 class Every(Tiny):
     """Optimized by hand, with every second batch."""
 
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def training_step(self, batch, k):
         optimizer, loss = self.optimizers(), self.loss(batch)
@@ -242,13 +224,21 @@ class Every(Tiny):
             optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("by_hand", [True, False])
-def test_accumulated_gradients_are_logged_once_per_step(by_hand, tmp_path):
-    module, more = (Every(), {}) if by_hand else (None, {"accumulate_grad_batches": 2})
-    _, trainer = fit(tmp_path, module, AveragingCallback(), log_every_n_steps=4 if by_hand else 2, **more)
-    assert trainer.optimizers[0].param_groups[0]["o2nc"]["step"] == 8
-    found, losses = ([e.step for e in events_of(tmp_path).Scalars(name)] for name in ("certificate/value", "loss"))
-    assert (len(found), found) == (4, losses)
+@pytest.mark.parametrize("kind", ["plain", "accumulated", "by hand"])
+def test_verdict_and_certificate_are_logged_where_lightning_logs(kind, tmp_path):
+    """Once per step of the optimizer."""
+    module, every = Every() if kind == "by hand" else Tiny(), 2 if kind == "accumulated" else 4
+    batches = 2 if kind == "accumulated" else 1
+    _, trainer = fit(tmp_path, module, AveragingCallback(), log_every_n_steps=every, accumulate_grad_batches=batches)
+    optimizer, events = trainer.optimizers[0], events_of(tmp_path)
+    assert optimizer.param_groups[0]["o2nc"]["step"] == (16 if kind == "plain" else 8)
+    steps, certificate = [event.step for event in events.Scalars("loss")], optimizer.certificate()
+    found = {name: events.Scalars(name) for name in NAMES}
+    assert [[event.step for event in scalars] for scalars in found.values()] == [steps] * len(NAMES)
+    assert len(steps) == 4
+    assert found["certificate/gradient"][-1].value == pytest.approx(certificate.gradient, rel=1e-6)
+    assert found["certificate/value"][-1].value == pytest.approx(certificate.value, rel=1e-6)
+    assert found["run/verdict"][-1].value == VERDICTS.index(optimizer.diagnose().verdict)
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
@@ -312,11 +302,8 @@ class Two(Every):
 
 def test_two_optimizers_one_without_a_certificate(tmp_path):
     module, trainer = fit(tmp_path, Two(), AveragingCallback(), log_every_n_steps=4)
-    events = events_of(tmp_path)
-    assert [len(events.Scalars("certificate/value/1")), "certificate/value/0" in events.Tags()["scalars"]] == [
-        3,
-        False,
-    ]
+    tags = events_of(tmp_path).Tags()["scalars"]
+    assert ("certificate/value/0" in tags, "certificate/value/1" in tags) == (False, True)
     for optimizer in trainer.optimizers:
         before = copy.deepcopy(module.state_dict())
         with optimizer.averaged():

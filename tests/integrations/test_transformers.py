@@ -21,7 +21,7 @@ from registry import OURS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NAMES = {f"certificate/{key}" for key in ("value", "gradient", "spread", "progress", "ess")}
+NAMES = {"run/verdict", *(f"certificate/{key}" for key in ("value", "gradient", "spread", "progress", "ess"))}
 
 
 class Config(transformers.PretrainedConfig):
@@ -56,26 +56,15 @@ def sgdm(model):
     return OURS["ScaledSGDM"](model.parameters())
 
 
-def make(folder, make_optimizer=sgdm, callback=True, callbacks=(), **more):
+def make(folder, make_optimizer=sgdm, callback=True, callbacks=(), batches=None, **more):
     """Return a Trainer of a tiny model with random weights, 12 steps, evaluated and saved at every fourth."""
     torch.manual_seed(0)
     model = Net(Config())
-    settings = {
-        "max_steps": 12,
-        "logging_steps": 2,
-        "save_steps": 4,
-        "eval_steps": 4,
-        "eval_strategy": "steps",
-        "per_device_train_batch_size": 4,
-        "lr_scheduler_type": "constant",
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "seed": 3,
-    }
-    asked = {"batches": more.pop("batches", None)}
-    if make_optimizer is None:
-        given = {"optimizer_cls_and_kwargs": more.pop("optimizer_cls_and_kwargs")}
+    settings = {"max_steps": 12, "logging_steps": 2, "save_steps": 4, "eval_steps": 4, "eval_strategy": "steps"}
+    settings |= {"per_device_train_batch_size": 4, "lr_scheduler_type": "constant", "seed": 3}
+    settings |= {"report_to": "none", "use_cpu": True, "disable_tqdm": True}
+    if isinstance(make_optimizer, tuple):
+        given = {"optimizer_cls_and_kwargs": make_optimizer}
     else:
         given = {"optimizers": (make_optimizer(model), None)}
     args = transformers.TrainingArguments(str(folder), **settings | more)
@@ -83,7 +72,7 @@ def make(folder, make_optimizer=sgdm, callback=True, callbacks=(), **more):
         model, args, train_dataset=data(40), eval_dataset=data(8, 1), callbacks=list(callbacks), **given
     )
     if callback:
-        trainer.add_callback(AveragingCallback(trainer, **asked))
+        trainer.add_callback(AveragingCallback(trainer, batches))
     return trainer
 
 
@@ -190,17 +179,26 @@ def test_certificates_are_logged_after_every_loss(whole):
         assert [event.value for event in found] == pytest.approx([history[k + 1][name] for k in at], rel=1e-6)
 
 
-def test_before_the_window_x_is_scored_and_saved(tmp_path):
-    """With one warning; the best, here of x, is loaded."""
-    best = {"metric_for_best_model": "eval_loss", "greater_is_better": True, "load_best_model_at_end": True}
+def test_scores_before_the_window_do_not_compete(tmp_path):
+    """Also of a run that was resumed in between."""
     window = o2nc.Polynomial(3, start=6)
-    trainer = make(tmp_path, lambda model: o2nc.AdamW(model.parameters(), lr=0.01, average=window), **best)
-    with pytest.warns(UserWarning, match="nothing is averaged yet") as warned:
+    more = {"metric_for_best_model": "eval_loss", "greater_is_better": True, "load_best_model_at_end": True}
+
+    def adamw(model):
+        return o2nc.AdamW(model.parameters(), lr=0.01, average=window)
+
+    trainer, resumed = make(tmp_path, adamw, **more), make(tmp_path, adamw, **more)
+    with pytest.warns(
+        UserWarning, match="nothing is averaged yet: AveragingCallback leaves the model at x"
+    ) as warned:
         trainer.train()
     assert sum("nothing is averaged" in str(w.message) for w in warned) == 1
     found = metrics(trainer)
-    assert trainer.evaluate()["eval_loss"] == max(found.values()) == found[4]
-    assert not (tmp_path / "checkpoint-4" / "o2nc_iterate.pt").exists()
+    assert found[4] > max(found[8], found[12])  # x, which is the best here and does not count
+    assert trainer.state.best_metric == max(found[8], found[12])
+    resumed.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-4")  # without a certificate, too
+    assert resumed.state.best_metric == trainer.state.best_metric
+    assert same(resumed.model.state_dict(), trainer.model.state_dict())
 
 
 def test_training_twice(tmp_path):
@@ -219,7 +217,7 @@ def test_the_trainer_may_make_the_optimizer(tmp_path):
     kwargs = {"lr": 0.1, "momentum": 0.9, "average": 0.9}
     epochs = dict.fromkeys(("eval_strategy", "logging_strategy", "save_strategy"), "epoch")
     more = {"weight_decay": 0.01, "gradient_accumulation_steps": 2, "max_steps": -1, "num_train_epochs": 2} | epochs
-    trainer = make(tmp_path, None, optimizer_cls_and_kwargs=(o2nc.ScaledSGDM, kwargs), **more)
+    trainer = make(tmp_path, (o2nc.ScaledSGDM, kwargs), **more)
     trainer.create_optimizer()
     log = CertificateLogger(trainer.optimizer, tmp_path / "certificate.csv", every=5)
     trainer.train()
@@ -232,10 +230,6 @@ def test_the_trainer_may_make_the_optimizer(tmp_path):
     assert list(metrics(trainer)) == [5, 10]
 
 
-def test_refusals(tmp_path):
+def test_an_optimizer_without_averages_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"one of o2nc.s with averages.*got AdamW"):
-        make(tmp_path, None, optimizer_cls_and_kwargs=(torch.optim.AdamW, {"lr": 0.1})).train()
-    with pytest.raises(ValueError, match="keeps no averages"):
-        make(tmp_path, None, optimizer_cls_and_kwargs=(o2nc.ScaledSGDM, {"lr": 0.1})).train()
-    with pytest.raises(ValueError, match="batches must be there for every evaluation"):
-        make(tmp_path, batches=iter(data(8)))
+        make(tmp_path, (torch.optim.AdamW, {"lr": 0.1})).train()

@@ -22,8 +22,8 @@ def learned(params=(X,), learner=OGD(lr=0.1), **options):
     return o2nc.ExponentiatedO2NC(list(params), learner, **options)
 
 
-def original(params=(X,), **options):
-    return o2nc.OriginalO2NC(list(params), OGD(lr=0.1), **{"period": 2} | options)
+def original(params=(X,), learner=OGD(lr=0.1), **options):
+    return o2nc.OriginalO2NC(list(params), learner, **{"period": 2} | options)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,7 @@ def original(params=(X,), **options):
         (lambda: learned([{"params": [X], "beta": 0.1}]), ValueError, "beta is one"),
         (lambda: learned([{"params": [X], "lr": -0.1}]), ValueError, "lr"),
         (lambda: learned([X.sum()]), ValueError, "non-leaf"),
+        (lambda: original(learner=OGD), TypeError, "learner must be"),
         (lambda: original(period=0), ValueError, "period must be an integer >= 1"),
         (lambda: original(period=2.5), TypeError, "period"),
         (lambda: original(restart=1), TypeError, "restart"),
@@ -163,24 +164,10 @@ def test_mistakes_in_a_learner_are_named(learner, error, words):
     assert p.tolist() == [1, 1]
 
 
-class NotADataclass:
-    lr = 0.1
-
-    def init(self, delta):
-        return {}
-
-    def update(self, deltas, grads, states, lrs, beta):
-        pass
-
-    def sample(self, seed, step):
-        return 1.0
-
-    def weight(self, s):
-        return 1.0
-
-
 def test_factors_must_be_dataclasses():
     """Otherwise their checkpoints could not be plain data."""
+    methods = dict.fromkeys(("init", "update", "sample", "weight"), lambda *_: 1.0)
+    NotADataclass = type("NotADataclass", (), methods | {"lr": 0.1})
     with pytest.raises(TypeError, match="learner must be"):
         learned(learner=NotADataclass())
     with pytest.raises(TypeError, match="a law is an instance of a dataclass"):
@@ -190,25 +177,6 @@ def test_factors_must_be_dataclasses():
 
 
 # --- random_scaling of what is not torch's own
-
-
-class Sub(torch.optim.SGD):
-    """Calls super().step(), which runs the hooks a second time once a torch.optim.SGD exists."""
-
-    def step(self, closure=None):
-        return super().step(closure)
-
-
-def test_a_subclass_that_calls_super_is_scaled_once():
-    torch.optim.SGD([X])
-    p = torch.nn.Parameter(torch.zeros(1))
-    opt = o2nc.random_scaling(Sub([p], lr=1.0))
-    for n in (1, 2):
-        before = p.item()
-        p.grad = torch.ones(1)
-        opt.step()
-        assert p.item() - before == pytest.approx(-o2nc.Exponential().sample(0, n + 1), rel=1e-6)
-        assert opt.param_groups[0]["o2nc"]["step"] == n
 
 
 def test_scaling_by_displacement():

@@ -220,6 +220,11 @@ def test_it_warns_where_there_is_nothing_to_find():
     with pytest.warns(UserWarning, match="200 steps gave no estimate"):
         train(opt, 0, 1, 0.0)
     assert not is_probing(opt)
+    empty = torch.nn.Parameter(torch.zeros(0))
+    opt = o2nc.AdamW([empty], lr="auto")
+    empty.grad = torch.zeros(0)
+    opt.step()
+    assert is_probing(opt)
 
 
 def test_others_that_change_lr_are_refused():

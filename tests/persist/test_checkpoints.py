@@ -263,18 +263,16 @@ def test_hooks_see_and_change_what_is_in_the_file():
 
 
 def test_a_users_own_factors_and_notes_in_groups():
+    """Those of classes that nobody has used here are refused."""
     factor = OwnFactor(learners.OGD(0.1, decay=0.5))
-
-    def make():
-        groups = [{"params": parameters(), "tag": {"name": "encoder"}}]
-        return o2nc.ExponentiatedO2NC(groups, factor, scaling=factor)
-
-    opt, other = make(), make()
-    advance(opt, [1])
-    other.load_state_dict(opt.state_dict())
+    opt, other = (
+        o2nc.ExponentiatedO2NC([{"params": parameters(), "tag": {"name": "encoder"}}], factor, scaling=factor)
+        for _ in range(2)
+    )
+    found = advance(opt, [1]).state_dict()
+    other.load_state_dict(found)
     assert other._learner == other._law == factor
     assert other.param_groups[0]["tag"] == {"name": "encoder"}
-    found = opt.state_dict()
     found["param_groups"][0]["o2nc"]["learner"] = {"class": "nowhere.Own"}
     with pytest.raises(ValueError, match=r"'nowhere.Own' is not known: construct an optimizer with it first"):
         other.load_state_dict(found)

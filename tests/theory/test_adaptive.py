@@ -53,22 +53,3 @@ def test_the_bound_with_high_probability():
 def test_the_rate_is_the_best_whatever_g_is(g):
     few, many = (adaptive_plan(n, 1.0, 1.0).bound(lipschitz=g, noise=g) for n in (10**12, 10**14))
     assert math.log(few / many) / math.log(100) == pytest.approx(2 / 7, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ({"steps": 0, "c": 1.0, "gap": 1.0}, "steps"),
-        ({"steps": 10, "c": 0.0, "gap": 1.0}, "c"),
-        ({"steps": 10, "c": 1.0, "gap": -1.0}, "gap"),
-    ],
-)
-def test_bad_constants_are_named(arguments, name):
-    with pytest.raises(ValueError, match=f"^{name} must be"):
-        adaptive_plan(**arguments)
-
-
-@pytest.mark.parametrize(("name", "value"), [("lipschitz", 0.0), ("noise", -1.0), ("output", "last")])
-def test_bad_constants_of_the_bound_are_named(name, value):
-    with pytest.raises(ValueError, match=f"^{name} must be"):
-        adaptive_plan(10, 1.0, 1.0).bound(**({"lipschitz": 1.0} | {name: value}))

@@ -58,14 +58,24 @@ def test_steps_for_against_an_independent_minimum(eps, noise, c, most):
         assert exact <= eps
 
 
-def test_sharp_plan_is_a_guarantee():
-    p = theory.plan(3000, **UNIT, noise=1.0)
+@pytest.mark.parametrize("law", [o2nc.Exponential(), o2nc.Gamma(2.0), o2nc.Jitter(0.25)], ids=repr)
+def test_sharp_plan_is_a_guarantee(law):
+    """Its N is the least, its optimizer has its law and output, and the theorem says the same of the optimizer."""
+    known = {**UNIT, "noise": 1.0}
+    n = theory.steps_for(0.3, **known, law=law)
+    p = theory.plan(n, **known, law=law)
+    assert p.bound <= 0.3 < theory.plan(n - 1, **known, law=law).bound
+    assert n > theory.steps_for(0.3, **known) or law == o2nc.Exponential()
     assert (p.decay, p.momentum, p.output) == (0.0, p.beta, "geometric")
-    found = theory.guarantee(lr=p.lr * p.beta, momentum=p.beta, steps=3000, output="geometric", **UNIT, noise=1.0)
-    assert found.bound == pytest.approx(p.bound)
-    assert found.terms == pytest.approx(p.terms)
-    read = theory.guarantee(p.optimizer([torch.zeros(2)]), steps=3000, output="geometric", **UNIT, noise=1.0)
-    assert read.terms == pytest.approx(p.terms)
+    named = theory.guarantee(lr=p.lr * p.beta, momentum=p.beta, steps=n, output="geometric", law=law, **known)
+    assert named.terms == pytest.approx(p.terms)
+    optimizer = p.optimizer([torch.zeros(2)])
+    assert (made_with(optimizer)["scaling"], made_with(optimizer)["output"]) == (law, "geometric")
+    read = theory.guarantee(optimizer, steps=n, **known)
+    assert (read.output, read.terms) == ("geometric", pytest.approx(p.terms))
+    assert theory.guarantee(optimizer, steps=n, **known, output="uniform").output == "uniform"
+    printed = theory.plan(10_000, **known, constants="paper")
+    assert printed.output == made_with(printed.optimizer([torch.zeros(2)]))["output"] == "uniform"
 
 
 # ---- the output law, and averages of another discount than the momentum
@@ -115,22 +125,14 @@ def test_variance_constant_is_exact(output, moment, beta):
 # ---- the rest of the theorem: schedules, dampening, laws, optimizers
 
 
-def test_constant_schedule_is_the_constant():
-    known = {"momentum": 0.9, "steps": 50, "noise": 0.5, **UNIT}
+@pytest.mark.parametrize("steps", [1, 2, 50])
+def test_constant_schedule_is_the_constant(steps):
+    known = {"momentum": 0.9, "steps": steps, "noise": 0.5, **UNIT}
     for output, law in itertools.product(("uniform", "geometric"), (o2nc.Exponential(), o2nc.Gamma(4.0))):
         fixed = theory.guarantee(lr=0.01, output=output, law=law, **known).terms
-        assert theory.guarantee(lr=[0.01] * 50, output=output, law=law, **known).terms == pytest.approx(fixed)
-        assert theory.guarantee(lr=lambda t: 0.01, output=output, law=law, **known).terms == pytest.approx(fixed)
-    assert theory.guarantee(lr=[0.01], momentum=0.9, steps=1, **UNIT).bound < math.inf
-
-
-def test_one_step_has_no_spread():
-    """V_1 = 0: a number and a list of one number have the same bound (100.15 and 1.336 before)."""
-    known = {"momentum": 0.9, "steps": 1, **UNIT}
-    one, listed = theory.guarantee(lr=0.1, **known), theory.guarantee(lr=[0.1], **known)
-    assert one.terms == pytest.approx(listed.terms)
-    assert one.terms["spread"] == 0
-    assert one.bound == pytest.approx(1.336, abs=1e-3)
+        assert (fixed["spread"] == 0) == (steps == 1)  # V_1 = 0
+        for lr in ([0.01] * steps, lambda t: 0.01):
+            assert theory.guarantee(lr=lr, output=output, law=law, **known).terms == pytest.approx(fixed)
 
 
 def test_rates_that_the_run_lowers():
@@ -147,26 +149,12 @@ def test_rates_that_the_run_lowers():
     assert theory.guarantee(lr=Falling(0.02, 0.02), **known).terms == pytest.approx(
         theory.guarantee(lr=0.02, **known).terms
     )
-    with pytest.raises(ValueError, match="s ~ Exp only, got Gamma"):
-        theory.guarantee(lr=Falling(0.02, 0.005), law=o2nc.Gamma(4.0), **known)
-    with pytest.raises(ValueError, match=r"lr.least must be a number in \(0, lr.first = 0.02\], got 0.03"):
-        theory.guarantee(lr=Falling(0.02, 0.03), **known)
 
 
 def test_schedules():
     known = {"momentum": 0.9, "steps": 50, **UNIT}
-    falling = theory.guarantee(
-        lr=lambda t: 0.01 * (1 - t / 50), **known
-    )  # to 0 at the last step, which moves nothing
-    assert falling.bound < math.inf
-    warm = theory.guarantee(lr=lambda t: 0.01 * min(1.0, 1.2 ** (t - 20)), **known)
-    assert warm.bound < math.inf
-    with pytest.raises(ValueError, match=r"1/momentum² = 1\.23457 a step .* 0\.001 and then 0\.01 at step 3"):
-        theory.guarantee(lr=[0.001, 0.001] + [0.01] * 48, **known)
-    with pytest.raises(ValueError, match=r"finite numbers > 0, got .*0\.0.* at step 49"):
-        theory.guarantee(lr=[0.01] * 48 + [0.0, 0.0], **known)
-    with pytest.raises(ValueError, match="one number for each of the 50 steps"):
-        theory.guarantee(lr=[0.1, 0.1], **known)
+    for lr in (lambda t: 0.01 * (1 - t / 50), lambda t: 0.01 * min(1.0, 1.2 ** (t - 20))):  # to 0 at the end; warm-up
+        assert theory.guarantee(lr=lr, **known).bound < math.inf
 
 
 def test_scaled_law_is_a_longer_step():
@@ -178,33 +166,12 @@ def test_scaled_law_is_a_longer_step():
     assert theory.guarantee(lr=0.001, law=o2nc.Gamma(4.0, 0.5), **known).terms == pytest.approx(gamma.terms)
 
 
-def test_law_term_is_as_energy_bound():
-    """T = 2bF* + … + 2√b·G·L·A·ℓ√((N − 1)(N − 1 + b/(1 − b))) at a constant ℓ."""
-    law, b, n, g, sigma, lr = o2nc.Gamma(2.0), 0.9, 200, 1.5, 2.0, 0.01
-    rates = Rates.constant(lr, b, n)
-    size = math.hypot(g, sigma)
-    expected = 2 * math.sqrt(b) * g * 0.25 * size * lr * math.sqrt((n - 1) * (n - 1 + b / (1 - b)))
-    assert theory.energy.law_energy(g, size, b, law, rates, n) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("law", [o2nc.Gamma(2.0), o2nc.Jitter(0.25)])
-def test_plan_with_a_law(law):
-    known = {**UNIT, "noise": 1.0}
-    n = theory.steps_for(0.3, **known, law=law)
-    p = theory.plan(n, **known, law=law)
-    assert p.bound <= 0.3 < theory.plan(n - 1, **known, law=law).bound
-    assert n > theory.steps_for(0.3, **known)
-    optimizer = p.optimizer([torch.zeros(2)])
-    assert made_with(optimizer)["scaling"] == law
-    assert theory.guarantee(optimizer, steps=n, output="geometric", **known).bound == pytest.approx(p.bound)
-
-
 def sgdm(**kwargs):
     return o2nc.ScaledSGDM([torch.zeros(3)], **({"lr": 0.01, "momentum": 0.9, "average": 0.9} | kwargs))
 
 
-def exponentiated(learner=OGD(0.02), **kwargs):
-    return o2nc.ExponentiatedO2NC([torch.zeros(3)], learner, **({"beta": 0.9} | kwargs))
+def exponentiated(learner=OGD(0.02), params=None, **kwargs):
+    return o2nc.ExponentiatedO2NC(params or [torch.zeros(3)], learner, **({"beta": 0.9} | kwargs))
 
 
 def test_guarantee_reads_the_optimizer():
@@ -256,12 +223,18 @@ def test_changes_are_bounded_for_every_dampening_and_schedule(n, b, tau, ratio, 
 
 
 @pytest.mark.parametrize("b", [0.01, 0.1, 0.2, 0.25, 0.3, 0.9])
-def test_price_of_a_law_is_the_lesser_of_two(b):
-    """min(2√b, 4b)·G·L·A·ℓ a step as N grows: the triangle inequality below b = ¼, Cauchy–Schwarz above."""
-    n, law = 10**6, o2nc.Gamma(4.0)
-    found = theory.energy.law_energy(1.0, 1.0, b, law, Rates.constant(1.0, b, n), n)
-    assert found / (n * law.price) == pytest.approx(min(2 * math.sqrt(b), 4 * b), rel=1e-4)
-    assert found / (2 * b * law.price) >= changes(np.ones(1000), b, 0.0, (-1.0) ** np.arange(1000)) / 1000 * n * 0.99
+@pytest.mark.parametrize("n", [2, 200, 10**6])
+def test_price_of_a_law_is_the_lesser_of_two(b, n):
+    """2bGL·A·R at a constant ℓ, R = min{√(J(N − 1)/b), ℓ(2N − 3 + 1/(1 − b))}: Cauchy–Schwarz, or the triangle
+    inequality, which is better below b = ¼ as N grows.
+    """
+    law, g, size, lr = o2nc.Gamma(4.0), 1.5, 2.5, 0.01
+    cauchy, triangle = math.sqrt((n - 1) * (n - 1 + b / (1 - b)) / b), 2 * n - 3 + 1 / (1 - b)
+    found = theory.energy.law_energy(g, size, b, law, Rates.constant(lr, b, n), n)
+    assert found == pytest.approx(2 * b * g * law.price * size * lr * min(cauchy, triangle))
+    if n == 10**6:
+        assert (cauchy < triangle) == (b > 0.25) or b == 0.25
+        assert min(cauchy, triangle) >= 0.99 * n * changes(np.ones(1000), b, 0.0, (-1.0) ** np.arange(1000)) / 1000
 
 
 def test_first_buffer_under_dampening():
@@ -291,16 +264,8 @@ def test_all_that_voids_the_theorem_is_named():
     torch.optim.lr_scheduler.StepLR(optimizer, 10)
     with pytest.raises(ValueError, match="no theorem holds") as refusal:
         theory.guarantee(optimizer, steps=10, **UNIT)
-    for word in (
-        "differ in lr",
-        "differ in momentum",
-        "weight_decay",
-        "nesterov",
-        "without random",
-        "Polynomial",
-        "scheduler",
-    ):
-        assert word in str(refusal.value)
+    words = ("differ in lr", "differ in momentum", "weight_decay", "nesterov", "without random", "Poly", "scheduler")
+    assert [word for word in words if word not in str(refusal.value)] == []
 
 
 @pytest.mark.parametrize(
@@ -310,6 +275,8 @@ def test_all_that_voids_the_theorem_is_named():
         (sgdm(lr=0.0), "moves nothing"),
         (sgdm(momentum=1.0), "momentum=1.0 is not in"),
         (sgdm(dampening=1.0), "dampening=1.0 takes in no gradient"),
+        (exponentiated(weight_decay=0.1), r"no theorem holds.*weight_decay=0.1"),
+        (exponentiated(params=[{"params": [torch.zeros(3)], "weight_decay": 0.1}]), "weight_decay=0.1"),
         (exponentiated(AdaGrad(0.01)), "ExponentiatedO2NC with AdaGrad"),
         (o2nc.AdamW([torch.zeros(2)]), "got AdamW"),
     ],
@@ -319,16 +286,11 @@ def test_refusals(optimizer, message):
         theory.guarantee(optimizer, steps=10, **UNIT)
 
 
-def test_what_cannot_be_named_beside_an_optimizer():
-    with pytest.raises(TypeError, match="are read from the optimizer"):
-        theory.guarantee(sgdm(), momentum=0.9, steps=10, **UNIT)
-    with pytest.raises(TypeError, match="give an optimizer, or lr and momentum"):
-        theory.guarantee(lr=0.1, steps=10, **UNIT)
-    with pytest.raises(ValueError, match="with decay or kappa=2 a schedule"):
-        theory.guarantee(exponentiated(OGD(0.1, decay=1.0)), lr=[0.1] * 10, steps=10, **UNIT)
+def test_a_law_of_large_variance_needs_the_geometric_output():
+    known = {"lr": 0.1, "momentum": 0.2, "steps": 10, "law": o2nc.Gamma(0.1), **UNIT}
     with pytest.raises(ValueError, match="only output='geometric' has a theorem"):
-        theory.guarantee(lr=0.1, momentum=0.2, steps=10, law=o2nc.Gamma(0.1), **UNIT)
-    assert theory.guarantee(lr=0.1, momentum=0.2, steps=10, law=o2nc.Gamma(0.1), output="geometric", **UNIT).vacuous
+        theory.guarantee(**known)
+    assert theory.guarantee(**known, output="geometric").vacuous
 
 
 def test_guarantee_says_what_it_is():
@@ -336,29 +298,4 @@ def test_guarantee_says_what_it_is():
     assert "uniform output" in text
     assert "no less than G = 1" in text
     assert " law" not in text
-
-
-def test_plans_draw_the_output_that_their_bound_is_for():
-    x = torch.nn.Parameter(torch.ones(2))
-    known = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0}
-    sharp = theory.plan(10_000, **known).optimizer([x])
-    assert made_with(sharp)["output"] == "geometric"
-    assert made_with(theory.plan(10_000, **known, constants="paper").optimizer([x]))["output"] == "uniform"
-    assert theory.guarantee(sharp, steps=10_000, **known).output == "geometric"
-    assert theory.guarantee(sharp, steps=10_000, **known).bound == pytest.approx(theory.plan(10_000, **known).bound)
-    assert theory.guarantee(sharp, steps=10_000, **known, output="uniform").output == "uniform"
-
-
-@pytest.mark.parametrize(("where", "decay"), [("optimizer", 0.1), ("group", 0.1), ("nowhere", 0.0)])
-def test_decoupled_decay_voids_the_theorem(where, decay):
-    groups = [{"params": [torch.nn.Parameter(torch.ones(2))]}]
-    if where == "group":
-        groups[0]["weight_decay"] = decay
-    options = {"weight_decay": decay} if where == "optimizer" else {}
-    opt = o2nc.ExponentiatedO2NC(groups, OGD(1e-3), beta=0.9, **options)
-    known = {"steps": 1000, "c": 1.0, "gap": 1.0, "lipschitz": 1.0}
-    if where == "nowhere":
-        assert theory.guarantee(opt, **known).bound > 0
-    else:
-        with pytest.raises(ValueError, match=r"no theorem holds.*weight_decay=0.1"):
-            theory.guarantee(opt, **known)
+    assert "noise" not in text  # there is none unless it is said

@@ -42,20 +42,3 @@ def test_a_stage_halves_the_distance(b):
     assert theory.convex_bound(stage.steps, stage.lr, b, **known) <= 0.25 * (1 + 1e-9)
     assert stage.lr == pytest.approx((1 - b) * 0.5 / (4 * kappa(b) * 2))
     assert stage.steps == math.ceil(16 * kappa(b) * max(2 / 0.25, 2 * b / (1 - b)) - 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: theory.energy_ratio(-1.0, 1.0, 0.9), "momentum_squares"),
-        (lambda: theory.energy_ratio(1.0, 0.0, 0.9), "gradient_squares"),
-        (lambda: theory.energy_ratio(1.0, 1.0, 1.0), "momentum"),
-        (lambda: theory.fall_seen(1.0, 0.0), "squares"),
-        (lambda: theory.kink_level(0.0, 0.9, gradient_squares=1.0), "lr"),
-        (lambda: theory.convex_bound(0, 0.1, 0.9, **KNOWN), "steps"),
-        (lambda: theory.sharp_stage(2.0, 0.9, distance=1.0, lipschitz=1.0), "lipschitz"),
-    ],
-)
-def test_bad_values_are_named(call, name):
-    with pytest.raises(ValueError, match=f"^{name} must be"):
-        call()

@@ -29,7 +29,7 @@ def overview() -> str:
     width = max(map(len, COMMANDS))
     return "\n".join(
         [
-            "Weights that need no schedule, for the optimizer that you have.",
+            "Drop the learning-rate schedule, keep your PyTorch optimizer.",
             "o2nc also tells you what the run is doing, and steps so that non-smooth losses cannot trap it.\n",
             *(f"  o2nc {name:<{width}}  {text}" for name, text in COMMANDS.items()),
             "\nStart with:  o2nc demo.  Options:  o2nc NAME --help.  Version:  o2nc --version",

@@ -5,7 +5,7 @@
 1. A small GPT on the sources of Python's standard library. One run of `o2nc.AdamW` at a constant learning rate keeps
    its average x̄ and is evaluated there as it goes; beside it runs whose learning rate was decayed to end at 100, 200,
    400 or 800 steps, one run for each.
-2. A slope with teeth on which momentum walks uphill for ever, and the same momentum when every step is multiplied by
+2. A sawtooth slope on which momentum walks uphill forever, and the same momentum when every step is multiplied by
    one random number that is 1 on average.
 
 Result: one core of an AMD EPYC, torch 2.13, seed 0, lr 4e-3 for all, nats per held-out byte; with seeds 0, 1, 2 the
@@ -131,7 +131,7 @@ def draw_climber(axes: "Axes", found: Found) -> None:
             "linewidth": 2.4 if LAWS[name][0] is None else 1.4,
         }
         axes.plot([BLOCK * i for i in range(len(blocks))], [fmean(block) for block in blocks], **style, label=name)
-    kit.style_panel(axes, "A slope with teeth: momentum alone walks uphill", "steps", "height F (the bottom is 0)")
+    kit.style_panel(axes, "A sawtooth slope: momentum alone walks uphill", "steps", "height F (the bottom is 0)")
     axes.set_yscale("log")
     axes.legend(frameon=False, fontsize=9, loc="center right", bbox_to_anchor=(1.0, 0.62))
 
@@ -152,7 +152,7 @@ def tables(found: Found, horizons: Sequence[int]) -> list[Table]:
     ends = [[name, f"{heights[0]:.2f}", f"{heights[-1]:.2f}"] for name, heights in found.climber.items()]
     return [
         Table(["a small GPT", *(f"{h} steps" for h in horizons)], rows, notes=note),
-        Table(["the slope with teeth", "F at the start", "F at the end"], ends, notes="The least value of F is 0."),
+        Table(["the sawtooth slope", "F at the start", "F at the end"], ends, notes="The least value of F is 0."),
     ]
 
 
@@ -172,7 +172,7 @@ def sections(found: Found, horizons: Sequence[int]) -> list[Section]:
     ends = {name: heights[-1] for name, heights in found.climber.items()}
     start = found.climber["momentum alone"][0]
     trap = (
-        "A slope with teeth, in a shallow valley. Momentum's steps happen to be one tooth long, so it always lands "
+        "A sawtooth slope, in a shallow valley. Momentum's steps happen to be one tooth long, so it always lands "
         "where the ground falls ahead of it, steps over the steep sides that lead up, and climbs "
         f"from {start:.2f} to {ends['momentum alone']:.0f}. One random number per step, 1 on average, breaks the "
         f"resonance: F ends at {ends['each step times Gamma(16)']:.2g} with Gamma(16) and at "

@@ -2,9 +2,10 @@
 
     points, gradients  →  weights p  →  sums ‖Σp g‖ and Σp‖y − x̄‖²  →  certificate
 
-* `certificate`: the `Certificate` itself, and its reductions to a gradient norm and to a `Goldstein` point.
-* `certify`: the way from a list of iterates to a certificate; an optimizer keeps the sums itself (`o2nc.averages`).
-* `minimize`: steps of its own until the certificate of the points evaluated is at most eps.
+* `certificate`: the `Certificate` itself, its reductions to a gradient norm and to a `Goldstein` point, and
+  `certify`, the way from a list of iterates to a certificate; an optimizer keeps the sums itself (`o2nc.averages`).
 * `trajectory`: the K iterates and gradients, read in blocks, and every sum over them.
-* `best_weights`: the weights with the least certificate; `simplex` solves its convex problem.
+* `weights`: those with the least certificate.
+* `minimize`: steps of its own until the certificate of the points evaluated is at most eps.
+* `diagnosis`, `displacement`, `ladder`: what a run is doing, and a learning rate that follows it.
 """

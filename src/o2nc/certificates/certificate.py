@@ -6,17 +6,20 @@ iterates give such a y, so with x̄ = Σ p_t x_t, ḡ = Σ p_t ∇F(x_t), V = Σ
     ‖∇F(x̄)‖_c <= ‖ḡ‖ + c V.
 
 For smooth F it bounds ‖∇F(x̄)‖ itself (`Certificate.gradient_norm`); for Lipschitz F it leads to a Goldstein
-stationary point nearby (`Certificate.goldstein`).
+stationary point nearby (`Certificate.goldstein`). Optimizers keep the sums themselves; `certify` takes a list.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from o2nc import checks
 from o2nc.certificates.trajectory import Point, Trajectory
+from o2nc.certificates.weights import best_weights
 from o2nc.text import printable
 
 CONSTANTS = ("sharp", "paper", "measured")
@@ -136,26 +139,27 @@ class Certificate:
         eps, c = self.value, self.c
         if second_order is not None:
             checks.non_negative("second_order", second_order)
-            if constants == "measured":
-                return self.gradient + second_order / 2 * self.spread
-            return (
-                eps + second_order / 2 * eps / c if constants == "paper" else max(1.0, second_order / (2 * c)) * eps
-            )
+            return {
+                "measured": self.gradient + second_order / 2 * self.spread,
+                "sharp": max(1.0, second_order / (2 * c)) * eps,
+                "paper": eps + second_order / 2 * eps / c,
+            }[constants]
         assert smoothness is not None
         checks.non_negative("smoothness", smoothness)
-        if constants == "measured":
-            return self.gradient + smoothness * self.spread**0.5
-        if smoothness**2 > 4 * c * eps > 0:
+        alone = smoothness * eps**0.5 / c**0.5  # not (eps/c)**0.5, which may vanish
+        is_small = smoothness * smoothness > 4 * c * eps
+        if is_small and eps > 0 and constants != "measured":
             warnings.warn(
                 f"c = {c:.4g} is small for smoothness = {smoothness:.4g}: spread alone allows for a gradient of "
-                f"H√(value/c) = {smoothness * eps**0.5 / c**0.5:.4g}, the certificate is {eps:.4g}; "
-                f"c = H²/value = {smoothness**2 / eps:.4g} would balance, and constants='measured' does without c",
+                f"H√(value/c) = {alone:.4g}, the certificate is {eps:.4g}; c = H²/value = {smoothness**2 / eps:.4g} "
+                "would balance, and constants='measured' does without c",
                 stacklevel=2,
             )
-        alone = smoothness * eps**0.5 / c**0.5  # not (eps/c)**0.5, which may vanish
-        if constants == "paper":
-            return eps + alone
-        return alone if smoothness**2 > 4 * c * eps else eps + smoothness**2 / (4 * c)
+        return {
+            "measured": self.gradient + smoothness * self.spread**0.5,
+            "sharp": alone if is_small else eps + smoothness * smoothness / (4 * c),
+            "paper": eps + alone,
+        }[constants]
 
     def goldstein(self, delta: float, *, lipschitz: float, constants: str = "sharp") -> Goldstein:
         """Return a Goldstein stationary point near x̄, for Lipschitz F (Lemma *goldstein reduction*).
@@ -191,20 +195,17 @@ class Certificate:
         checks.positive("delta", delta)
         checks.non_negative("lipschitz", lipschitz)
         checks.choice("constants", constants, CONSTANTS)
-        clipped = None
-        if self._trajectory is not None and self.weights is not None:
-            clipped = self._trajectory.clip(self.weights, delta)
-        ratio = 2 * lipschitz / self.c / delta / delta
-        if constants == "measured":
-            if clipped is None:
-                raise ValueError('constants="measured" needs the iterates: take the certificate with o2nc.certify')
-            distance, radius = clipped.distance, clipped.radius
-            epsilon = clipped.kept + lipschitz * clipped.moved
-        elif constants == "paper":
+        ratio, point = 2 * lipschitz / self.c / delta / delta, None
+        distance = min(delta, self.spread / (4 * delta))
+        radius, epsilon = delta + distance, max(1.0, ratio) * self.value
+        if constants == "paper":
             distance, radius, epsilon = delta, 2 * delta, (1 + ratio) * self.value
-        else:
-            distance = min(delta, self.spread / (4 * delta))
-            radius, epsilon = delta + distance, max(1.0, ratio) * self.value
+        if self._trajectory is not None and self.weights is not None:
+            point, *measured = self._clip(self._trajectory, self.weights, delta, lipschitz)
+            if constants == "measured":
+                distance, radius, epsilon = measured
+        elif constants == "measured":
+            raise ValueError('constants="measured" needs the iterates: take the certificate with o2nc.certify')
         if epsilon >= lipschitz > 0:
             why = f"the certificate's own value is {self.value:.4g}"
             if ratio > 1:
@@ -214,4 +215,92 @@ class Certificate:
                 f"{why}",
                 stacklevel=2,
             )
-        return Goldstein(clipped.point if clipped else None, radius, epsilon, distance)
+        return Goldstein(point, radius, epsilon, distance)
+
+    @staticmethod
+    def _clip(trajectory: Trajectory, p: Tensor, delta: float, lipschitz: float) -> tuple[Point, float, float, float]:
+        """Return x', ‖x̄ − x'‖, max ‖ŷ − x'‖ and epsilon of the points pulled into the ball: ŷ = x̄ + f(y − x̄)."""
+        r = trajectory.sums(p).distances
+        f, inside = (delta / r).clamp(max=1.0), (r <= delta).double()
+        q = p * (f - p @ f)  # x' − x̄ = Σq y, and Σq = 0
+        radii = trajectory.distances(lambda y, p, f, q: f[:, None] * (y - p @ y) - q @ y, p, f, q)
+        kept = trajectory.slopes(lambda g, p: (p @ g)[None], p * inside)
+        distance = trajectory.distances(lambda y, q: (q @ y)[None], q)
+        epsilon = float(kept) + lipschitz * float(p @ (1 - inside))
+        return trajectory.mean(p + q), float(distance), float(radii[p > 0].max()), epsilon
+
+
+@torch.no_grad()
+def certify(
+    gradient: Callable[[Any], Any] | Sequence[Any] | Tensor,
+    iterates: Sequence[Any] | Tensor,
+    c: float = 1.0,
+    *,
+    weights: str | Sequence[float] | Tensor = "exponential",
+    beta: float = 0.99,
+) -> Certificate:
+    """Certify an average of iterates: ‖∇F(x̄)‖_c <= ‖Σp g‖ + c Σp‖y − x̄‖² at x̄ = Σp y.
+
+    ``weights="exponential"`` takes p_t ∝ β^{K−t}, the last iterate heaviest, as the optimizers do.
+    ``weights="optimal"`` searches the p with the least value: it solves the convex problem
+    min ‖Σp g‖ + c Σp‖y − z‖² over the simplex, at first with z = x̄ of the exponential weights, then with z = Σp y
+    while that gains more than 0.1 %. Since Σp‖y − z‖² is least at z = Σp y, each round lowers the certified value:
+    majorise–minimise for the joint problem in (p, z), which is not convex, so the result is a good certificate and
+    not a global optimum. The search starts also from the iterate with the smallest gradient if that alone is better,
+    and the result is never worse than either. The work is a QR decomposition, 2K²d multiplications, and a pass over
+    data per round.
+
+    With stochastic gradients optimised weights fit the noise, and ``value`` comes out too small: evaluate the weights
+    again on fresh gradients, or at least compare with σ/√ess, which noise of size σ alone puts into ‖ḡ‖.
+
+    Args:
+        gradient: a function of a point, called once per iterate in order with a detached copy (autograd is enabled:
+            ``lambda x: torch.autograd.grad(f(x.requires_grad_()), x)[0]`` will do), or the K gradients.
+        iterates: K points, each a tensor or a list of tensors; or one tensor whose first axis counts them.
+        c: the price of spread, > 0.
+        weights: "exponential", "optimal", or K numbers of your own, >= 0.
+        beta: the discount of the exponential weights, in (0, 1).
+
+    Returns:
+        A certificate with ``weights``, ``point`` (at least float32) and, for optimal weights, ``gap``. It refers to
+        the iterates and gradients (it does not copy them), since `Certificate.goldstein` needs them.
+
+    Example:
+        The kink of |x|: both iterates have a gradient of size 1, their best mean has almost none.
+
+        >>> x = torch.tensor([[-0.001], [0.003]])
+        >>> certificate = certify(torch.sign, x, weights="optimal")
+        >>> certificate.weights, certificate.point
+        (tensor([0.5000, 0.5000], dtype=torch.float64), tensor([0.0010]))
+        >>> f"{certificate.value:.1e}, at least {certificate.value - certificate.gap:.1e}"
+        '4.0e-06, at least 4.0e-06'
+    """
+    checks.positive("c", c)
+    checks.fraction("beta", beta)
+    if isinstance(weights, str):
+        checks.choice("weights", weights, ("exponential", "optimal"))
+    with torch.enable_grad():  # the gradient may need it; what it returns is detached
+        trajectory = Trajectory(gradient, iterates)
+    if isinstance(weights, str):
+        p = beta ** torch.arange(len(trajectory) - 1, -1, -1, dtype=torch.float64, device="cpu")
+    else:
+        p = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
+    if p.shape != (len(trajectory),) or not (p >= 0).all() or not 0 < float(p.sum()) < float("inf"):
+        raise ValueError(
+            "weights must be 'exponential', 'optimal', or one number >= 0 for each iterate, not all zero: "
+            f"{len(trajectory)} iterates, weights of the shape {tuple(p.shape)}"
+        )
+    sums, gap = trajectory.sums(p / p.sum()), None
+    if isinstance(weights, str) and weights == "optimal":
+        sums, gap = best_weights(trajectory, sums, float(c))
+    p = sums.weights
+    return Certificate(
+        float(c),
+        sums.gradient,
+        sums.spread,
+        1 / float(p @ p),
+        weights=p,
+        point=trajectory.mean(p),
+        gap=gap,
+        _trajectory=trajectory,
+    )

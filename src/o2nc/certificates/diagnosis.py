@@ -20,14 +20,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from o2nc.averages import reading
 from o2nc.certificates.certificate import Certificate
@@ -73,7 +71,7 @@ class Diagnosis:
 
     Example:
         >>> print(Diagnosis("stationary", {"displacement": 0.08, "steps": 400.0}, "Lower the learning rate."))
-        stationary: displacement 0.08, steps 400. Lower the learning rate.
+        stationary: displacement 0.08 (over 400 steps). Lower the learning rate.
     """
 
     verdict: str
@@ -82,10 +80,13 @@ class Diagnosis:
     by_parameter: Mapping[str | int, "Diagnosis"] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        counts = ("steps", "spike_step", "finite_at")
-        texts = {name: f"{value:,.0f}" if name in counts else f"{value:.3g}" for name, value in self.evidence.items()}
+        counts, known = ("spike_step", "finite_at"), {k: v for k, v in self.evidence.items() if not math.isnan(v)}
+        steps = known.pop("steps", 0.0)
+        texts = {name: f"{value:,.0f}" if name in counts else f"{value:.3g}" for name, value in known.items()}
         numbers = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
-        return printable(f"{self.verdict}: {numbers}. {self.advice}")
+        over = f" (over {steps:,.0f} steps)" if steps else ""
+        found = f"{self.verdict}: {numbers}{over}" if numbers else self.verdict
+        return printable(f"{found}. {self.advice}")
 
 
 @torch.no_grad()
@@ -99,8 +100,8 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
         optimizer._refuse_swapped("diagnose(loss)")
     measured, has_averages = _measure(optimizer), reading.has_averages(optimizer)
     evidence, faults = measured.evidence, measured.faults
-    if loss is not None and has_averages and not faults:
-        evidence |= _heat(optimizer, loss)
+    if loss is not None:
+        evidence |= _heat(optimizer, loss) if has_averages and not faults else {"heat": math.nan}
     if reading.has_certificate(optimizer) and not faults:
         evidence |= _noise(optimizer.certificate(), measured.gradient_square)
     trail, names = optimizer._trail, reading.parameter_names(optimizer)
@@ -233,36 +234,31 @@ def _scalar(value: Any) -> float:
 def _all_restored(params: Sequence[Any]) -> Iterator[None]:
     """Restore on leaving what a loss may change: random numbers, gradients, modes and buffers of modules.
 
-    Which modules the loss uses is not known before it has run, and may have changed their mode; so the modes of all
-    modules of the process are noted. Buffers are copied when their module runs.
+    Which modules a loss uses is not known before it has run, and a hook on all of them would have compiled ones
+    compiled again: so every module of the process is looked at.
     """
-    modules = [m for m in gc.get_objects() if issubclass(type(m), Module)]
+    modules = [m for m in gc.get_objects() if issubclass(type(m), Module) and hasattr(m, "_buffers")]  # initialised
     before = [(m, m.training, dict(m._buffers.items())) for m in modules]
+    buffers = {id(b): b for _, _, own in before for b in own.values() if b is not None}
+    copies = [(b, b.clone()) for b in buffers.values() if b.layout is torch.strided and not b.is_meta]
     gradients, python = [p.grad for p in params], random.getstate()
     numpy = np.random.get_state()  # noqa: NPY002
-    copies: dict[Module, list[tuple[Tensor, Tensor]]] = {}
-
-    def copy_buffers(module: Module, _: Any) -> None:
-        if module not in copies:
-            copies[module] = [(b, b.clone()) for b in module.buffers(recurse=False)]
-
-    hook = register_module_forward_pre_hook(copy_buffers)
     for p in params:
         p.grad = None  # so that nothing is added to the former one
     try:
         with torch.random.fork_rng({p.device for p in params if p.device.type == "cuda"}):
             yield
     finally:
-        hook.remove()
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
         for p, g in zip(params, gradients, strict=True):
             p.grad = g
-        for b, former in chain.from_iterable(copies.values()):
-            b.copy_(former)
-        for module, mode, buffers in before:
+        for b, former in copies:
+            if not torch.equal(b, former):  # else a pending backward() need not know of it
+                b.copy_(former)
+        for module, mode, own in before:
             if module.training != mode:
                 module.training = mode
-            for name, b in buffers.items():
+            for name, b in own.items():
                 if getattr(module, name) is not b:
                     setattr(module, name, b)

@@ -15,7 +15,7 @@ error above σ, their weighted mean is within σ√(2 log(2/p)/N) of Σw∇F but
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.certificates import simplex
+from o2nc.certificates.weights import minimise
 from o2nc.theory.stopping import holdout_samples
 
 DENSE = 1000  # dimension up to which BFGS keeps a matrix; above it, PAIRS pairs of steps and gradient differences
@@ -138,8 +138,8 @@ def minimize(
     checks.fraction("failure", failure)
     if not callable(fun) or not (callback is None or callable(callback)):
         raise TypeError(f"fun and callback must be functions, got {fun!r} and {callback!r}")
-    oracle, random = Oracle(fun, x0, int(max_evaluations)), np.random.default_rng(int(seed))
-    search = Search(oracle, float(eps), float(c), random, callback, float(noise), float(failure))
+    oracle = Oracle(fun, x0, int(max_evaluations))
+    search = Search(oracle, float(eps), float(c), int(seed), callback, float(noise), float(failure))
     try:
         search.run()
     except Stop as stop:
@@ -151,7 +151,7 @@ class Oracle:
 
     def __init__(self, fun: Callable[[Any], Any], x0: Any, limit: int) -> None:
         self.fun, self.limit, self.count = fun, limit, 0
-        self.is_tensor = self.needs_grad = isinstance(x0, Tensor)
+        self.is_tensor = isinstance(x0, Tensor)
         try:
             start = torch.as_tensor(x0.detach() if self.is_tensor else np.asarray(x0))
         except TypeError:
@@ -184,51 +184,50 @@ class Oracle:
         self.count += 1
         x = self.shaped(flat)
         with torch.enable_grad(), warnings.catch_warnings():
-            # x requires grad until fun has returned a pair; it may turn F into a float
+            # fun may turn F into a float, and return a gradient of its own
             warnings.filterwarnings("ignore", "Converting a tensor with requires_grad", UserWarning)
-            found = self.fun(x.requires_grad_() if self.needs_grad else x)
-            if self.needs_grad and isinstance(found, Tensor):
+            found = self.fun(x.requires_grad_() if self.is_tensor else x)
+            if self.is_tensor and isinstance(found, Tensor):
                 if found.numel() != 1 or not found.requires_grad:
                     raise ValueError(f"fun must return a scalar that depends on x within autograd, got {found!r}")
                 found = found, torch.autograd.grad(found.sum(), x, materialize_grads=True)[0]
-            else:
-                self.needs_grad = False
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise TypeError(f"fun must return (value, gradient), for a tensor also a scalar tensor, got {found!r}")
-        if any(part.is_complex() if isinstance(part, Tensor) else np.iscomplexobj(part) for part in found):
+        parts = [part.detach() if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part)) for part in found]
+        if any(part.is_complex() for part in parts):
             raise TypeError(f"fun must return a real value and a real gradient, got {found!r}")
-        value, gradient = (torch.as_tensor(part, dtype=torch.float64).detach() for part in found)
+        value, gradient = parts
         if value.numel() != 1 or gradient.shape != self.shape:
-            shapes = f"{tuple(value.shape)} and {tuple(gradient.shape)}"
-            raise ValueError(
-                f"fun's value must be a scalar, its gradient of x0's shape {tuple(self.shape)}, got {shapes}"
-            )
-        return Sample(self.rounded(flat), float(value), gradient.to(flat).reshape(-1).clone())
+            shapes = f"{tuple(self.shape)}, got {tuple(value.shape)} and {tuple(gradient.shape)}"
+            raise ValueError(f"fun's value must be a scalar, its gradient of x0's shape {shapes}")
+        return Sample(self.rounded(flat), float(value), gradient.to(flat, copy=True).reshape(-1))
 
 
+@dataclass
 class Search:
     """The state of a run: the current point, the points kept, the best certificate."""
 
-    def __init__(
-        self,
-        oracle: Oracle,
-        eps: float,
-        c: float,
-        random: np.random.Generator,
-        callback: Callable[[Minimum], object] | None,
-        noise: float,
-        failure: float,
-    ) -> None:
-        self.oracle, self.eps, self.c, self.random, self.callback = oracle, eps, c, random, callback
-        self.noise, self.failure, self.margin = noise, failure, MARGIN * eps if noise else 0.0
-        self.radius = math.sqrt((eps - self.margin) / c / 2)  # at which spread costs half of what is left
-        self.visited = self.held_out = 0  # points evaluated, and checks with fresh gradients
-        self.most = min(2 * len(oracle.start) + 25, MOST, max(25, NUMBERS // len(oracle.start)))
-        self.kept: list[Sample] = []
-        self.support: list[Sample] = []  # with weight in the last check
-        self.history: list[Check] = []
-        self.lowest = self.certificate = math.inf
-        self.x, self.points, self.weights = oracle.start, oracle.start[None], oracle.start.new_ones(1)
+    oracle: Oracle
+    eps: float
+    c: float
+    seed: int
+    callback: Callable[[Minimum], object] | None
+    noise: float
+    failure: float
+    kept: list[Sample] = field(default_factory=list)
+    support: list[Sample] = field(default_factory=list)  # with weight in the last check
+    history: list[Check] = field(default_factory=list)
+    lowest: float = math.inf  # of F
+    certificate: float = math.inf
+    visited: int = 0  # points
+    held_out: int = 0  # checks with fresh gradients
+
+    def __post_init__(self) -> None:
+        start, self.random = self.oracle.start, np.random.default_rng(self.seed)
+        self.margin = MARGIN * self.eps if self.noise else 0.0
+        self.radius = math.sqrt((self.eps - self.margin) / self.c / 2)  # at which spread costs half of what is left
+        self.most = min(2 * len(start) + 25, MOST, max(25, NUMBERS // len(start)))
+        self.x, self.points, self.weights = start, start[None], start.new_ones(1)
 
     def run(self) -> NoReturn:
         """Take steps until something raises Stop."""
@@ -313,7 +312,7 @@ class Search:
     def check(self) -> tuple[Tensor, float]:
         """Search weights for the points near x, and return a direction u, ‖u‖ <= 1, with a bound of the certificate.
 
-        It is the dual point of the weights' problem at the centre x (`simplex`): ⟨u, g_k⟩ + c‖y_k − x‖² >= bound for
+        It is the dual point of the weights' problem at the centre x (`minimise`): ⟨u, g_k⟩ + c‖y_k − x‖² >= bound for
         all k, and u = m/‖m‖ for the mean gradient m unless that is 0. A point near x with ⟨u, g⟩ < bound/2 is news.
         """
         centre, found, value = self.now.y, list[tuple[Tensor, float]](), math.inf
@@ -324,7 +323,7 @@ class Search:
         tolerance = min(1e-4, max(1e-10, 1e5 * self.eps / float(g.norm(dim=1).min())))  # of values below 1e-6 ‖g‖
         while True:
             prices = self.c * (y - centre).square().sum(1)
-            weights, u = (part.to(y) for part in simplex.minimise(r.cpu(), prices.cpu(), tolerance))
+            weights, u = (part.to(y) for part in minimise(r.cpu(), prices.cpu(), tolerance))
             found.append((u if basis is None else basis @ u, float((u @ r + prices).min())))
             before, value = value, self.propose(near, weights)
             if value > min(0.99 * before, 4 * self.eps):
@@ -370,9 +369,12 @@ class Search:
         self.held_out += 1
         calls = holdout_samples(self.held_out, self.margin, largest=self.noise / 2, failure=self.failure)
         fresh = [self.oracle(s.y, math.ceil(calls * float(w))) for s, w in zip(samples, weights, strict=True)]
+        value = float((weights @ torch.stack([s.g for s in fresh])).norm())
+        if not math.isfinite(value):
+            raise Stop("a gradient is not finite at a point where it was before")
         for sample, other in zip(samples, fresh, strict=True):
             sample.merge(other)
-        return float((weights @ torch.stack([s.g for s in fresh])).norm())
+        return value
 
     def result(self, message: str, final: bool = False) -> Minimum:
         """Return the best certificate found as a result; only the final one evaluates F at a mean."""

@@ -30,22 +30,9 @@ class Sums(NamedTuple):
     @property
     def spread(self) -> float:
         """V = Σp‖y − z‖², rounded up where float64 has no room for its digits: a bound stays a bound."""
-        root, exponent = math.frexp(float(_row_norms((self.weights.sqrt() * self.distances)[None])))
-        try:
-            found = math.ldexp(root**2, 2 * exponent)
-        except OverflowError:
-            return math.inf
+        root = float(_row_norms((self.weights.sqrt() * self.distances)[None]))
+        found = root * root
         return found if found >= sys.float_info.min or root == 0 else math.nextafter(found, math.inf)
-
-
-class Clipped(NamedTuple):
-    """Points pulled into a ball around x̄: their mean x', the exact distances, and what of the gradients is known."""
-
-    point: Point
-    distance: float  # ‖x̄ − x'‖
-    radius: float  # max ‖ŷ − x'‖
-    kept: float  # ‖Σp g‖ over the points that stayed where they were
-    moved: float  # Σp over the others
 
 
 class Trajectory:
@@ -100,20 +87,6 @@ class Trajectory:
         for block in _blocks(self.gradients):
             r = torch.linalg.qr(torch.cat([r, (block / unit).T.cpu()]), mode="r").R
         return r
-
-    def clip(self, weights: Tensor, delta: float) -> Clipped:
-        """Pull every point into the ball of radius δ around x̄ = Σp y: ŷ = x̄ + f(y − x̄) with f = min(1, δ/r)."""
-        r = self.sums(weights).distances
-        f, inside = (delta / r).clamp(max=1.0), (r <= delta).double()
-        q = weights * (f - weights @ f)  # x' − x̄ = Σq y, and Σq = 0
-        radii = self.distances(lambda y, p, f, q: f[:, None] * (y - p @ y) - q @ y, weights, f, q)
-        return Clipped(
-            point=self.mean(weights + q),
-            distance=float(self.distances(lambda y, q: (q @ y)[None], q)),
-            radius=float(radii[weights > 0].max()),
-            kept=float(self.slopes(lambda g, p: (p @ g)[None], weights * inside)),
-            moved=float(weights @ (1 - inside)),
-        )
 
     def mean(self, weights: Tensor) -> Point:
         """Return Σp y, shaped like one point and at least float32."""

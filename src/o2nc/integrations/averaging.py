@@ -73,13 +73,10 @@ class Averaging:
             finally:
                 self.load(former)
 
+    @torch.random.fork_rng(devices=[])  # what a loader draws does not change the run
     def _recalibrate(self, batches: Iterable[Any]) -> State:
-        """Return BatchNorm statistics of the model as it is; what a loader draws does not change the run."""
-        with (
-            torch.random.fork_rng(devices=[]),
-            self._context(),
-            recalibrated(self.model, map(self._prepare, batches)),
-        ):
+        """Return BatchNorm statistics of the model as it is."""
+        with self._context(), recalibrated(self.model, map(self._prepare, batches)):
             return _clone(self._statistics())
 
     def leave_average(self) -> State:
@@ -92,9 +89,8 @@ class Averaging:
 
     def copy(self) -> State:
         """Return copies of all that differs between x and x̄: the optimizers' parameters, BatchNorm statistics."""
-        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
-        known = {id(p) for group in groups for p in group["params"]}
-        params = {name: p for name, p in self.model.named_parameters() if id(p) in known}
+        known = {p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
+        params = {name: p for name, p in self.model.named_parameters() if p in known}
         return _clone(params | self._statistics())
 
     @torch.no_grad()

@@ -1,5 +1,6 @@
 """Lightning's Trainer: x̄ is what it validates and saves, and x is what it trains."""
 
+import copy
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -21,8 +22,9 @@ class AveragingCallback(Callback):
     whole checkpoint has x as well, and ``trainer.fit(…, ckpt_path=…)`` with this callback continues bitwise. After
     ``fit`` the module holds x̄.
 
-    Before the window begins (``start``) there is no x̄: a warning says once that x is validated and saved. Of
-    optimizers with ``certificate=True`` the verdict and the certificate are logged whenever Lightning logs.
+    Before the window begins (``start``) there is no x̄: a warning says once that x is validated and saved, and its
+    scores do not compete with those of x̄ later. Of optimizers with ``certificate=True`` the verdict and the
+    certificate are logged whenever Lightning logs.
 
     Args:
         batches: inputs of the module, such as the training DataLoader, for BatchNorm statistics of x̄; read once per
@@ -38,6 +40,7 @@ class AveragingCallback(Callback):
 
     def __init__(self, batches: Iterable[Any] | None = None) -> None:
         self._averaging, self._swapped, self._iterate = Averaging(batches), ExitStack(), State()
+        self._has_scored_x = False  # whether x was validated, since there was no x̄ yet
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Have the strategy hand out x̄ where a checkpoint is made: Lightning has no hook for weights alone."""
@@ -48,19 +51,15 @@ class AveragingCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise if an optimizer has no averages, and restore x if a run is resumed."""
-        precision = trainer.precision_plugin
-
-        def prepare(batch: Any) -> Any:
-            return trainer.strategy.batch_to_device(precision.convert_input(batch))
-
-        self._averaging.begin(trainer.optimizers, pl_module, prepare, precision.forward_context)
+        precision, to_device = trainer.precision_plugin, trainer.strategy.batch_to_device
+        convert, context = precision.convert_input, precision.forward_context
+        self._averaging.begin(trainer.optimizers, pl_module, lambda batch: to_device(convert(batch)), context)
         self._averaging.load(self._iterate)
         self._iterate = State()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        """Log certificates if Lightning logs after this batch; not while gradients accumulate."""
-        accumulates = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
-        if trainer._logger_connector.should_update_logs and not accumulates:
+        """Log verdict and certificate if Lightning logs after this batch."""
+        if trainer._logger_connector.should_update_logs:
             pl_module.log_dict(self._averaging.scalars(), on_step=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -68,6 +67,21 @@ class AveragingCallback(Callback):
         is_training = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         if is_training and self._averaging.is_ready():
             self._swapped.enter_context(self._averaging.swapped())
+        elif is_training:
+            self._has_scored_x = True
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """At the first validation of x̄, make the callbacks that monitor its metrics forget the scores of x."""
+        if trainer.sanity_checking or not (self._has_scored_x and self._averaging.is_ready()):
+            return
+        self._has_scored_x = False
+        callbacks: list[Any] = list(trainer.callbacks)  # type: ignore[attr-defined]
+        for callback in callbacks:
+            if getattr(callback, "monitor", None) in trainer._logger_connector.metrics["callback"]:
+                worst = torch.tensor(torch.inf if callback.mode == "min" else -torch.inf)
+                fresh: dict[str, Any] = {"best_k_models": {}, "best_model_path": "", "kth_best_model_path": ""}
+                fresh |= {"kth_value": worst, "best_model_score": None, "best_score": worst, "wait_count": 0}
+                vars(callback).update((name, value) for name, value in fresh.items() if hasattr(callback, name))
 
     def on_validation_end(self, *_: Any, **__: Any) -> None:
         """Put x back; `ModelCheckpoint` comes after all other callbacks."""
@@ -81,20 +95,18 @@ class AveragingCallback(Callback):
             self._iterate = self._averaging.leave_average()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return x, if the model in the checkpoint is x̄."""
-        return self._iterate or (self._averaging.copy() if self._averaging.is_ready() else {})
+        """Return x, if the model in the checkpoint is x̄, and whether x was scored."""
+        iterate = self._iterate or (self._averaging.copy() if self._averaging.is_ready() else {})
+        return {"iterate": iterate, "has_scored_x": self._has_scored_x}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take x from a checkpoint if a run is resumed; all else that loads the file wants x̄."""
         if self._is_fitting:
-            self._iterate = state_dict
+            self._iterate, self._has_scored_x = state_dict["iterate"], state_dict["has_scored_x"]
 
     def _model_state(self, strategy: Strategy) -> dict[str, Any]:
         """Return the state dict of x̄, or of the module as it is if that is x̄ already or there is none."""
         if self._iterate or not self._averaging.is_ready():
             return type(strategy).lightning_module_state_dict(strategy)
         with self._averaging.swapped():
-            state = type(strategy).lightning_module_state_dict(strategy)
-            return {
-                name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
-            }
+            return copy.deepcopy(type(strategy).lightning_module_state_dict(strategy))

@@ -37,7 +37,7 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     """
     log = Path(log)
     run = read(log, FIELDS)
-    layers = read(layers_path(log), LAYER_FIELDS) if layers_path(log).exists() else {"step": []}
+    layers = read(layers_path(log), LAYER_FIELDS) if layers_path(log).exists() else {key: [] for key in LAYER_FIELDS}
     rows = 2 if layers["step"] else 1
     figure = Figure(figsize=(10, 3.75 * rows), layout="constrained")
     axes = figure.subplots(rows, 2, sharex=True, squeeze=False).ravel()
@@ -45,16 +45,14 @@ def plot(log: str | Path, path: str | Path | None = None) -> Figure:
     terms = {"certificate ‖ḡ‖ + c·V": run["certificate"], "gradient ‖ḡ‖": run["gradient"], "spread c·V": spread}
     _draw(axes[0], "how far from stationary x̄ is, at most", {name: (run["step"], y) for name, y in terms.items()})
     _draw(axes[1], "progress: estimate of F(x) − F(x₀)", {"progress": (run["step"], run["progress"])})
-    if layers["step"]:
-        last = dict(zip(layers["parameter"], layers["gradient"], strict=True))
-        for ax, field in zip(axes[2:], ("gradient", "spread"), strict=True):
-            lines: Lines = {name: ([], []) for name in sorted(last, key=last.__getitem__, reverse=True)}
-            for step, name, value in zip(layers["step"], layers["parameter"], layers[field], strict=True):
-                lines[name][0].append(step)
-                lines[name][1].append(value)
-            _draw(ax, f"{field} by parameter", lines)
-    for ax in axes[-2:]:
-        ax.set_xlabel("step")
+    last = dict(zip(layers["parameter"], layers["gradient"], strict=True))
+    for ax, field in zip(axes[2:], ("gradient", "spread"), strict=False):
+        lines: Lines = {name: ([], []) for name in sorted(last, key=last.__getitem__, reverse=True)}
+        for step, name, value in zip(layers["step"], layers["parameter"], layers[field], strict=True):
+            lines[name][0].append(step)
+            lines[name][1].append(value)
+        _draw(ax, f"{field} by parameter", lines)
+    figure.supxlabel("step", fontsize="medium")
     if run["step"]:
         axes[0].set_xscale("log")
     if path is not None:

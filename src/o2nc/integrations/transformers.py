@@ -5,7 +5,7 @@ knows the folder it resumes from. So the callback wraps three of its methods.
 """
 
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ class AveragingCallback(TrainerCallback):
     continues bitwise. The optimizer is one of o2nc's with averages, given as ``optimizers=(opt, schedule)`` or
     ``optimizer_cls_and_kwargs=(o2nc.AdamW, {"lr": …, "average": o2nc.Polynomial(12)})``.
 
-    Before the window begins (``start``) there is no x̄: a warning says once that x is evaluated and saved. Of an
-    optimizer with ``certificate=True`` the verdict and the certificate are logged after every training loss.
+    Before the window begins (``start``) there is no x̄: a warning says once that x is evaluated and saved, and its
+    scores do not compete with those of x̄ later. Of an optimizer with ``certificate=True`` the verdict and the
+    certificate are logged after every training loss.
 
     Args:
         trainer: the Trainer that it is added to.
@@ -47,28 +48,28 @@ class AveragingCallback(TrainerCallback):
         self.trainer, self._averaging, self._is_training = trainer, Averaging(batches), False
         self._iterate: State = {}  # of the checkpoint that a run is resumed from
         self._has_finished = False  # whether train() has left x̄ in the model
+        self._has_scored_x = False  # whether x was evaluated, since there was no x̄ yet
         self._load_from_checkpoint = trainer._load_from_checkpoint
-        trainer.evaluation_loop = self._at_average(trainer.evaluation_loop)
-        trainer.save_model = self._at_average(trainer.save_model)
+        trainer.evaluation_loop = partial(self._at_average, trainer.evaluation_loop)
+        trainer.save_model = partial(self._at_average, trainer.save_model)
         trainer._load_from_checkpoint = self._load
 
-    def _at_average(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of the Trainer that runs at x̄ while it trains; beside a model that it saves is x."""
-
-        @wraps(method)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_training or not self._averaging.is_ready():
-                return method(*args, **kwargs)
-            settings, saves = self.trainer.args, method.__name__ == "save_model"
-            iterate = self._averaging.copy() if saves else {}
-            with self._averaging.swapped():
-                result = method(*args, **kwargs)
-            if saves and settings.should_save:
-                folder = kwargs.get("output_dir", args[0] if args else None) or settings.output_dir
-                torch.save(iterate, Path(folder) / FILE)
-            return result
-
-        return run
+    def _at_average(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the Trainer at x̄ while it trains; a model that it saves gets x beside it."""
+        settings, state, saves = self.trainer.args, self.trainer.state, method.__name__ == "save_model"
+        if not self._is_training or not self._averaging.is_ready():
+            self._has_scored_x |= self._is_training and not saves
+            return method(*args, **kwargs)
+        if self._has_scored_x and not saves:
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+            self._has_scored_x = False
+        iterate = self._averaging.copy() if saves else {}
+        with self._averaging.swapped():
+            result = method(*args, **kwargs)
+        if saves and settings.should_save:
+            folder = kwargs.get("output_dir", args[0] if args else None) or settings.output_dir
+            torch.save(iterate, Path(folder) / FILE)
+        return result
 
     def _load(self, folder: str, model: Any = None) -> None:
         """Load a checkpoint to go on from, and x, which `on_train_begin` puts into the model."""
@@ -88,6 +89,8 @@ class AveragingCallback(TrainerCallback):
             raise RuntimeError("train() has left x̄ in the model: train(resume_from_checkpoint=True) goes on from x")
         self._averaging.load(self._iterate)
         self._is_training, self._iterate = True, {}
+        window, best = self._averaging.optimizers[0]._window, state.best_global_step
+        self._has_scored_x = best is not None and best <= window.start
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the certificate after the loss, in an entry of its own: reporters have seen that of the loss."""

@@ -217,7 +217,7 @@ def _go_on(optimizer: Any, auto: dict[str, Any], estimate: float) -> None:
 def _first(params: list[Any]) -> float:
     """Return d_1."""
     size = float(squares([_values(p) for p in params]).sum())
-    return RELATIVE * math.sqrt(size / sum(p.numel() for p in params)) or FIRST
+    return RELATIVE * math.sqrt(size / max(1, sum(p.numel() for p in params))) or FIRST
 
 
 def _values(x: Any) -> Tensor:

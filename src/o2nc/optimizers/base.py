@@ -128,8 +128,11 @@ class Averaged(Accessors, Optimizer):
         **kwargs: Any,
     ) -> None:
         settings = new_settings(average, scaling, seed, certificate, offload)
-        self._check_options(signature(super().__init__).bind_partial(params, *args, **kwargs).arguments)
-        super().__init__(params, *args, **kwargs)
+        try:
+            super().__init__(params, *args, **kwargs)
+        except (IndexError, TypeError):  # torch compares and indexes what may be no number
+            self._check_options(signature(super().__init__).bind(params, *args, **kwargs).arguments)
+            raise
         self._begin(settings)
 
     def _reset(self) -> None:
@@ -440,7 +443,7 @@ class Averaged(Accessors, Optimizer):
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]
             if len({id(p) for p in tensors}) != len(tensors):
                 raise ValueError("params must not repeat: a parameter appears twice in one group")
-        self._check_options(param_group)
+        self._check_options(self.defaults | param_group)
         super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
             self._note_params()

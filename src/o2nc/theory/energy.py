@@ -106,7 +106,7 @@ def law_energy(
     With E‖m_t‖ <= Aκ, κ = max(1/(1 − b), √head), there are two bounds: Cauchy–Schwarz against the energy of the
     changes, and the triangle inequality ‖m_t − m_{t−1}‖ <= ‖g_t‖ + (1 − b)‖m_{t−1}‖, which is better for b < ¼.
     """
-    price = scaling.price(law)
+    price: float = law.price  # type: ignore[attr-defined]
     if price == 0 or steps < 2 or momentum == 0:
         return 0.0
     first, rest = math.sqrt(head), 1 - momentum
@@ -125,7 +125,7 @@ def run_energy(steps: int, momentum: float, lipschitz: float, noise: float, law:
 
 def second_moment(law: Law) -> float:
     """Return E s²/(E s)²."""
-    return scaling.second_moment(law) / scaling.mean(law) ** 2
+    return float(law.second_moment) / scaling.mean(law) ** 2  # type: ignore[attr-defined]
 
 
 def energy_terms(run: Run, *, c: float, gap: float, lipschitz: float, noise: float) -> dict[str, float]:

@@ -131,7 +131,7 @@ def guarantee(
     else:
         raise TypeError("momentum, average and law are read from the optimizer: leave them out beside it")
     checks.choice("output", output, lemmas.OUTPUTS)
-    if isinstance(read.lr, Falling) and scaling.price(read.law):
+    if isinstance(read.lr, Falling) and read.law.price:
         raise ValueError(f"lr={lr!r} has a theorem for s ~ Exp only, got {read.law!r}: fix lr in advance")
     if output == "uniform" and energy.second_moment(read.law) > 4 / (1 - read.average):
         only = "for which only output='geometric' has a theorem"
@@ -154,7 +154,7 @@ class Momentum(NamedTuple):
     factor: float  # of ℓ to lr
     momentum: float
     average: float
-    law: Law
+    law: Any  # with a second_moment and a price
     dampening: float = 0.0
 
 

@@ -1,12 +1,13 @@
-"""min ‖Rp‖ + qᵀp over the simplex 1ᵀp = 1, p >= 0: a primal–dual interior-point method.
+"""The weights with the least certificate: majorise–minimise, one convex problem over the simplex per round.
 
-The columns r_k of R stand for gradients, so m = Rp is their mean, and R may be any matrix with their inner products.
-The problem and its dual, with slacks s, are
+For a fixed centre z, min ‖Σp g‖ + c Σp‖y − z‖² over the simplex is convex. Moving z to Σp y afterwards can only lower
+the value, since that is where Σp‖y − z‖² is least; then the next round begins. Of the gradients only the inner
+products matter: with any matrix R that has them, of columns r_k, each problem and its dual, with slacks s, are
 
     min ‖Rp‖ + qᵀp over 1ᵀp = 1, p >= 0        max λ over ‖u‖ <= 1, s = Rᵀu + q − λ >= 0,
 
 since ‖Rp‖ + qᵀp >= uᵀRp + qᵀp >= min_k (Rᵀu + q)_k for every p in the simplex and u in the ball. Newton's method
-follows the central path for μ → 0, on which
+follows the central path for μ → 0, on which, with m = Rp,
 
     p_k s_k = μ,    m = 2μu/(1 − ‖u‖²),    which is the same as u = m/τ with τ = μ + √(μ² + ‖m‖²).
 
@@ -16,11 +17,53 @@ Either way it reads Δm = M Δu − e with a positive definite M. Eliminating Δ
 by Δλ.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
+from o2nc.certificates.trajectory import Sums, Trajectory
+
+ROUNDS, GAIN = 50, 1e-3  # rounds of re-centring, as long as each gains this share of the value
+DEAREST = 1e140  # the largest root of a price that the search computes with
 STEPS = 100
 INSIDE = 0.9  # ‖u‖² up to which the first form is used
+
+
+def best_weights(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[Sums, float]:
+    """Return the best sums found on the way from the exponential weights, and their duality gap.
+
+    The other start is the iterate with the smallest gradient: alone it is a certificate too, without spread.
+    """
+    norms = trajectory.slopes(lambda g: g)
+    unit = float(norms.max()) or 1.0  # all is computed with gradients of at most 1
+    r = trajectory.triangle(unit)
+
+    def prices(sums: Sums) -> Tensor:
+        """Return c‖y_k − z‖² for all k."""
+        return (sums.distances * (c**0.5 / unit**0.5)).clamp(max=DEAREST).square()
+
+    def value(sums: Sums) -> float:
+        return sums.gradient / unit + float(sums.weights @ prices(sums))
+
+    alone = trajectory.sums(torch.nn.functional.one_hot(norms.argmin(), len(trajectory)).double())
+    best, u = min(exponential, alone, key=value), r.new_zeros(len(r))
+    for now in (exponential, alone) if best is alone else (exponential,):
+        for _ in range(ROUNDS):
+            p, dual = minimise(r, prices(now))
+            before, now = now, trajectory.sums(p)
+            if value(now) < value(best):
+                best, u = now, dual
+            elif before is best:
+                u = dual
+            if value(now) > (1 - GAIN) * value(before):
+                break
+    q, mean = prices(best), r @ best.weights
+    if q.max() >= DEAREST**2:  # less than c: what is proved for it does not count
+        return best, math.inf
+    # every u in the unit ball gives a lower bound min_k ⟨u, g_k⟩ + c‖y_k − z‖²
+    duals = (u, mean / mean.norm().clamp(min=1e-300), 0 * u)
+    return best, max(0.0, value(best) - max(float((dual @ r + q).min()) for dual in duals)) * unit
 
 
 def minimise(r: Tensor, q: Tensor, tolerance: float = 1e-7) -> tuple[Tensor, Tensor]:
