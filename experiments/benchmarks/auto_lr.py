@@ -3,10 +3,9 @@
     python experiments/benchmarks/auto_lr.py --out results/auto-lr --seeds 14,15
     python experiments/benchmarks/auto_lr.py --out results/auto-lr-tuned --models tuned --seeds 0
 
-Constant learning rates warm up over 50 steps and are √2 apart. "0.3·d from x_0" takes a larger share of d, and goes
-back to the first weights after the probe. All steps count, those of the probe too. GPTs read Python's standard
-library, a byte a token; digits need scikit-learn. A finished run is not repeated. Result, seeds and hardware:
-docs/no-learning-rate.md.
+Constant learning rates warm up over 50 steps and are √2 apart. "0.3·d from x_0" takes more of d, and goes back to the
+first weights after the probe. All steps count, those of the probe too. GPTs read Python's standard library, a byte a
+token; digits need scikit-learn. A finished run is not repeated. Result, seeds and hardware: docs/no-learning-rate.md.
 """
 
 import math
@@ -29,8 +28,8 @@ HORIZONS = (300, 1000)
 WARMUP = 50  # steps, of constant learning rates
 GRID = [2 ** (k / 2) for k in range(-22, -3)]
 GPT_GRID = GRID[2:10]  # it grows until the best is inside
-SHARE = auto_lr.SHARE
-BEFORE = "0.3·d from x_0"  # what lr="auto" did until it kept a share of the probe's way
+BEFORE = "0.3·d from x_0"
+CHOSEN = auto_lr.SHARE, auto_lr.KEPT
 ARMS = ("auto", BEFORE)
 
 
@@ -171,11 +170,10 @@ def train_stack(
 def train(make: Callable[[int], Task], seed: int, arm: str | float) -> dict[str, Any]:
     """Return the loss at x̄ at every horizon, lr at the end, and lr and loss along the way."""
     task = make(seed)
-    auto_lr.SHARE = 0.3 if arm == BEFORE else SHARE
     lr: Any = arm if isinstance(arm, float) else "auto"
+    auto_lr.SHARE, auto_lr.KEPT = (0.3, 0.0) if arm == BEFORE else CHOSEN
     opt = o2nc.AdamW(task.model.parameters(), lr=lr, average=o2nc.Polynomial(12), **task.options)
     settings, rates, losses, found, probed = opt.param_groups[0]["o2nc"], [], [], dict[str, float](), 0
-    start = {name: value.clone() for name, value in task.model.state_dict().items()}
     for t in range(1, HORIZONS[-1] + 1):
         opt.zero_grad()
         loss = task.loss(t - 1)
@@ -184,8 +182,6 @@ def train(make: Callable[[int], Task], seed: int, arm: str | float) -> dict[str,
             opt.param_groups[0]["lr"] = arm * min(1, t / WARMUP)
         opt.step()
         probed = t if "d" in settings.get("auto", ()) else probed
-        if arm == BEFORE and t == probed + 1:
-            task.model.load_state_dict(start)
         rates.append(opt.param_groups[0]["lr"])
         losses.append(float(loss.detach()))
         if t in HORIZONS:
@@ -225,7 +221,7 @@ def main(out: Path, models: str = "reported", seeds: str = "14,15", quiet: bool 
     torch.set_num_threads(1)
     terminal = kit.Terminal(quiet)
     command = f"python experiments/benchmarks/auto_lr.py --out {out} --models {models} --seeds {seeds}"
-    names = ("GROWTH", "SETTLED", "SHARE", "HEAT", "CHANGE", "LOWEST", "LOOK", "REVIEW")
+    names = ("GROWTH", "SETTLED", "SHARE", "KEPT", "HEAT", "CHANGE", "LOWEST", "LOOK", "REVIEW")
     settings = {"horizons": HORIZONS, "warmup": WARMUP} | {name.lower(): getattr(auto_lr, name) for name in names}
     store = kit.Store(kit.make_folder(out) / "auto_lr.json", settings, kit.circumstances(command))
     rows = []

@@ -9,7 +9,7 @@ import torch
 from torch import optim
 
 import o2nc
-from o2nc.optimizers.auto_lr import HEAT, LONGEST, LOOK, LOWEST, REVIEW, SHARE, WARMUP
+from o2nc.optimizers.auto_lr import HEAT, KEPT, LONGEST, LOOK, LOWEST, REVIEW, SHARE, WARMUP
 from registry import identical, ours_of, params_of
 
 OPTIONS = {"average": o2nc.Polynomial(3, start=2, every=3), "certificate": True, "betas": (0.8, 0.95)}
@@ -76,7 +76,7 @@ def test_d_is_the_distance_estimate():
         assert shown == pytest.approx(d, rel=1e-9)
         assert torch.allclose(p, x, rtol=1e-9)
     assert ours_of(opt)["auto"]["target"] == pytest.approx(SHARE * d, rel=1e-9)
-    assert torch.allclose(p, start + SHARE * (x - start), rtol=1e-9)
+    assert torch.allclose(p, start + KEPT * (x - start), rtol=1e-9)
     assert not torch.equal(p, start)
 
 

@@ -1,15 +1,14 @@
-"""``lr="auto"``: a short probe finds the learning rate, then the run begins, a share of the probe's way from x_0.
+"""``lr="auto"``: a short probe finds the learning rate, then the run begins close to its first weights.
 
     probe     AdamW moves at lr = d_t, from d_1 = 1e-3·rms(x_0) on, and d grows as far as a distance estimate allows:
                   r_t = β₁r_{t−1} + (1 − β₁)⟨g_t, x_0 − x_t⟩,   d_{t+1} = max(d_t, 4r_t/‖m_t‖₁),
               m_t being Adam's own mean of the gradients; with weight decay λ, d is at most 1/λ. It ends when d has
               settled, after 20 to 40 steps.
-    rewind    x becomes x_0 + 0.22(x − x_0), where updates of the same directions at lr = 0.22·d_t would have led
-              (x_0 where x is not finite), and the optimizer's state is dropped
-    warm-up   lr rises to 0.22·d over 100 steps; without an average it is a plain number from then on
+    rewind    x becomes x_0 + 0.15(x − x_0), or x_0 where x is not finite, and the optimizer's state is dropped
+    warm-up   lr rises to 0.25·d over 100 steps; without an average it is a plain number from then on
     control   with x̄ beside the run, h is the mean of ⟨g_t, x_t − x̄_t⟩ over 50 steps, of which every fifth is looked
               at. After each 50 steps lr is multiplied by 0.3·max r/h, but at most by 1.1 and at least by 1/1.1, and
-              stays between 0.022·d and 0.22·d. It ends as soon as somebody else sets lr, or a graph is captured.
+              stays between 0.025·d and 0.25·d. It ends as soon as somebody else sets lr, or a graph is captured.
 
 The estimate is Prodigy's (Mishchenko and Defazio): where F is convex, ⟨g, x_0 − x⟩ <= ⟨g, x_0 − x*⟩, so the mean r of
 the left sides is at most ⟨m, x_0 − x*⟩ <= ‖m‖₁·max|x_0 − x*|: r/‖m‖₁ never exceeds the distance that a coordinate
@@ -19,7 +18,7 @@ while there is no x̄ yet, which takes its place: the probe needs no memory beyo
 The estimate does not see the noise of the gradients, h does. g_t is of a new batch, so the mean of the products is
 ⟨∇F(x), x − x̄⟩, for a quadratic F(x) − F(x̄) + ½⟨x − x̄, H(x − x̄)⟩: it grows with lr and with the noise, and needs no
 value of the loss. The largest r of the probe has the same unit, so lr does not depend on the scale of the loss. The
-numbers were chosen on five small models; docs/no-learning-rate.md has how others fare.
+numbers were chosen on twelve small models; docs/no-learning-rate.md has how others fare.
 """
 
 import math
@@ -40,7 +39,8 @@ AUTO = "auto"  # the argument, and the entry of the settings until lr is a plain
 FIRST = 1e-6  # d_1 where all parameters are zero
 RELATIVE = 1e-3  # d_1 in units of rms(x_0)
 GROWTH = 4.0  # how many times the estimate d may be
-SHARE = 0.22  # lr in units of the last d, and what is kept of the way that the probe went
+SHARE = 0.25  # lr in units of the last d
+KEPT = 0.15  # of the way that the probe went
 WARMUP = 100  # steps
 SETTLED = 6  # steps in which d has grown by less than a tenth
 LONGEST = 200  # steps of the probe at most
@@ -207,7 +207,7 @@ def _go_on(optimizer: Any, auto: dict[str, Any], estimate: float) -> None:
     for p in optimizer._known_params:
         if KEY in optimizer.state.get(p, ()):
             start = optimizer.state.pop(p)[KEY]["start"]
-            x = start + SHARE * (p.detach() - start)
+            x = start + KEPT * (p.detach() - start)
             p.detach().copy_(torch.where(x.isfinite(), x, start))
     goal = HEAT * auto["peak"]
     optimizer.param_groups[0][KEY][AUTO] = {"lr": SHARE * d / WARMUP, "target": SHARE * d, "goal": goal}
