@@ -8,7 +8,7 @@ between two steps is in ``param_groups[0]["o2nc"]`` and ``state[p]["o2nc"]``; ev
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from inspect import signature
 from itertools import compress
 from operator import is_not
@@ -21,39 +21,21 @@ from torch.optim import Optimizer
 from o2nc import checks
 from o2nc.averages.offload import HostCopies
 from o2nc.averages.update import Entry, Iterate, begin, update_
-from o2nc.averages.windows import NO_TURN, Average, Window, as_window
+from o2nc.averages.windows import NO_TURN, Average, Window
 from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
 from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.accessors import Accessors
 from o2nc.optimizers.auto_lr import AUTO, take_step
+from o2nc.optimizers.options import check_options, new_settings
 from o2nc.optimizers.swap import SWAPPED
 from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
-from o2nc.persist.plain import AVERAGED, KEY, from_dict, to_dict
+from o2nc.persist.plain import AVERAGED, KEY, from_dict
 from o2nc.persist.shards import assemble, is_sharded, local, local_gradient, why_partial
-from o2nc.scaling import Law, check_law, draw
+from o2nc.scaling import Law, draw
 from o2nc.vector import real, wide
-
-
-def new_settings(average: Any, scaling: Any, seed: int, certificate: bool, offload: bool) -> dict[str, Any]:
-    """Return ``param_groups[0]["o2nc"]`` before the first step, from the arguments of `Averaged`."""
-    window = as_window(average)
-    check_law(scaling)
-    checks.integer("seed", seed, 0)
-    checks.flag("certificate", certificate)
-    checks.flag("offload", offload)
-    if offload and window is None:
-        raise ValueError("offload=True says where averages are kept, and there are none: pass average=…")
-    return {
-        "step": torch.zeros((), dtype=torch.int64, device="cpu"),  # a tensor, so that a captured step can count
-        "average": to_dict(window),
-        "scaling": to_dict(scaling),
-        "seed": int(seed),
-        "certificate": certificate,
-        "offload": offload,
-    }
 
 
 def _no_model() -> None:
@@ -131,7 +113,7 @@ class Averaged(Accessors, Optimizer):
         try:
             super().__init__(params, *args, **kwargs)
         except (IndexError, TypeError):  # torch compares and indexes what may be no number
-            self._check_options(signature(super().__init__).bind(params, *args, **kwargs).arguments)
+            check_options(self.numbers, signature(super().__init__).bind(params, *args, **kwargs).arguments)
             raise
         self._begin(settings)
 
@@ -443,29 +425,10 @@ class Averaged(Accessors, Optimizer):
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]
             if len({id(p) for p in tensors}) != len(tensors):
                 raise ValueError("params must not repeat: a parameter appears twice in one group")
-        self._check_options(self.defaults | param_group)
+        check_options(self.numbers, self.defaults | param_group)
         super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
             self._note_params()
-
-    def _check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise if a number that the step computes with, a tensor excepted, is none or out of range."""
-        if isinstance(options.get("lr"), str):
-            lr = options["lr"]
-            raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r} of type str')
-        for name in options.keys() & {*self.numbers}:
-            value = options[name]
-            if name == "betas" and not (isinstance(value, tuple | list) and len(value) == 2):
-                raise TypeError(f"betas must be two numbers in [0, 1), got {value!r}")
-            for number in value if name == "betas" else [value]:
-                if isinstance(number, Tensor):
-                    continue
-                if name == "betas":
-                    checks.number(name, number, "two numbers in [0, 1)", lambda v: 0 <= v < 1)
-                elif name == "dampening":
-                    checks.number(name, number, "a finite number", lambda v: True)
-                else:
-                    checks.non_negative(name, number)
 
     def __getstate__(self) -> dict[str, Any]:
         self._warn_if_swapped("a copy of the optimizer")

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from o2nc.averages.update import Entry
 from o2nc.averages.windows import Average
-from o2nc.optimizers.base import Averaged, new_settings
+from o2nc.optimizers.base import Averaged
+from o2nc.optimizers.options import new_settings
 from o2nc.persist.plain import AVERAGED, KEY
 from o2nc.scaling import Exponential, Law
 
