@@ -41,7 +41,7 @@ class Lookahead(optim.Optimizer):
     def step(self, closure):
         params = [p for group in self.param_groups for p in group["params"]]
         for p in params:
-            p.data.mul_(0.9)  # which no version counter sees
+            p.mul_(0.9)
             p.grad = None
         with torch.enable_grad():
             loss = closure()

@@ -193,6 +193,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
     call, those that were there when the step began.
     """
     params = [p for group in self.param_groups for p in group["params"]]
+    versions = [p._version for p in params]
     before = _remember(params) if self._window is not None else []
     new: dict[Any, Entry] | None = None
 
@@ -203,7 +204,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
             self.param_groups[0][KEY][AVERAGED] = True
 
     def observed() -> Any:
-        if new is None and not all(torch.equal(p.detach(), x) for p, x, _ in before):  # also writes by p.data
+        if before and new is None and versions != [p._version for p in params]:
             now = _remember(params)
             _put_back(before)
             average()
