@@ -34,6 +34,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def is_dense(x: Tensor) -> bool:
     """Return whether the elements fill one stretch of memory, in whatever order."""
+    if x.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted((st, n) for st, n in zip(x.stride(), x.shape, strict=True) if n != 1):
         if stride != expected:

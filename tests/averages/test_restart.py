@@ -65,3 +65,21 @@ def test_what_cannot_begin_anew():
     opt = o2nc.OriginalO2NC([x], o2nc.learners.BallOGD(lr=0.1, radius=1.0), period=3)
     with pytest.raises(RuntimeError, match=r"needs a window that has start, got average=Blocks\(period=3\)"):
         opt.restart_averages()
+
+
+def test_a_restart_after_a_step_that_failed_forgets_it():
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = o2nc.AdamW([p], average=o2nc.Polynomial(2), certificate=True)
+    p.grad = torch.ones(2)
+    opt.step()
+    betas, opt.param_groups[0]["betas"], p.grad = (
+        opt.param_groups[0]["betas"],
+        "no numbers",
+        torch.full((2,), torch.nan),
+    )
+    with pytest.raises((TypeError, ValueError)):
+        opt.step()
+    opt.param_groups[0]["betas"], p.grad = betas, torch.ones(2)
+    opt.restart_averages()
+    opt.step()
+    assert opt.certificate().gradient == pytest.approx(2**0.5)

@@ -262,3 +262,15 @@ def test_lr_never_rises_above_its_start_whoever_changes_it():
         if t == 510:
             opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(5, dtype=torch.float64))], "lr": 0.03})
         assert all(group["lr"] <= start for group, start in zip(opt.param_groups, (0.1, 0.03), strict=False))
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+def test_steps_with_an_epoch_count_like_those_without():
+    x = torch.nn.Parameter(torch.full((20,), 3.0, dtype=torch.float64))
+    opt = o2nc.SGD([x], lr=0.1, momentum=0.9, average=o2nc.Polynomial(12))
+    ladder = o2nc.Ladder(opt)
+    for t in range(1, 301):
+        x.grad = x.detach().sign()
+        opt.step()
+        ladder.step(t)
+    assert opt.param_groups[0]["lr"] == kink(300)[2][-1] < 0.1

@@ -98,3 +98,18 @@ def test_a_closure_with_scaling():
 
     assert opt.step(closure) == 5
     torch.testing.assert_close(p.detach(), torch.tensor([2.0, -1.0]).double() * (1 - 0.2 * LAW.sample(1, 2)))
+
+
+def test_steps_with_a_closure_are_diagnosed():
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = o2nc.extend(optim.NAdam([p], lr=1e-3), average=0.9)
+
+    def closure():
+        opt.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(150):
+        opt.step(closure)
+    assert opt.diagnose().verdict != "too early"

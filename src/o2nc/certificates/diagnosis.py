@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from o2nc.averages import reading
 from o2nc.certificates.certificate import Certificate
@@ -175,7 +176,8 @@ def _measure(optimizer: Any) -> _Measured:
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     joint, *parts = latest.compare(values[5:], [momentum_of(groups[p], settings) for p in params])
     means, spreads, increments = values[4], values[5], values[6:].sum(1).tolist()
-    changed, sizes = (spreads / (means + spreads)).nan_to_num(0.0), torch.tensor([float(p.numel()) for p in params])
+    changed = (spreads / (means + spreads)).nan_to_num(0.0)
+    sizes = torch.tensor([float(p.numel()) for p in params], device="cpu")
     times, quarter = [step for step, _ in latest.taken], len(increments) // 4
     evidence = {
         "displacement": 0.0 if not values[6:].any() else joint,  # 0 where nothing moves at all
@@ -192,7 +194,9 @@ def _measure(optimizer: Any) -> _Measured:
 
 def _count_faults(x: Any) -> Tensor:
     """Return how many numbers of a tensor, or of its local shard, are not finite."""
-    return torch.zeros((), dtype=torch.float64) if x is None else (~torch.isfinite(local(x))).sum(dtype=torch.float64)
+    if x is None:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    return (~torch.isfinite(local(x))).sum(dtype=torch.float64)
 
 
 def _spike(increments: Sequence[float]) -> int | None:
@@ -217,7 +221,7 @@ def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:
     """Return F(x) − F(x̄) and both, with the same random numbers."""
     values = []
     for block in (nullcontext, optimizer.averaged):
-        with _all_restored(optimizer._known_params), block():
+        with _all_restored(optimizer), block():
             values.append(_scalar(loss()))
     x, average = values
     return {"heat": x - average, "loss": x, "loss_averaged": average}
@@ -231,15 +235,11 @@ def _scalar(value: Any) -> float:
 
 
 @contextmanager
-def _all_restored(params: Sequence[Any]) -> Iterator[None]:
-    """Restore on leaving what a loss may change: random numbers, gradients, modes and buffers of modules.
-
-    Which modules a loss uses is not known before it has run, and a hook on all of them would have compiled ones
-    compiled again: so every module of the process is looked at.
-    """
-    modules = [m for m in gc.get_objects() if issubclass(type(m), Module) and hasattr(m, "_buffers")]  # initialised
-    before = [(m, m.training, dict(m._buffers.items())) for m in modules]
-    buffers = {id(b): b for _, _, own in before for b in own.values() if b is not None}
+def _all_restored(optimizer: Any) -> Iterator[None]:
+    """Restore on leaving what a loss may change: random numbers, gradients, modes and buffers of the model."""
+    params = optimizer._known_params
+    before = [(m, m.training, dict(m._buffers.items())) for m in _modules(optimizer)]
+    buffers = {id(b): b for _, _, own in before for b in own.values() if b is not None and not is_lazy(b)}
     copies = [(b, b.clone()) for b in buffers.values() if b.layout is torch.strided and not b.is_meta]
     gradients, python = [p.grad for p in params], random.getstate()
     numpy = np.random.get_state()  # noqa: NPY002
@@ -259,6 +259,19 @@ def _all_restored(params: Sequence[Any]) -> Iterator[None]:
         for module, mode, own in before:
             if module.training != mode:
                 module.training = mode
-            for name, b in own.items():
-                if getattr(module, name) is not b:
-                    setattr(module, name, b)
+            for name, buffer in own.items():
+                if getattr(module, name, None) is not buffer:
+                    setattr(module, name, buffer)
+
+
+def _modules(optimizer: Any) -> list[Module]:
+    """Return the modules of the models that have parameters of the optimizer.
+
+    An optimizer does not know its model, unless a trainer has named it, so the garbage collector is asked for modules
+    (those that `gc.freeze` has hidden are not found).
+    """
+    known = {id(p) for p in optimizer._known_params}
+    found = [m for m in gc.get_objects() if issubclass(type(m), Module) and hasattr(m, "_buffers")]  # initialised
+    named = optimizer._model()
+    roots = [m for m in found if any(id(p) in known for p in m.parameters())] + ([named] if named is not None else [])
+    return list(dict.fromkeys(m for root in roots for m in root.modules()))

@@ -135,7 +135,9 @@ class Trail:
     def gradient_squares(self, xs: Sequence[Tensor]) -> Tensor:
         """Return the mean ‖g‖² of every tensor over the gradients that were kept; 0 if there are none."""
         kept = [g.to(xs[0].device).double().square() for g in self._gradients]
-        return by_tensor(torch.stack(kept).mean(0, keepdim=True), xs)[0] if kept else torch.zeros(len(xs)).to(xs[0])
+        if not kept:
+            return xs[0].new_zeros(len(xs))
+        return by_tensor(torch.stack(kept).mean(0, keepdim=True), xs)[0]
 
 
 def walk(times: Sequence[int], momentum: float) -> np.ndarray:

@@ -83,6 +83,8 @@ class Ladder(LRScheduler):
 
     def _get_closed_form_lr(self) -> list[Any]:
         """Return torch's initial learning rates, for which SequentialLR asks when the warm-up is over."""
+        if self.last_epoch > 0:  # step(epoch), which torch has deprecated
+            return self.get_lr()
         self._starts = [float(lr) for lr in self.base_lrs]
         return list(self.base_lrs)
 
@@ -93,7 +95,8 @@ class Ladder(LRScheduler):
         snapshots = Snapshots(self._snapshots)
         snapshots.follow(now, max(1, self._length // POINTS), self._tensors)
         if len({x.numel() for _, x in [*self._past, *snapshots.taken]}) > 1:  # parameters were added: begin again
-            snapshots.taken, self._past, self._begun, now = snapshots.taken[-1:], [], self.last_epoch, 0
+            snapshots.taken, self._past = [(0, snapshots.taken[-1][1])], []
+            self._begun, now = self.last_epoch, 0
         self._snapshots = snapshots.taken
         if now < self._length:
             return 1.0

@@ -52,7 +52,8 @@ class Minimum:
     Args:
         x: the weighted mean of the witness's points, of the kind, shape and dtype of x0.
         fun: F(x); in a callback nan where x has not been evaluated.
-        certificate: ‖Σw∇F(y)‖ + cΣw‖y − x‖² of the witness, in float64; with noise, a bound of it.
+        certificate: ‖Σw∇F(y)‖ + cΣw‖y − x‖² of the witness, in float64; with noise a bound of it if
+            ``success``, else an estimate.
         success: whether the certificate is at most eps, rounding included.
         nfev: evaluations of fun.
         message: why it stopped.
@@ -173,7 +174,8 @@ class Oracle:
     def __call__(self, flat: Tensor, calls: int = 1) -> Sample:
         """Return F and gradient; raise Stop if that would leave no evaluation for the result."""
         if self.count + calls > max(1, self.limit - 1):
-            raise Stop(f"max_evaluations = {self.limit} are used up")
+            left = max(0, self.limit - 1 - self.count)
+            raise Stop(f"max_evaluations = {self.limit} are used up: {left} are left, and {calls} would come next")
         sample = self.call(flat)
         for _ in range(calls - 1):
             sample.merge(self.call(flat))

@@ -46,7 +46,7 @@ class AveragingCallback(Callback):
         """Have the strategy hand out x̄ where a checkpoint is made: Lightning has no hook for weights alone."""
         self._is_fitting = stage == "fit"
         if self._is_fitting:
-            self._iterate = State()
+            self._iterate, self._has_scored_x = State(), False
             vars(trainer.strategy)["lightning_module_state_dict"] = partial(self._model_state, trainer.strategy)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -59,7 +59,8 @@ class AveragingCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         """Log verdict and certificate if Lightning logs after this batch."""
-        if trainer._logger_connector.should_update_logs:
+        accumulates = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
+        if trainer._logger_connector.should_update_logs and not accumulates:
             pl_module.log_dict(self._averaging.scalars(), on_step=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -72,7 +73,8 @@ class AveragingCallback(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """At the first validation of x̄, make the callbacks that monitor its metrics forget the scores of x."""
-        if trainer.sanity_checking or not (self._has_scored_x and self._averaging.is_ready()):
+        is_training = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if not (is_training and self._has_scored_x and self._averaging.is_ready()):
             return
         self._has_scored_x = False
         callbacks: list[Any] = list(trainer.callbacks)  # type: ignore[attr-defined]

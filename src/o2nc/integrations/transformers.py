@@ -50,13 +50,13 @@ class AveragingCallback(TrainerCallback):
         self._has_finished = False  # whether train() has left x̄ in the model
         self._has_scored_x = False  # whether x was evaluated, since there was no x̄ yet
         self._load_from_checkpoint = trainer._load_from_checkpoint
-        trainer.evaluation_loop = partial(self._at_average, trainer.evaluation_loop)
-        trainer.save_model = partial(self._at_average, trainer.save_model)
+        trainer.evaluation_loop = partial(self._at_average, trainer.evaluation_loop, False)
+        trainer.save_model = partial(self._at_average, trainer.save_model, True)
         trainer._load_from_checkpoint = self._load
 
-    def _at_average(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _at_average(self, method: Callable[..., Any], saves: bool, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the Trainer at x̄ while it trains; a model that it saves gets x beside it."""
-        settings, state, saves = self.trainer.args, self.trainer.state, method.__name__ == "save_model"
+        settings, state = self.trainer.args, self.trainer.state
         if not self._is_training or not self._averaging.is_ready():
             self._has_scored_x |= self._is_training and not saves
             return method(*args, **kwargs)

@@ -15,7 +15,7 @@ from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import Diagnosis
 from o2nc.optimizers.swap import Swap, warn_if_left_out
-from o2nc.persist.plain import KEY
+from o2nc.persist.plain import AVERAGED, KEY
 from o2nc.persist.shards import local, total
 from o2nc.vector import real
 
@@ -128,6 +128,7 @@ class Accessors:
             raise RuntimeError("restart_averages(): a CUDA graph has captured step() and would not notice")
         # γ = 1 at the first iterate that counts: nothing is left of what was there
         settings["average"] = window | {"start": int(settings["step"])}
+        settings.pop(AVERAGED, None)  # of a step that failed
         for entry in self._entries().values():
             entry["since"] = 1
             if "progress" in entry:

@@ -174,6 +174,10 @@ class Averaged(Accessors, Optimizer):
             self.param_groups[0][KEY][AVERAGED] = True
             self._move(iterate)
             self._finish(new)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Count the step for diagnose(), which takes a snapshot now and then."""
         if self._window is not None:
             self._trail.steps += 1
             if self._trail.steps >= self._trail.due:
@@ -322,7 +326,7 @@ class Averaged(Accessors, Optimizer):
 
     def _step_fused(self, rule: DeviceRule) -> bool:
         """Run the rule's kernels; return whether they could."""
-        if AVERAGED in self.param_groups[0][KEY] and not rule.moves:  # a step failed after it
+        if AVERAGED in self.param_groups[0][KEY]:  # a step failed after it: torch takes this one
             return False
         reason = self._engine.take(rule, self.param_groups, self.state, self._window, self._law, self._steps_done)
         if reason is None and rule.moves:

@@ -217,6 +217,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
     loss = self._move(self._iterate(), observed)
     if new is not None:
         self._finish(new)
+        self._follow()
     return loss
 
 

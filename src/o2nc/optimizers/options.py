@@ -41,7 +41,7 @@ def check_options(numbers: Iterable[str], options: Mapping[str, Any]) -> None:
     if isinstance(options.get("lr"), str):
         lr = options["lr"]
         raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r} of type str')
-    for name in options.keys() & {*numbers}:
+    for name in sorted(options.keys() & {*numbers}):
         value = options[name]
         if name == "betas" and not (isinstance(value, tuple | list) and len(value) == 2):
             raise TypeError(f"betas must be two numbers in [0, 1), got {value!r}")

@@ -124,7 +124,7 @@ class Swap:
                 warnings.warn(
                     "averaged() inside recalibrated(): the BatchNorm statistics are those of x; enter averaged() "
                     "first, or write averaged(model, batches=…)",
-                    stacklevel=4,
+                    stacklevel=3,
                 )
             open_blocks = {id(b): b for b in (SWAPPED.get(id(p)) for p in entries) if b is not None}
             if not open_blocks:
