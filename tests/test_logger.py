@@ -215,6 +215,14 @@ def test_a_run_from_scratch_keeps_the_rows_of_an_earlier_one(path):
     assert [found["step"] for found in columns(log)] == [[2, 4], [2] * 4 + [4] * 4]
 
 
+def test_a_row_that_a_kill_cut_off_costs_no_other(path):
+    row = [1.0] * len(FIELDS)
+    logfile.append(path, FIELDS, [row])
+    path.write_text(path.read_text(encoding="utf-8") + "2.0,trav", encoding="utf-8")
+    logfile.append(path, FIELDS, [[3.0, *row[1:]]])
+    assert logfile.read(path, FIELDS)["step"] == [1.0, 3.0]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the size of files")
 def test_a_full_disk_costs_rows_and_not_the_run(path):
     import resource

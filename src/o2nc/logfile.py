@@ -33,10 +33,19 @@ def append(path: Path, fields: tuple[str, ...], rows: Iterable[Iterable[Any]] = 
         writer = csv.writer(file, lineterminator="\n")
         if file.tell() == 0:
             writer.writerow(fields)
+            file.flush()
         file.seek(0)
         _check_header(path, file, fields)
         file.seek(0, os.SEEK_END)
+        if _is_cut_off(path):
+            file.write("\n")
         writer.writerows(rows)
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Return whether the last line of a file has no end, as after a kill or on a full disk."""
+    with path.open("rb") as file:
+        return file.seek(0, os.SEEK_END) > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
 
 
 def read(path: Path, fields: tuple[str, ...]) -> dict[str, list[Any]]:
