@@ -98,12 +98,17 @@ def summary(model, optimizer):
 
 
 def kept(optimizer):
-    """Return what a process keeps of ours, by parameter: local shapes, what is a DTensor, its share of the spread."""
-    found = []
-    for p in (p for p in optimizer.state if "o2nc" in optimizer.state[p]):
+    """Return what a process keeps of ours, by parameter: local shapes, what a checkpoint has as DTensors, its share
+    of the spread.
+    """
+    found, saved = [], optimizer.state_dict()["state"]
+    for i, p in enumerate(params_of(optimizer)):
+        if "o2nc" not in optimizer.state.get(p, ()):
+            continue
         tensors = {key: v for key, v in ours_of(optimizer, p).items() if isinstance(v, torch.Tensor)}
-        placed = {key for key, v in tensors.items() if isinstance(v, DTensor) and v.placements == p.placements}
-        shapes = {key: tuple((v.to_local() if key in placed else v).shape) for key, v in tensors.items()}
+        in_checkpoint = {key: v for key, v in saved[i]["o2nc"].items() if isinstance(v, DTensor)}
+        placed = {key for key, v in in_checkpoint.items() if v.placements == p.placements and v.shape == p.shape}
+        shapes = {key: tuple(v.shape) for key, v in tensors.items()}
         found.append((tuple(p.to_local().shape), shapes, placed, float(tensors.get("spread", 0.0))))
     return found
 

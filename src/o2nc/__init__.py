@@ -12,7 +12,7 @@
 * ``certificate=True`` keeps ḡ and V as well, from which ``opt.certificate(c)`` bounds ‖∇F(x̄)‖_c.
 
 The paper's own: `ScaledSGDM`, `ExponentiatedO2NC` (Algorithm 2, any of the `learners`), `OriginalO2NC` (Algorithm 1).
-`posthoc` makes averages of averages, `recalibrated` recomputes BatchNorm's statistics, `CertificateLogger` writes
+`posthoc` makes averages of averages, `CertificateLogger` writes
 certificates to CSV and TensorBoard, `certify` certifies a list of iterates, `minimize` searches a
 certified point of a function with exact gradients, `theory` has the theorems as functions,
 `problems` objectives with known constants.
@@ -31,7 +31,6 @@ from o2nc.optimizers.o2nc import ExponentiatedO2NC, OriginalO2NC
 from o2nc.optimizers.paper import ScaledSGDM
 from o2nc.optimizers.torch_optimizers import SGD, AdamW
 from o2nc.optimizers.wrapped import averaged
-from o2nc.persist.batchnorm import recalibrated
 from o2nc.scaling import Exponential, Law
 from o2nc.snapshots import Posthoc, Snapshot, posthoc
 
@@ -67,6 +66,5 @@ __all__ = [
     "posthoc",
     "problems",
     "random_scaling",
-    "recalibrated",
     "theory",
 ]

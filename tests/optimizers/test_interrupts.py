@@ -13,7 +13,6 @@ from torch import nn
 
 import o2nc
 from o2nc.optimizers.swap import SWAPPED
-from o2nc.persist.batchnorm import RECALIBRATED
 
 BATCHES = [torch.randn(4, 6, generator=torch.Generator().manual_seed(i)) for i in range(2)]
 
@@ -44,7 +43,6 @@ def equal(a, b):
 BLOCKS = {
     "averaged": lambda model, opt: opt.averaged(),
     "averaged, batches": lambda model, opt: opt.averaged(model, batches=BATCHES),
-    "recalibrated": lambda model, opt: o2nc.recalibrated(model, BATCHES),
 }
 
 
@@ -78,11 +76,10 @@ def test_interrupts_at_random_moments(block, interrupts, trained):
                     came += 1
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
-                if SWAPPED or RECALIBRATED:
+                if SWAPPED:
                     gc.collect()  # what is left open is restored when it is freed
             assert equal(snapshot(model), before), f"interrupt {k}"
             assert not SWAPPED
-            assert not RECALIBRATED
             assert torch.is_grad_enabled()
             assert opt._lock.acquire(blocking=False), f"the lock is held after interrupt {k}"
             opt._lock.release()

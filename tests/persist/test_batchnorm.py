@@ -1,18 +1,29 @@
 """Inside the block BatchNorm has the statistics of the batches; after it, to the bit, those from before."""
 
 import copy
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from o2nc.persist.batchnorm import recalibrated
+from o2nc.persist.batchnorm import Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCHES = [torch.randn(n, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) * n for n in (4, 9, 6)]
+
+
+@contextmanager
+def recalibrated(model, batches):
+    """Do as ``averaged(model, batches=…)`` does, with the weights as they are."""
+    statistics = Statistics(model)
+    try:
+        statistics.recompute(batches)
+        yield
+    finally:
+        statistics.restore()
 
 
 def network(dropout=0.0, norm=nn.BatchNorm1d):

@@ -70,17 +70,15 @@ def test_a_model_that_is_converted_goes_on(runs):
 
 
 @every_optimizer
-def test_state_is_sharded_like_the_parameters(runs, name):
-    """x̄, ḡ and all of the parameter's shape are DTensors placed like it, or local shards in the host's memory."""
+def test_state_is_of_the_local_shard_and_saved_as_dtensors(runs, name):
+    """x̄, ḡ and all of the parameter's shape; in a checkpoint they are placed like the parameter."""
     for rank, parts in ((0, [(4, 5), (4,), (2, 7), (2,)]), (1, [(3, 5), (3,), (1, 7), (1,)])):
         found = runs["equal"][rank][f"{name}, kept"]
         assert [part for part, *_ in found] in (parts, parts[::2], [])
         assert bool(found) == ("no averages" not in name and "nothing of ours" not in name)
         for part, shapes, placed, _ in found:
             assert set(shapes.values()) <= {part, ()}
-            on_host = {"output"} | ({"average", "gradient"} if "offload" in name else set())
-            assert placed | on_host >= {key for key, shape in shapes.items() if shape == part}
-            assert not placed & on_host
+            assert placed == {key for key, shape in shapes.items() if shape == part}
 
 
 @every_optimizer

@@ -168,7 +168,7 @@ class Training:
             "spread": certificate.spread,
         }
         if number + 1 in self.looks or number + 1 == self.run.epochs:
-            with self.optimizer.averaged(), o2nc.recalibrated(self.model, self._typical(drawn)):
+            with self.optimizer.averaged(self.model, batches=self._typical(drawn)):
                 row["average loss"], row["average accuracy"] = evaluate(self.model, data)
         self.rows.append(row | {"seconds": time.perf_counter() - begin})
 

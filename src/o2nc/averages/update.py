@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from o2nc.averages.windows import Turn
-from o2nc.persist.private import flatten, foreach_copy_, unflatten
 from o2nc.scaling import Draw
 from o2nc.vector import wide
 
@@ -26,7 +25,6 @@ Entry: TypeAlias = dict[str, Any]  # ``state[p]["o2nc"]``
 
 EXPONENT = 0x7F800000  # the exponent bits of a float32
 CPU_SLICE, DEVICE_SLICE = 1 << 17, 1 << 24  # elements: temporaries stay in a CPU's cache, and small elsewhere
-_SMALL = 1 << 12  # elements; smaller tensors are updated together
 _SMALLEST, _LARGEST = 1e-12, 1e18  # norms between which float32 neither underflows nor overflows
 
 
@@ -79,17 +77,7 @@ def update_(
         gamma: γ, the share of this iterate.
         dither: u − ½, for the rounding of x̄ in float32.
     """
-    rows = list(zip(entries, xs, gs, strict=True))
-    small: dict[Any, list[Any]] = {}
-    for i, (entry, x, g) in enumerate(rows if gamma < 1 else ()):
-        if x.numel() <= _SMALL and _lie_alike(entry, x, g):
-            small.setdefault((x.dtype, "gradient" in entry), []).append(i)
-    done = set[int]()
-    for at in small.values():
-        if len(at) > 4:
-            _update_small_([rows[i] for i in at], gamma, dither)
-            done.update(at)
-    for entry, x, g in (row for i, row in enumerate(rows) if i not in done) if done else rows:
+    for entry, x, g in zip(entries, xs, gs, strict=True):
         mean, certifies = entry["average"], "gradient" in entry
         if certifies:
             _update_gradient_(entry["gradient"], g, gamma)
@@ -98,41 +86,10 @@ def update_(
             if certifies:
                 entry["spread"].zero_()
             continue
-        squares = [
-            _update_mean_(mean_part, x_part, gamma, dither, certifies)
-            for mean_part, x_part in zip(_slices(mean), _slices(x), strict=True)
-        ]
+        parts = zip(_slices(mean), _slices(x), strict=True)
+        squares = [_update_mean_(mean_part, x_part, gamma, dither, certifies) for mean_part, x_part in parts]
         if certifies:
             entry["spread"].add_(torch.stack(squares).sum(), alpha=gamma).mul_(1 - gamma)  # type: ignore[arg-type]
-
-
-def _lie_alike(entry: Entry, x: Tensor, g: Tensor | None) -> bool:
-    """Return whether x and g are contiguous CPU tensors with the dtypes of their averages."""
-    mean = entry["average"]
-    if x.device.type != "cpu" or x.dtype is not mean.dtype or not (x.is_contiguous() and mean.is_contiguous()):
-        return False
-    mean = entry.get("gradient")
-    return mean is None or (
-        g is not None and g.dtype is mean.dtype and g.is_contiguous() and bool(mean.is_contiguous())
-    )
-
-
-def _update_small_(rows: list[tuple[Any, ...]], gamma: float, dither: float) -> None:
-    """Update small tensors of one dtype as one vector: one by one, calls would take longer than arithmetic."""
-    entries, xs, gs = map(list, zip(*rows, strict=True))
-    means = [entry["average"] for entry in entries]
-    mean, x, targets, found = flatten(means), flatten(xs), list[Tensor](), list[Tensor]()
-    if "gradient" in entries[0]:
-        gradients, spreads = ([entry[key] for entry in entries] for key in ("gradient", "spread"))
-        gradient, squares = flatten(gradients), x.new_zeros(len(xs), dtype=torch.float64)
-        _update_gradient_(gradient, flatten(gs), gamma)
-        sizes = torch.tensor([x.numel() for x in xs], device="cpu")
-        places = torch.arange(len(xs), device="cpu").repeat_interleave(sizes)
-        squares.index_add_(0, places, (x - mean).double().square_())
-        spread = torch.stack(spreads).add_(squares, alpha=gamma).mul_(1 - gamma)
-        targets, found = gradients + spreads, [*unflatten(gradient, gradients), *spread.unbind()]
-    _update_mean_(mean, x, gamma, dither, certifies=False)
-    foreach_copy_(means + targets, [*unflatten(mean, means), *found])
 
 
 def _update_gradient_(mean: Tensor, g: Tensor | None, gamma: float) -> None:

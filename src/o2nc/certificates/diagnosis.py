@@ -31,8 +31,8 @@ from torch.nn.parameter import is_lazy
 from o2nc.averages import reading
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.displacement import USED, momentum_of
+from o2nc.persist import shards
 from o2nc.persist.plain import KEY
-from o2nc.persist.shards import local, total
 from o2nc.text import printable
 
 STATIONARY, STRAIGHT = 0.25, 1.5  # J below and above these
@@ -156,7 +156,7 @@ class _Measured(NamedTuple):
 def _measure(optimizer: Any) -> _Measured:
     """Measure displacements and look for what is not finite; where parameters are sharded, collectively."""
     params, settings, trail = optimizer._known_params, optimizer.param_groups[0][KEY], optimizer._trail
-    data, entries = optimizer._data(params), optimizer._entries()
+    data, entries = shards.values(params), optimizer._entries()
     kept = [{"x": x} | entries.get(p, {}) for x, p in zip(data, params, strict=True)]
     home = data[0].device
     rows = [
@@ -167,7 +167,7 @@ def _measure(optimizer: Any) -> _Measured:
     if latest is not None:
         rows += [trail.gradient_squares(data), *latest.measure(data)]
     values = torch.stack(rows)
-    values = (total(values, params) if optimizer._is_sharded else values).cpu()
+    values = shards.total(values, params).cpu()
     at = values[:3].gt(0).int().argmax(0).tolist()
     faults = {p: ("x", "x̄", "ḡ")[at[i]] for i, p in enumerate(params) if values[:3, i].any()}
     if latest is None:
@@ -193,10 +193,10 @@ def _measure(optimizer: Any) -> _Measured:
 
 
 def _count_faults(x: Any) -> Tensor:
-    """Return how many numbers of a tensor, or of its local shard, are not finite."""
+    """Return how many numbers of a tensor are not finite."""
     if x is None:
         return torch.zeros((), dtype=torch.float64, device="cpu")
-    return (~torch.isfinite(local(x))).sum(dtype=torch.float64)
+    return (~torch.isfinite(x)).sum(dtype=torch.float64)
 
 
 def _spike(increments: Sequence[float]) -> int | None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from o2nc.persist.plain import KEY
+from o2nc.persist.shards import gradients, values
 
 COORDINATES, LEAST = 4096, 8  # sampled of all tensors together, and at least of each
 MOST, USED = 128, 32  # snapshots that are kept at most, and the last ones that J is of
@@ -116,10 +117,10 @@ class Trail:
         if former is not None and former is not self._params:
             self._begin()
             return
-        xs = optimizer._data(self._params)
+        xs = values(self._params)
         self._taken.taken.append((self.steps, sample(xs)))
         if optimizer.param_groups[0][KEY]["certificate"]:
-            found = zip(xs, optimizer._gradients(self._params), strict=True)
+            found = zip(xs, gradients(self._params), strict=True)
             self._gradients.append(sample([x.new_zeros(1).expand(x.numel()) if g is None else g for x, g in found]))
         if len(self._taken.taken) == MOST:
             del self._taken.taken[::2]

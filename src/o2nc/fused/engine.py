@@ -65,7 +65,6 @@ class Engine:
         self.missing: dict[
             Any, tuple[int, list[str]]
         ] = {}  # the step before which a parameter lacked state, and which
-        self.begins = False  # the last step was torch's only for the state that it created
 
     @property
     def has_captured(self) -> bool:
@@ -111,7 +110,6 @@ class Engine:
             return None
         if not self._holds(request):
             reason = why_not(request) or self._write(request, capturing)
-            self.begins = reason == NOT_BEGUN and rule.is_bitwise
             if reason is not None:
                 return reason
         try:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from o2nc.averages.reading import has_averages, has_certificate, progress_of
 from o2nc.logger import scalars
 from o2nc.optimizers.wrapped import averaged, averaged_optimizer
-from o2nc.persist.batchnorm import recalibrated
+from o2nc.persist.batchnorm import Statistics
 from o2nc.persist.private import BatchNorm
 from o2nc.persist.shards import is_sharded
 
@@ -23,8 +23,8 @@ class Averaging:
     """Puts x̄ of a trainer's optimizers into its model, with BatchNorm statistics that are computed once per step.
 
     Args:
-        batches: inputs of the model for `o2nc.recalibrated`, which can be read again and again; None leaves the
-            statistics as they are.
+        batches: inputs of the model as in ``opt.averaged(model, batches=…)``, which can be read again and again;
+            None leaves the statistics as they are.
     """
 
     def __init__(self, batches: Iterable[Any] | None) -> None:
@@ -76,8 +76,13 @@ class Averaging:
     @torch.random.fork_rng(devices=[])  # what a loader draws does not change the run
     def _recalibrate(self, batches: Iterable[Any]) -> State:
         """Return BatchNorm statistics of the model as it is."""
-        with self._context(), recalibrated(self.model, map(self._prepare, batches)):
+        found = Statistics(self.model)
+        try:
+            with self._context():
+                found.recompute(map(self._prepare, batches))
             return _clone(self._statistics())
+        finally:
+            found.restore()
 
     def leave_average(self) -> State:
         """Put x̄ and its BatchNorm statistics into the model for good; return what was there, x."""

@@ -28,7 +28,7 @@ class AveragingCallback(Callback):
 
     Args:
         batches: inputs of the module, such as the training DataLoader, for BatchNorm statistics of x̄; read once per
-            validation, as in `o2nc.recalibrated`.
+            validation, as in ``opt.averaged(model, batches=…)``.
 
     Example::
 

@@ -34,7 +34,7 @@ class AveragingCallback(TrainerCallback):
     Args:
         trainer: the Trainer that it is added to.
         batches: inputs of the model, as dictionaries, for BatchNorm statistics of x̄; read once per evaluation, as in
-            `o2nc.recalibrated`.
+            ``opt.averaged(model, batches=…)``.
 
     Example::
 

@@ -16,8 +16,7 @@ from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import Diagnosis
 from o2nc.optimizers.swap import Swap, warn_if_left_out
 from o2nc.persist.plain import AVERAGED, KEY
-from o2nc.persist.shards import local, total
-from o2nc.vector import real
+from o2nc.persist.shards import total, values
 
 
 class Accessors:
@@ -30,7 +29,10 @@ class Accessors:
 
         Args:
             model: the model; needed to recompute its BatchNorm statistics for x̄.
-            batches: inputs of the model, as in `o2nc.recalibrated`.
+            batches: inputs of the model, on its device: tensors, or tuples or lists that start with one (the rest,
+                such as labels, is ignored), or dictionaries of keyword arguments. Every batch goes through the model
+                once; its BatchNorm layers then have the statistics that `torch.optim.swa_utils.update_bn` computes,
+                and on leaving the block those of x again.
         """
         return Swap([self], model, batches)
 
@@ -51,7 +53,7 @@ class Accessors:
         for name, value in found.items():
             found[name] = value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
             if isinstance(value, Tensor) and value in entries:
-                real(local(found[name])).copy_(local(entries[value]["average"]))
+                values([found[name]])[0].copy_(entries[value]["average"])
         return found
 
     @torch.no_grad()
@@ -75,15 +77,15 @@ class Accessors:
         ess = {since: self._window.ess(n, since) for since in {entry["since"] for entry in entries.values()}}
         groups = {p: group for group in self.param_groups for p in group["params"]}
         sums = []
-        for p, entry in zip(entries, self._local([*entries.values()]), strict=True):
+        for p, entry in entries.items():
             gradient, average = entry["gradient"], entry["average"]
             if self.couples_decay and groups[p]["weight_decay"]:  # averages are linear: ḡ of F + (λ/2)‖x‖²
                 sign = -1.0 if groups[p]["maximize"] else 1.0
                 gradient = (sign * gradient).add_(average, alpha=float(groups[p]["weight_decay"]))
             sums.append((torch.linalg.vector_norm(gradient, dtype=torch.float64).square(), entry["spread"]))
         home = sums[0][0].device
-        values = torch.stack([torch.stack([v.to(home) for v in column]) for column in zip(*sums, strict=True)])
-        squares, spreads = (total(values, list(entries)) if self._is_sharded else values).tolist()
+        columns = [torch.stack([v.to(home) for v in column]) for column in zip(*sums, strict=True)]
+        squares, spreads = total(torch.stack(columns), list(entries)).tolist()
         names = parameter_names(self)
         parts = {
             names[p]: Certificate(c, math.sqrt(square), spread, ess[entry["since"]])

@@ -32,6 +32,7 @@ from o2nc.averages.update import Iterate
 from o2nc.averages.windows import NO_TURN
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.plain import KEY
+from o2nc.persist.shards import gradients, values
 from o2nc.scaling import Draw
 from o2nc.vector import dots, real, squares, wide
 
@@ -108,7 +109,7 @@ def _heat(optimizer: Any) -> float:
     products = []
     for group in optimizer.param_groups:
         params = [p for p in group["params"] if p.grad is not None and "average" in optimizer.state[p].get(KEY, ())]
-        for p, x, g in zip(params, optimizer._data(params), optimizer._gradients(params), strict=True):
+        for p, x, g in zip(params, values(params), gradients(params), strict=True):
             lag = x - optimizer.state[p][KEY]["average"].to(x.device)
             products.append(dots([g], [-lag if group["maximize"] else lag]).cpu())
     return float(torch.cat(products).sum()) if products else math.nan
@@ -165,7 +166,7 @@ def _probe(optimizer: Any, auto: dict[str, Any]) -> None:
         auto = auto | dict.fromkeys(("lr", "d", "first", "reference"), _first(params))
         _show(optimizer, auto["d"])
     lags = [_values(entry["start"]) - _values(p) for p, entry in zip(params, entries, strict=True)]
-    products = dots(optimizer._gradients(params), lags)
+    products = dots(gradients(params), lags)
     del lags
     optimizer._move(Iterate(0, NO_TURN, Draw(), [], [], [], []))
     for p, entry in new.items():

@@ -8,7 +8,7 @@ between two steps is in ``param_groups[0]["o2nc"]`` and ``state[p]["o2nc"]``; ev
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from inspect import signature
 from itertools import compress
 from operator import is_not
@@ -33,9 +33,9 @@ from o2nc.optimizers.swap import SWAPPED
 from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
 from o2nc.persist.plain import AVERAGED, KEY, from_dict
-from o2nc.persist.shards import assemble, is_sharded, local, local_gradient, why_partial
+from o2nc.persist.shards import gradients, is_sharded, values, why_partial
 from o2nc.scaling import Law, draw
-from o2nc.vector import real, wide
+from o2nc.vector import wide
 
 
 def _no_model() -> None:
@@ -78,9 +78,9 @@ class Averaged(Accessors, Optimizer):
     _law: Any
     _learner: Any
     _known_params: list[Any]  # read by a compiler, which would recompile whenever a group option changes
+    _stands_in: bool  # whether torch takes this step because our kernels cannot
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
-    _is_plain: bool  # neither sharded nor complex
     _finite_at: int  # the last step at which certificate() was finite
     _broken: str  # the warning to repeat until it is finite again
     _is_checked: bool  # whether the parameters were checked to be whole (not FSDP1's or ZeRO's part)
@@ -167,6 +167,7 @@ class Averaged(Accessors, Optimizer):
         """Average x_t if it counts, let the rule move the parameters, count the step; by kernels where they apply."""
         rule = self._device_rule()
         is_averaged = rule is not None and self._step_fused(rule)
+        self._stands_in = rule is not None and rule.moves and not is_averaged
         if rule is None or not (is_averaged and rule.moves):
             self._refuse_capture(is_averaged)
             iterate = self._iterate(is_averaged)
@@ -208,13 +209,11 @@ class Averaged(Accessors, Optimizer):
         if self.owns_state or progress:
             entries = [self.state[p].setdefault(KEY, {}) for p in params]
         else:  # torch creates its own state where there is none
-            entries = [self.state[p].get(KEY, {}) if p in self.state else {} for p in params]
-            wanted = [
-                self._window is not None and not is_averaged and (turn.counts or "average" not in entry)
-                for entry in entries
-            ]
+            entries = [self.state.get(p, {}).get(KEY, {}) for p in params]
+            averages = self._window is not None and not is_averaged
+            wanted = [averages and (turn.counts or "average" not in entry) for entry in entries]
             params, entries = list(compress(params, wanted)), list(compress(entries, wanted))
-        return Iterate(t, turn, random, params, self._data(params), self._gradients(params), self._local(entries))
+        return Iterate(t, turn, random, params, values(params), gradients(params), entries)
 
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
@@ -224,8 +223,9 @@ class Averaged(Accessors, Optimizer):
         settings, turn, known, new = self.param_groups[0][KEY], iterate.turn, [], {}
         for p, x, g, entry in zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True):
             if "average" in entry:  # a parameter without a gradient is part of x_t, too
-                if entry["average"].dtype is not x.dtype and entry["average"].dtype is not wide(x.dtype):
-                    self._follow_dtype(p, entry, wide(x.dtype))
+                if entry["average"].dtype is not wide(x.dtype):  # model.double(), say, was called
+                    shaped = self.shaped_entries & entry.keys() - {"delta"}
+                    entry.update({key: entry[key].to(wide(x.dtype)) for key in shaped})
                 known.append((x, g, entry))
             elif g is not None:
                 g = g if settings["certificate"] else None
@@ -237,12 +237,6 @@ class Averaged(Accessors, Optimizer):
                 xs, gs = found[: len(xs)], found[len(xs) :]
             update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
         return new
-
-    def _follow_dtype(self, p: Any, entry: Entry, dtype: torch.dtype) -> None:
-        """Convert the averages of a parameter whose dtype was changed, as model.double() does."""
-        own = self.state[p][KEY]
-        own.update({key: own[key].to(dtype) for key in self.shaped_entries & own.keys() - {"delta"}})
-        entry.update(self._local([own])[0])
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Run the torch optimizer's own step, its update multiplied by s; without a law, bitwise unchanged."""
@@ -274,7 +268,7 @@ class Averaged(Accessors, Optimizer):
     def _finish(self, new: dict[Any, Entry]) -> None:
         """Advance the counter; store the entries of new parameters, now that torch has initialized its own state."""
         for p, entry in new.items():
-            self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
+            self.state[p].setdefault(KEY, {}).update(entry)
         settings = self.param_groups[0][KEY]
         step, (tensor, version, value) = settings["step"], self._clock
         is_known = tensor is step and version == step._version
@@ -336,37 +330,11 @@ class Averaged(Accessors, Optimizer):
             raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason} (fused=None falls back)")
         return reason is None
 
-    # --- complex and sharded parameters, as real local tensors
-
     def _entries(self) -> dict[Any, Entry]:
         """Return the averages, by parameter."""
         params = (p for group in self.param_groups for p in group["params"])
-        found = {p: self.state[p].get(KEY, {}) for p in params if p in self.state}
+        found = {p: self.state.get(p, {}).get(KEY, {}) for p in params}
         return {p: entry for p, entry in found.items() if "average" in entry}
-
-    def _data(self, tensors: Iterable[Any]) -> list[Tensor]:
-        if self._is_plain:
-            return [x.detach() for x in tensors]
-        return [real(local(x.detach())) for x in tensors]
-
-    def _gradients(self, params: Iterable[Any]) -> list[Any]:
-        if self._is_plain:
-            return [p.grad for p in params]
-        found = (local_gradient(p) for p in params)
-        return [None if g is None else real(g.detach()) for g in found]
-
-    def _local(self, entries: list[Entry]) -> list[Entry]:
-        if not self._is_sharded:
-            return entries
-        return [{key: local(value) for key, value in entry.items()} for entry in entries]
-
-    def _assembled(self, p: Any, entry: Entry) -> Entry:
-        """Return an entry whose local shards are DTensors, placed like the parameter, except what the host keeps."""
-        if not self._is_sharded or not is_sharded(p):
-            return entry
-        shape, settings = p.to_local().shape, self.param_groups[0][KEY]
-        shaped = (key for key, v in entry.items() if isinstance(v, Tensor) and v.dim() and v.shape == shape)
-        return entry | {k: assemble(p, entry[k]) for k in shaped if not checkpoints.is_on_host(k, settings)}
 
     # --- what torch asks of an optimizer
 
@@ -383,7 +351,6 @@ class Averaged(Accessors, Optimizer):
         """Record the parameters and what kind they are: sharded, complex, differentiable."""
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
-        self._is_plain = not self._is_sharded and not any(p.is_complex() for p in params)
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
             raise TypeError("sharded parameters must be real: complex ones can only be whole")
         differentiable = any(group.get("differentiable") for group in self.param_groups)

@@ -72,9 +72,9 @@ class Learned(Paper):
         by_coordinate, key = is_elementwise(self._learner), self._learner_key()
         lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
         rows = [row for row in lists if row[2] is not None or (not by_coordinate and key in row[3])]
-        for p, x, _, entry in rows:
+        for _, x, _, entry in rows:
             if key not in entry:
-                self._begin_state(p, x, entry)
+                self._begin_state(x, entry)
         groups = {p: group for group in self.param_groups for p in group["params"]}
         self._decay([row for row in rows if row[2] is not None], groups, s)
         for some in in_slices(rows) if by_coordinate else [rows]:
@@ -90,11 +90,10 @@ class Learned(Paper):
         """Return an entry that every parameter with learner state has."""
         return "delta" if self._keeps_delta() else _first_key(self._learner)
 
-    def _begin_state(self, p: Any, x: Tensor, entry: Entry) -> None:
+    def _begin_state(self, x: Tensor, entry: Entry) -> None:
         delta = torch.zeros_like(x, dtype=wide(x.dtype))
         state = initial(self._learner, delta) | ({"delta": delta} if self._keeps_delta() else {})
         entry.update(state)
-        self.state[p].setdefault(KEY, {}).update(self._assembled(p, state))
 
     def _apply_learner(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
         """Let the learner replace Δ_t by Δ_{t+1}, then add it; gradients are passed in at least float32."""
@@ -105,8 +104,6 @@ class Learned(Paper):
         with completed(lambda values: total(values, params)) if self._is_sharded else nullcontext():
             if learner.update(deltas, self._rule_gradients(params, xs, gs, entries), entries, lrs, beta) is not None:
                 raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
-        for p, entry in zip(params, entries, strict=True) if self._is_sharded else ():
-            self.state[p][KEY].update({k: v for k, v in entry.items() if not isinstance(v, Tensor)})
         moved = [i for i, g in enumerate(gs) if g is not None]
         foreach_add_([xs[i] for i in moved], [deltas[i] for i in moved], alpha=s)
 
@@ -117,11 +114,9 @@ class Learned(Paper):
             return
         pulls = [float(groups[p]["lr"]) * groups[p].get("weight_decay", 0.0) for p, *_ in rows]
         foreach_mul_([x for _, x, *_ in rows], [1 - s * pull for pull in pulls])
-        for (p, _, _, entry), pull in zip(rows, pulls, strict=True):
+        for (*_, entry), pull in zip(rows, pulls, strict=True):
             for key, value in zip(_DECAYED, (-s, -pull), strict=True):
-                if key not in entry:
-                    entry[key] = self.state[p][KEY][key] = number()
-                entry[key].fill_(value)
+                entry.setdefault(key, number()).fill_(value)
 
     def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
         key = self._learner_key()
@@ -274,8 +269,8 @@ class OriginalO2NC(Learned):
             rest = 1 - self._law.sample(settings["seed"], iterate.t)
             foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=rest)
         if settings["restart"] and iterate.turn.complete:
-            for p, x, entry in zip(iterate.params, iterate.xs, iterate.entries, strict=True):
-                self._begin_state(p, x, entry)  # Δ = 0
+            for x, entry in zip(iterate.xs, iterate.entries, strict=True):
+                self._begin_state(x, entry)  # Δ = 0
         else:
             super()._move(iterate)
         for g, entry in zip(iterate.gs, iterate.entries, strict=True):

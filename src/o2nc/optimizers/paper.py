@@ -30,7 +30,7 @@ from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.torch_optimizers import SGD
 from o2nc.persist.plain import AVERAGED, KEY
-from o2nc.persist.shards import assemble, is_sharded, local, total
+from o2nc.persist.shards import assemble, is_sharded, total, values
 from o2nc.scaling import Draw, Exponential, Law
 
 
@@ -66,7 +66,6 @@ class Paper(Averaged):
         for p, entry in zip(iterate.params, iterate.entries, strict=True):
             if p in new:
                 entry.update(new[p] | self._new_entry(p, new[p]))
-                self.state[p].setdefault(KEY, {}).update(self._assembled(p, entry))
         if iterate.turn.counts and iterate.turn.complete and self._takes_output(iterate.draw):
             for entry in iterate.entries:
                 if "average" in entry:
@@ -130,7 +129,7 @@ class Paper(Averaged):
             if p not in entries:
                 result.append(p.detach().clone())
                 continue
-            kept = local(entries[p][key]).to(p.device, copy=True)
+            kept = entries[p][key].to(p.device, copy=True)
             kept = torch.view_as_complex(kept) if p.is_complex() else kept
             result.append(assemble(p, kept) if is_sharded(p) else kept)
         return result
@@ -148,8 +147,8 @@ class Paper(Averaged):
             readable(self, "progress")
         if not entries:
             raise NoAverages("progress: no parameter has had a gradient yet")
-        values = torch.stack([entry["progress"].to("cpu") for entry in entries.values()])
-        return math.fsum((total(values, list(entries)) if self._is_sharded else values).tolist())
+        shares = torch.stack([entry["progress"].to("cpu") for entry in entries.values()])
+        return math.fsum(total(shares, list(entries)).tolist())
 
 
 def in_slices(rows: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
@@ -232,7 +231,7 @@ class ScaledSGDM(Paper, SGD):
         with torch.no_grad():
             for p, direction, buffer in zip(params, directions, self._buffers(params, directions), strict=True):
                 direction.add_(buffer, alpha=groups[p]["momentum"])
-                self.state[p][KEY].update(self._assembled(p, {"update": direction}))
+                self.state[p][KEY]["update"] = direction
             for p, _, g, entry in averaged:
                 lr = groups[p]["lr"]
                 entry["rate"].fill_(0.0 if g is None else -lr.reshape(()) if isinstance(lr, Tensor) else -lr)
@@ -259,11 +258,8 @@ class ScaledSGDM(Paper, SGD):
     def _buffers(self, params: list[Any], like: list[Tensor]) -> list[Tensor]:
         """Return the momentum buffers in the averages' dtype; zeros where there is none."""
         buffers = [self.state[p].get("momentum_buffer") for p in params]
-        known = [b.detach() for b in buffers if b is not None]
-        found = iter(known if self._is_plain else self._data(known))
-        return [
-            torch.zeros_like(x) if b is None else next(found).to(x.dtype) for b, x in zip(buffers, like, strict=True)
-        ]
+        pairs = zip(buffers, like, strict=True)
+        return [torch.zeros_like(x) if b is None else values([b])[0].to(x.dtype) for b, x in pairs]
 
 
 _FUSED = DeviceRule("o2nc.fused.rules.sgd:sgd")

@@ -7,16 +7,15 @@ interrupt ends a block before it has restored them, they are restored when the b
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from o2nc.averages.reading import readable
-from o2nc.persist.batchnorm import RECALIBRATED, recalibrated, run_through
+from o2nc.persist.batchnorm import Statistics
 from o2nc.persist.private import clear_cast_caches, foreach_copy_
-from o2nc.persist.shards import local, resharded
-from o2nc.vector import real
+from o2nc.persist.shards import reshard, values
 
 SWAPPED: dict[int, "_Backup"] = {}  # backups of the parameters that hold x̄ now, by id(parameter)
 _LOCK = threading.RLock()  # guards SWAPPED; acquire an optimizer's own lock first
@@ -28,29 +27,22 @@ class _Backup:
     def __init__(self, optimizer: Any, entries: dict[Any, dict[str, Any]]) -> None:
         self.owner, self.blocks = optimizer.state, set[int]()
         self.params = list(entries)
-        self.averages = [local(entry["average"]) for entry in entries.values()]
-        self.former = [x.clone() for x in self._data()]
-
-    def _data(self) -> list[Tensor]:
-        """Return the parameters as they are now (model.to(…) replaces their data), as real local tensors."""
-        return [real(local(p.detach())) for p in self.params]
+        self.averages = [entry["average"] for entry in entries.values()]
+        self.former = [x.clone() for x in values(self.params)]
 
     def enter(self) -> None:
         SWAPPED.update((id(p), self) for p in self.params)
-        _copy_(self._data(), self.averages)
+        foreach_copy_(values(self.params), self.averages)
 
     def leave(self) -> bool:
         """Restore the parameters; return whether all of them still had their shape."""
-        pairs = [(x, former) for x, former in zip(self._data(), self.former, strict=True) if x.shape == former.shape]
-        _copy_([x for x, _ in pairs], [former for _, former in pairs])
+        both = zip(values(self.params), self.former, strict=True)  # model.to(…) may have replaced their data
+        pairs = [(x, former) for x, former in both if x.shape == former.shape]
+        if pairs:
+            foreach_copy_([x for x, _ in pairs], [former for _, former in pairs])
         for p in self.params:
             SWAPPED.pop(id(p), None)
         return len(pairs) == len(self.params)
-
-
-def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        foreach_copy_(targets, sources)
 
 
 def warn_if_left_out(model: nn.Module, optimizers: Sequence[Any], what: str) -> None:
@@ -84,13 +76,15 @@ class Swap:
         optimizers: o2nc optimizers with averages.
         model: a warning names its trainable parameters that none of the optimizers has; weights that FSDP2 has
             gathered are dropped.
-        batches: inputs of the model, for BatchNorm statistics of x̄, as in `o2nc.recalibrated`.
+        batches: inputs of the model, for BatchNorm statistics of x̄, as in `Statistics.recompute`.
     """
 
     def __init__(
         self, optimizers: Sequence[Any], model: nn.Module | None = None, batches: Iterable[Any] | None = None
     ) -> None:
-        self._is_entered, self._backups, self._stack = True, list[_Backup](), ExitStack()
+        self._is_entered, self._backups = True, list[_Backup]()  # entered: a block that raises here is not lost
+        self._statistics: Statistics | None = None
+        self._loading: Any = None  # the hook that refuses load_state_dict()
         if batches is not None and model is None:
             raise ValueError("batches are for the BatchNorm layers of a model: pass model=… as well")
         if model is not None:
@@ -101,17 +95,19 @@ class Swap:
         """Put x̄ into the parameters."""
         if self._is_entered:
             raise RuntimeError("this averaged() block was entered before: call averaged() again")
-        self._is_entered = True
+        self._is_entered, has_autograd = True, torch.is_grad_enabled()
         try:
             if self._model is not None:
-                self._stack.enter_context(resharded(self._model))
-                self._stack.callback(self._model.register_load_state_dict_pre_hook(_refuse_loading).remove)
+                reshard(self._model)
+                self._loading = self._model.register_load_state_dict_pre_hook(_refuse_loading)
             for optimizer in self._optimizers:
                 self._swap(optimizer)
             clear_cast_caches()
             if self._model is not None and self._batches is not None:
-                self._stack.enter_context(recalibrated(self._model, self._batches))
+                self._statistics = Statistics(self._model)
+                self._statistics.recompute(self._batches)
         except BaseException:
+            torch.set_grad_enabled(has_autograd)  # an interrupt inside torch's no_grad would leave it off
             self._restore()
             raise
 
@@ -120,12 +116,6 @@ class Swap:
             raise RuntimeError("averaged() while step() is running: the parameters are being moved")
         with optimizer._lock, _LOCK:  # an interrupt cannot keep a with block from releasing them
             entries, _ = readable(optimizer, "averaged()")
-            if not RECALIBRATED.isdisjoint(map(id, entries)):
-                warnings.warn(
-                    "averaged() inside recalibrated(): the BatchNorm statistics are those of x; enter averaged() "
-                    "first, or write averaged(model, batches=…)",
-                    stacklevel=3,
-                )
             open_blocks = {id(b): b for b in (SWAPPED.get(id(p)) for p in entries) if b is not None}
             if not open_blocks:
                 backup = _Backup(optimizer, entries)
@@ -143,10 +133,22 @@ class Swap:
         self._restore()
 
     def _restore(self) -> None:
-        run_through(self._stack.close)
-        run_through(self._leave)
+        """Restore everything, however often it is interrupted; raise the interrupt only then."""
+        interrupt: KeyboardInterrupt | None = None
+        while True:
+            try:
+                self._leave()
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def _leave(self) -> None:
+        """Undo all that `__enter__` did; what is undone already does not matter."""
+        if self._statistics is not None:
+            self._statistics.restore()
+            self._statistics = None
         restored = True
         while self._backups:
             with _LOCK:
@@ -155,11 +157,14 @@ class Swap:
                 restored &= bool(backup.blocks) or backup.leave()
                 self._backups.pop()
         clear_cast_caches()
+        if self._model is not None and self._loading is not None:
+            self._loading.remove()
+            reshard(self._model)
         if not restored:
             raise RuntimeError("parameters got another shape inside averaged(), and cannot be restored")
 
     def __del__(self) -> None:
         if not self._is_entered:
             warnings.warn("averaged() does nothing by itself: write `with opt.averaged(): …`", stacklevel=2)
-        elif self._backups:  # an interrupt came just before the block could be left
+        elif self._backups or self._statistics is not None:  # an interrupt came just before the block could be left
             self._restore()

@@ -1,11 +1,10 @@
 """``torch.optim.SGD`` and ``torch.optim.AdamW`` with averages: the rule is torch's own step."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import optim
 
 from o2nc.averages.update import Iterate
@@ -14,31 +13,21 @@ from o2nc.optimizers.auto_lr import AUTO, FIRST, begin_probe
 from o2nc.optimizers.base import Averaged
 from o2nc.vector import is_dense
 
-_HALF = frozenset((torch.bfloat16, torch.float16))
-
-
-def may_use_torchs_kernel(optimizer: Any) -> bool:
-    """Return whether torch's fused kernel is asked for, or needed for a step bitwise like those of our kernels."""
-    return optimizer._engine.begins or any(group["fused"] for group in optimizer.param_groups)
-
 
 @contextmanager
-def torchs_kernel(optimizer: Any) -> Iterator[None]:
-    """Use torch's fused kernel, unless it fails, where our kernels take the other steps: all then agree bitwise."""
+def in_place_of_kernels(optimizer: Any) -> Iterator[None]:
+    """Have torch take a step that our kernels could not take: by its fused kernel if theirs is bitwise like it."""
     former = [(group, {key: group[key] for key in ("fused", "foreach")}) for group in optimizer.param_groups]
     try:
         for group, options in former:
-            if group["fused"] or (optimizer._engine.begins and [*options.values()] == [None, None]):
-                fails = optimizer._fused_fails(group)
-                group.update(fused=None if fails else True, foreach=True if fails else None)
-            if group["fused"] != options["fused"]:
-                _place_counts(optimizer.state, group)
+            is_fused = optimizer.device_rule.is_bitwise and options["foreach"] is None and _lie_alike(group)
+            group.update(fused=is_fused or None)
+            _place_counts(optimizer.state, group)
         yield
     finally:
         for group, options in former:
-            if group["fused"] != options["fused"]:
-                group.update(options)
-                _place_counts(optimizer.state, group)
+            group.update(options)
+            _place_counts(optimizer.state, group)
 
 
 def _place_counts(state: dict[Any, Any], group: dict[str, Any]) -> None:
@@ -48,8 +37,8 @@ def _place_counts(state: dict[Any, Any], group: dict[str, Any]) -> None:
             state[p]["step"] = state[p]["step"].to(p.device)
 
 
-def lie_alike(group: dict[str, Any]) -> bool:
-    """Return whether every gradient has its parameter's strides, and both are dense."""
+def _lie_alike(group: dict[str, Any]) -> bool:
+    """Return whether every gradient has its parameter's strides, as torch's fused kernel expects."""
     pairs = [(p, p.grad) for p in group["params"] if p.grad is not None]
     return all(x.stride() == g.stride() and is_dense(x) for x, g in pairs)
 
@@ -79,35 +68,23 @@ class SGD(Averaged, optim.SGD):
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Run torch's step; where it would write into gradients, on copies of them."""
-        written = [group["params"] for group in self.param_groups if self._writes_gradients(group)]
+        written = [group["params"] for group in self.param_groups if _writes_gradients(group)]
         grads = [(p, p.grad) for p in chain.from_iterable(written) if p.grad is not None]
         try:
             for p, g in grads:
                 p.grad = g.clone()
-            if not may_use_torchs_kernel(self):
-                return super()._move(iterate, closure)
-            with torchs_kernel(self):
+            with in_place_of_kernels(self) if self._stands_in else nullcontext():
                 return super()._move(iterate, closure)
         finally:
             for p, g in grads:
                 p.grad = g
 
-    def _fused_fails(self, group: dict[str, Any]) -> bool:
-        """Return whether torch's fused kernel (2.13) fails: on shards, on gradients with other strides, on a mix of
-        new and old momentum buffers, and in half precision on a CPU, where it skips every other vector.
-        """
-        params = [p for p in group["params"] if p.grad is not None]
-        begun = {self.state[p].get("momentum_buffer") is not None for p in params} if group["momentum"] else ()
-        half = any(p.dtype in _HALF and p.device.type == "cpu" for p in params)
-        return len(begun) > 1 or half or self._is_sharded or not lie_alike(group)
 
-    def _writes_gradients(self, group: dict[str, Any]) -> bool:
-        """Return whether torch's step adds the momentum to ``.grad`` in place, as its foreach step does."""
-        if not group["nesterov"] or group["maximize"] or group["weight_decay"]:
-            return False
-        if group["fused"]:
-            return self._fused_fails(group)
-        return group["foreach"] or (group["foreach"] is None and any(p.is_cuda for p in group["params"]))
+def _writes_gradients(group: dict[str, Any]) -> bool:
+    """Return whether torch's SGD adds the momentum to ``.grad`` in place, as its foreach step does."""
+    if not group["nesterov"] or group["maximize"] or group["weight_decay"] or group["fused"]:
+        return False
+    return group["foreach"] or (group["foreach"] is None and any(p.is_cuda for p in group["params"]))
 
 
 class AdamW(Averaged, optim.AdamW):
@@ -145,12 +122,5 @@ class AdamW(Averaged, optim.AdamW):
             begin_probe(self)
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
-        """Run torch's step, by its fused kernel where our kernels take the other steps."""
-        if not may_use_torchs_kernel(self):
+        with in_place_of_kernels(self) if self._stands_in else nullcontext():
             return super()._move(iterate, closure)
-        with torchs_kernel(self):
-            return super()._move(iterate, closure)
-
-    def _fused_fails(self, group: dict[str, Any]) -> bool:
-        """Return whether torch's fused kernel fails: on gradients whose strides are not their parameter's."""
-        return not lie_alike(group)

@@ -41,7 +41,7 @@ def averaged(*optimizers: Any, model: nn.Module | None = None, batches: Iterable
     Args:
         *optimizers: o2nc optimizers with averages; accelerate's and Lightning's wrappers are unwrapped.
         model: a warning names its trainable parameters that none of the optimizers has.
-        batches: inputs of the model; its BatchNorm statistics are then recomputed for x̄, as in `o2nc.recalibrated`.
+        batches: inputs of the model; its BatchNorm statistics are then recomputed for x̄.
 
     Example:
         >>> import torch, o2nc

@@ -20,11 +20,6 @@ _TRANSIENT = frozenset(("auto", AVERAGED))  # settings that are there for some s
 _AVERAGES = frozenset(("average", "gradient", "spread"))  # in the host's memory if they are offloaded
 
 
-def is_on_host(key: str, settings: dict[str, Any]) -> bool:
-    """Return whether an entry of a parameter is kept in the host's memory."""
-    return key == "output" or (settings["offload"] and key in _AVERAGES)
-
-
 def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return torch's state_dict; entries of sharded parameters are DTensors, and sums are over all processes."""
     if not optimizer._is_sharded:
@@ -48,7 +43,7 @@ def _whole(p: Any, state: dict[str, Any]) -> dict[str, Any]:
     shard = p.to_local()
     entry = with_whole_sums(p, state[KEY])
     for key, value in entry.items():
-        if isinstance(value, Tensor) and not is_sharded(value) and value.dim() and value.shape == shard.shape:
+        if isinstance(value, Tensor) and value.dim() and value.shape == shard.shape:
             entry[key] = assemble(p, value.to(shard.device))
     return {**state, KEY: entry}
 
@@ -190,11 +185,9 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
                     f"the checkpoint's {key} of parameter {i} has shape {tuple(value.shape)}, "
                     f"the parameter has {tuple(shape)}: are the parameters in another order?"
                 )
-            on_host = is_on_host(key, settings)
             if sharded and is_sharded(value):
-                value = value.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
-                value = local(value) if on_host else value
-            if on_host:
+                value = local(value.redistribute(p.device_mesh, p.placements))  # type: ignore[attr-defined]
+            if key == "output" or (settings["offload"] and key in _AVERAGES):
                 value = value.detach().to("cpu", copy=True)
             elif value.dim() or key in ("spread", "last_spread", "progress", "rate"):
                 value = value.detach().to(device, copy=True)

@@ -9,8 +9,6 @@ differs between them is settled here:
 * ``one_node``: `torch.library.custom_op` is public, but takes tags only since 2.8, as a sequence up to 2.11.
 * ``same_pointers``: torch's check of the inputs of its CUDA graphs, faster than a loop in Python; None if it is gone.
 * ``BatchNorm``: the class of all BatchNorm layers.
-* ``flatten``, ``unflatten``: many tensors as one vector and back, for DistributedDataParallel; public ones loop in
-  Python.
 * ``clear_cast_caches``: autocast and `torch.nn.utils.parametrize.cached` keep weights that were computed from the
   parameters, and would not notice that x̄ took their place.
 """
@@ -19,8 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._nn import flatten_dense_tensors as flatten
-from torch._C._nn import unflatten_dense_tensors as unflatten
 from torch._compile import _disable_dynamo as disable_dynamo
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.utils import parametrize
@@ -29,7 +25,6 @@ __all__ = [
     "BatchNorm",
     "clear_cast_caches",
     "disable_dynamo",
-    "flatten",
     "foreach_add_",
     "foreach_addcmul_",
     "foreach_clamp_min_",
@@ -41,7 +36,6 @@ __all__ = [
     "foreach_sqrt",
     "one_node",
     "same_pointers",
-    "unflatten",
 ]
 
 foreach_add_ = torch._foreach_add_

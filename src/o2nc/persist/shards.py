@@ -1,18 +1,19 @@
 """Sharded parameters (DTensor, as FSDP2 makes them): every process steps its local shard.
 
-x̄, ḡ, Δ and whatever else has the parameter's shape are DTensors placed like the parameter; their local shards are
-updated. A learner that needs a joint norm all-reduces it at every step. V and the progress are kept as this process's
-share and summed when they are read; checkpoints hold the sums, so that any number of processes can load them.
+Our state of a parameter, x̄, ḡ, Δ and the rest, is that of the local shard, in plain tensors. A learner that needs a
+joint norm all-reduces it at every step. V and the progress are this process's share, and summed when they are read.
+Checkpoints hold DTensors, placed like the parameter, and the sums, so that any number of processes can load them.
 """
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+
+from o2nc.vector import real
 
 SUMS = frozenset(("spread", "progress", "last_spread"))  # entries that are sums over coordinates
 
@@ -25,6 +26,17 @@ def is_sharded(x: Any) -> bool:
 def local(x: Any) -> Any:
     """Return the local shard of a DTensor, and anything else as it is."""
     return x.detach().to_local() if is_sharded(x) else x
+
+
+def values(tensors: Iterable[Any]) -> list[Tensor]:
+    """Return tensors as real local ones that share their memory."""
+    return [real(local(x.detach())) for x in tensors]
+
+
+def gradients(params: Iterable[Any]) -> list[Any]:
+    """Return the gradients of parameters as real local tensors, None for none."""
+    found = map(local_gradient, params)
+    return [None if g is None else real(g.detach()) for g in found]
 
 
 def local_gradient(p: Any) -> Tensor | None:
@@ -99,21 +111,14 @@ def why_partial(params: Sequence[Tensor]) -> str | None:
     return None
 
 
-@contextmanager
-def resharded(model: torch.nn.Module) -> Iterator[None]:
-    """Make FSDP2 free its gathered weights before and after a ``with`` block.
+def reshard(model: torch.nn.Module) -> None:
+    """Make FSDP2 free its gathered weights, before and after x̄ is in the parameters.
 
     It keeps those of the root module after an evaluation, and would not notice that the parameters were replaced.
     """
-    roots: list[Any] = []
     if distributed.is_available():
         from torch.distributed.fsdp import FSDPModule
 
-        roots = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    try:
-        for module in roots:
-            module.reshard()
-        yield
-    finally:
-        for module in roots:
-            module.reshard()
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
