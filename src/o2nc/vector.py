@@ -1,16 +1,18 @@
 """A vector of R^d kept as a list of tensors: the few operations that learners and averages need.
 
-Norms are joint over the whole list. They stay on the device as float64 tensors, so nothing here waits for the host.
+The tensors are real and local: complex parameters are viewed as real ones, of sharded ones (DTensor) every process has
+its local shard. Norms are joint over the whole list. They stay on the device as float64 tensors, so nothing here waits
+for the host.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from o2nc.persist.private import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm
 
@@ -24,6 +26,37 @@ States: TypeAlias = list[dict[str, Any]]  # of the parameters, one for each tens
 def real(x: Tensor) -> Tensor:
     """View a complex tensor as a real one with one more axis; return a real tensor as it is."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def is_sharded(x: Any) -> bool:
+    """Return whether a tensor is a DTensor."""
+    return hasattr(x, "to_local") and hasattr(x, "placements")
+
+
+def local(x: Any) -> Any:
+    """Return the local shard of a DTensor, and anything else as it is."""
+    return x.detach().to_local() if is_sharded(x) else x
+
+
+def values(tensors: Iterable[Any]) -> list[Tensor]:
+    """Return tensors as real local ones that share their memory."""
+    return [real(local(x.detach())) for x in tensors]
+
+
+def gradients(params: Iterable[Any]) -> list[Any]:
+    """Return the gradients of parameters as real local tensors, None for none."""
+    found = map(local_gradient, params)
+    return [None if g is None else real(g.detach()) for g in found]
+
+
+def local_gradient(p: Any) -> Tensor | None:
+    """Return the local shard of a parameter's gradient, placed like the parameter."""
+    g: Any = p.grad
+    if g is None or not is_sharded(p):
+        return g
+    if g.placements != p.placements:
+        g = g.redistribute(p.device_mesh, p.placements)
+    return g.to_local()
 
 
 @cache
@@ -59,6 +92,22 @@ def dots(x: Vector, y: Vector) -> Tensor:
     """Return ⟨x_p, y_p⟩ for every pair of the lists, as one float64 tensor."""
     products = [(a * b).sum(dtype=torch.float64).to(x[0].device) for a, b in zip(x, y, strict=True)]
     return _complete(torch.stack(products))
+
+
+def total(values: Tensor, params: Sequence[Any]) -> Tensor:
+    """Return the sums over the processes of values that have one column per parameter."""
+    dims: dict[Any, list[int]] = {}
+    for i, p in enumerate(params):
+        for dim, placement in enumerate(p.placements if is_sharded(p) else ()):
+            if not placement.is_replicate():  # is_shard() is False of the strided shards of tensor parallelism
+                dims.setdefault((p.device_mesh, dim), []).append(i)
+    if dims:
+        values = values.to(local(params[0]).device, copy=True)  # where all_reduce can reach them
+    for (mesh, dim), at in dims.items():
+        some = values[..., at].contiguous()
+        distributed.all_reduce(some, group=mesh.get_group(dim))
+        values[..., at] = some
+    return values
 
 
 @contextmanager

@@ -11,6 +11,13 @@ class NoAverages(RuntimeError, AttributeError):
     """There are no averages to read; as an AttributeError, so that ``hasattr(opt, "progress")`` is False."""
 
 
+def entries_of(optimizer: Any) -> dict[Any, Entry]:
+    """Return ``state[p]["o2nc"]`` of all parameters that have averages."""
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    found = {p: optimizer.state.get(p, {}).get(KEY, {}) for p in params}
+    return {p: entry for p, entry in found.items() if "average" in entry}
+
+
 class Readable(NamedTuple):
     """The most recent complete averages."""
 
@@ -42,7 +49,7 @@ def readable(optimizer: Any, wish: str) -> Readable:
         raise NoAverages(f"{wish}: no block is complete before step() was called {window.period} times")
     keys = ("average", "gradient", "spread")
     entries = {}
-    for p, entry in optimizer._entries().items():
+    for p, entry in entries_of(optimizer).items():
         found = {key: entry[prefix + key] for key in keys if prefix + key in entry}
         entries[p] = found | {"since": entry["since"]}
     if not entries:  # as after loading a checkpoint without state

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.averages.windows import Turn
+from o2nc.averages.windows import NO_TURN, Turn
 from o2nc.scaling import Draw
 from o2nc.vector import wide
 
@@ -29,15 +29,16 @@ _SMALLEST, _LARGEST = 1e-12, 1e18  # norms between which float32 neither underfl
 
 
 class Iterate(NamedTuple):
-    """One step's x_t, g_t and random numbers: lists over the parameters that have a gradient or an entry of ours."""
+    """One step's x_t, g_t and random numbers; the lists are over the parameters that averages or learners need."""
 
-    t: int
-    turn: Turn
-    draw: Draw
-    params: list[Any]
-    xs: list[Any]  # as real local tensors
-    gs: list[Any]  # None for no gradient
-    entries: list[Entry]  # with local tensors; empty for a new parameter
+    t: int = 0
+    turn: Turn = NO_TURN
+    draw: Draw = Draw()
+    params: Sequence[Any] = ()
+    xs: Sequence[Any] = ()  # as real local tensors
+    gs: Sequence[Any] = ()  # None for no gradient
+    entries: Sequence[Entry] = ()  # empty for a new parameter
+    stands_in: bool = False  # whether torch takes this step because our kernels cannot
 
 
 def begin(x: Tensor, g: Tensor | None, since: int, *, offload: bool = False) -> Entry:

@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from o2nc import vector
 from o2nc.averages import reading
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.displacement import USED, momentum_of
-from o2nc.persist import shards
 from o2nc.persist.plain import KEY
 from o2nc.text import printable
 
@@ -156,7 +156,7 @@ class _Measured(NamedTuple):
 def _measure(optimizer: Any) -> _Measured:
     """Measure displacements and look for what is not finite; where parameters are sharded, collectively."""
     params, settings, trail = optimizer._known_params, optimizer.param_groups[0][KEY], optimizer._trail
-    data, entries = shards.values(params), optimizer._entries()
+    data, entries = vector.values(params), reading.entries_of(optimizer)
     kept = [{"x": x} | entries.get(p, {}) for x, p in zip(data, params, strict=True)]
     home = data[0].device
     rows = [
@@ -166,8 +166,7 @@ def _measure(optimizer: Any) -> _Measured:
     latest = None if optimizer._engine.has_captured else trail.latest(optimizer)
     if latest is not None:
         rows += [trail.gradient_squares(data), *latest.measure(data)]
-    values = torch.stack(rows)
-    values = shards.total(values, params).cpu()
+    values = vector.total(torch.stack(rows), params).cpu()
     at = values[:3].gt(0).int().argmax(0).tolist()
     faults = {p: ("x", "x̄", "ḡ")[at[i]] for i, p in enumerate(params) if values[:3, i].any()}
     if latest is None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from o2nc.persist.plain import KEY
-from o2nc.persist.shards import gradients, values
+from o2nc.vector import gradients, values
 
 COORDINATES, LEAST = 4096, 8  # sampled of all tensors together, and at least of each
 MOST, USED = 128, 32  # snapshots that are kept at most, and the last ones that J is of

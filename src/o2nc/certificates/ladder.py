@@ -22,8 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from o2nc.certificates.displacement import Snapshots, momentum_of
 from o2nc.persist.plain import KEY
-from o2nc.persist.shards import is_sharded, local, total
-from o2nc.vector import real
+from o2nc.vector import is_sharded, total, values
 
 SURE, LOW, HIGH = 0.2, 0.7, 1.0
 YOUNG, YOUNG_LOW = 480, 0.55  # before so many steps LOW is this: networks may seem confined at first, at J > 0.6
@@ -128,7 +127,7 @@ class Ladder(LRScheduler):
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _tensors(self) -> list[torch.Tensor]:
-        return [real(local(p.detach())) for p in self._params()]
+        return values(self._params())
 
     def _measure(self, taken: list[tuple[int, torch.Tensor]]) -> float:
         """Return J of some snapshots."""

@@ -21,9 +21,9 @@ from o2nc.fused.rule import CHUNK, OtherDtype, Request, Rule
 from o2nc.fused.uploads import Uploads
 from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
-from o2nc.persist.shards import assemble, is_sharded, local, local_gradient
+from o2nc.persist.shards import assemble
 from o2nc.scaling import ACCEPT, OUTPUT, ROUNDING, S, seed_key
-from o2nc.vector import is_dense, wide
+from o2nc.vector import is_dense, is_sharded, local, local_gradient, wide
 
 _TYPES = {
     torch.float64: tl.float64,

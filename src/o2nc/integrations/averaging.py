@@ -14,7 +14,7 @@ from o2nc.logger import scalars
 from o2nc.optimizers.wrapped import averaged, averaged_optimizer
 from o2nc.persist.batchnorm import Statistics
 from o2nc.persist.private import BatchNorm
-from o2nc.persist.shards import is_sharded
+from o2nc.vector import is_sharded
 
 State = dict[str, Tensor]
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from o2nc import checks
-from o2nc.averages.reading import NoAverages, parameter_names, readable
+from o2nc.averages.reading import NoAverages, entries_of, parameter_names, readable
 from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import Diagnosis
 from o2nc.optimizers.swap import Swap, warn_if_left_out
 from o2nc.persist.plain import AVERAGED, KEY
-from o2nc.persist.shards import total, values
+from o2nc.vector import total, values
 
 
 class Accessors:
@@ -131,7 +131,7 @@ class Accessors:
         # γ = 1 at the first iterate that counts: nothing is left of what was there
         settings["average"] = window | {"start": int(settings["step"])}
         settings.pop(AVERAGED, None)  # of a step that failed
-        for entry in self._entries().values():
+        for entry in entries_of(self).values():
             entry["since"] = 1
             if "progress" in entry:
                 entry["progress"].zero_()

@@ -29,12 +29,9 @@ import torch
 from torch import Tensor
 
 from o2nc.averages.update import Iterate
-from o2nc.averages.windows import NO_TURN
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.plain import KEY
-from o2nc.persist.shards import gradients, values
-from o2nc.scaling import Draw
-from o2nc.vector import dots, real, squares, wide
+from o2nc.vector import dots, gradients, real, squares, values, wide
 
 AUTO = "auto"  # the argument, and the entry of the settings until lr is a plain number
 FIRST = 1e-6  # d_1 where all parameters are zero
@@ -168,7 +165,7 @@ def _probe(optimizer: Any, auto: dict[str, Any]) -> None:
     lags = [_values(entry["start"]) - _values(p) for p, entry in zip(params, entries, strict=True)]
     products = dots(gradients(params), lags)
     del lags
-    optimizer._move(Iterate(0, NO_TURN, Draw(), [], [], [], []))
+    optimizer._move(Iterate())
     for p, entry in new.items():
         state[p][KEY] = entry
     norms = [_values(state[p]["exp_avg"]).abs().sum(dtype=torch.float64).to(products.device) for p in params]

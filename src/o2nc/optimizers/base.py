@@ -26,6 +26,7 @@ from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
 from o2nc.fused.rule import DeviceRule
+from o2nc.optimizers import torch_step
 from o2nc.optimizers.accessors import Accessors
 from o2nc.optimizers.auto_lr import AUTO, take_step
 from o2nc.optimizers.options import check_options, new_settings
@@ -33,13 +34,9 @@ from o2nc.optimizers.swap import SWAPPED
 from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
 from o2nc.persist.plain import AVERAGED, KEY, from_dict
-from o2nc.persist.shards import gradients, is_sharded, values, why_partial
+from o2nc.persist.shards import why_partial
 from o2nc.scaling import Law, draw
-from o2nc.vector import wide
-
-
-def _no_model() -> None:
-    """Return None, as a weak reference to a model that is gone does."""
+from o2nc.vector import gradients, is_sharded, values, wide
 
 
 class Averaged(Accessors, Optimizer):
@@ -78,7 +75,6 @@ class Averaged(Accessors, Optimizer):
     _law: Any
     _learner: Any
     _known_params: list[Any]  # read by a compiler, which would recompile whenever a group option changes
-    _stands_in: bool  # whether torch takes this step because our kernels cannot
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
     _finite_at: int  # the last step at which certificate() was finite
@@ -120,7 +116,7 @@ class Averaged(Accessors, Optimizer):
     def _reset(self) -> None:
         register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
-        self._model, self._trail = _no_model, Trail()
+        self._model, self._trail = lambda: None, Trail()
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
@@ -167,10 +163,9 @@ class Averaged(Accessors, Optimizer):
         """Average x_t if it counts, let the rule move the parameters, count the step; by kernels where they apply."""
         rule = self._device_rule()
         is_averaged = rule is not None and self._step_fused(rule)
-        self._stands_in = rule is not None and rule.moves and not is_averaged
         if rule is None or not (is_averaged and rule.moves):
             self._refuse_capture(is_averaged)
-            iterate = self._iterate(is_averaged)
+            iterate = self._iterate(is_averaged)._replace(stands_in=rule is not None and rule.moves)
             new = self._update_averages(iterate)
             self.param_groups[0][KEY][AVERAGED] = True
             self._move(iterate)
@@ -223,8 +218,8 @@ class Averaged(Accessors, Optimizer):
         settings, turn, known, new = self.param_groups[0][KEY], iterate.turn, [], {}
         for p, x, g, entry in zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True):
             if "average" in entry:  # a parameter without a gradient is part of x_t, too
-                if entry["average"].dtype is not wide(x.dtype):  # model.double(), say, was called
-                    shaped = self.shaped_entries & entry.keys() - {"delta"}
+                if entry["average"].dtype is not x.dtype and entry["average"].dtype is not wide(x.dtype):
+                    shaped = self.shaped_entries & entry.keys() - {"delta"}  # model.double(), say, was called
                     entry.update({key: entry[key].to(wide(x.dtype)) for key in shaped})
                 known.append((x, g, entry))
             elif g is not None:
@@ -239,11 +234,18 @@ class Averaged(Accessors, Optimizer):
         return new
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
+        """Run the rule, prepared where it would write into gradients or takes the place of our kernels."""
+        if iterate.stands_in or any(group.get("nesterov") for group in self.param_groups):
+            with torch_step.prepared(self, iterate.stands_in):
+                return self._run_rule(iterate.draw.s, closure)
+        return self._run_rule(iterate.draw.s, closure)
+
+    def _run_rule(self, s: float | None, closure: Any) -> Any:
         """Run the torch optimizer's own step, its update multiplied by s; without a law, bitwise unchanged."""
         step = super().step.__func__  # type: ignore[attr-defined]
         if getattr(step, "hooked", False):  # torch wrapped it to call step hooks, and calls them around ours already
             step = step.__wrapped__
-        arguments, s = (self,) if closure is None else (self, closure), iterate.draw.s
+        arguments = (self,) if closure is None else (self, closure)
         if s is None:
             return step(*arguments)
         if not self.is_linear_in_lr:
@@ -251,9 +253,8 @@ class Averaged(Accessors, Optimizer):
             result = step(*arguments)
             with torch.no_grad():
                 for p, x in before:
-                    p.copy_(
-                        torch.where(p == x, p, torch.lerp(x, p, s))
-                    )  # lerp would turn an infinity that did not move into nan
+                    # lerp would turn an infinity that did not move into nan
+                    p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))
             return result
         lrs = [group["lr"] for group in self.param_groups]
         try:
@@ -329,12 +330,6 @@ class Averaged(Accessors, Optimizer):
         if reason not in (None, NOT_BEGUN) and rule.moves and any(g.get("fused") is True for g in self.param_groups):
             raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason} (fused=None falls back)")
         return reason is None
-
-    def _entries(self) -> dict[Any, Entry]:
-        """Return the averages, by parameter."""
-        params = (p for group in self.param_groups for p in group["params"])
-        found = {p: self.state.get(p, {}).get(KEY, {}) for p in params}
-        return {p: entry for p, entry in found.items() if "average" in entry}
 
     # --- what torch asks of an optimizer
 

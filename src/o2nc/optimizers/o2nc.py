@@ -36,9 +36,8 @@ from o2nc.learners import Learner
 from o2nc.optimizers.paper import Paper, in_slices
 from o2nc.persist.plain import KEY, to_dict
 from o2nc.persist.private import foreach_add_, foreach_mul_
-from o2nc.persist.shards import total
 from o2nc.scaling import Exponential, Law
-from o2nc.vector import completed, number, wide
+from o2nc.vector import completed, number, total, wide
 
 _RESERVED = frozenset(("average", "gradient", "spread", "since", "output", "progress", "rate", "update", "delta"))
 _DECAYED = ("last_move", "last_decay")  # −s and −lr·λ of the last update

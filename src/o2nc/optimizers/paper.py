@@ -23,15 +23,16 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages.reading import NoAverages, readable
+from o2nc.averages.reading import NoAverages, entries_of, readable
 from o2nc.averages.update import CPU_SLICE, DEVICE_SLICE, Entry, Iterate, dots
 from o2nc.averages.windows import Average, Discount, Window
 from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.torch_optimizers import SGD
 from o2nc.persist.plain import AVERAGED, KEY
-from o2nc.persist.shards import assemble, is_sharded, total, values
+from o2nc.persist.shards import assemble
 from o2nc.scaling import Draw, Exponential, Law
+from o2nc.vector import is_sharded, total, values
 
 
 def check_output(output: Any, window: Window | None) -> None:
@@ -121,7 +122,7 @@ class Paper(Averaged):
             parameter that never had a gradient is returned as it stands.
         """
         readable(self, "output()")  # raises with the reason if there is none
-        settings, entries = self.param_groups[0][KEY], self._entries()
+        settings, entries = self.param_groups[0][KEY], entries_of(self)
         self._engine.wait()
         key = "average" if bool(settings["pending"]) else "output"
         result = []
@@ -142,7 +143,7 @@ class Paper(Averaged):
         not start at 0, have the mean of s in its place; then a term that telescopes is left out. Its noise adds up
         over the steps: with minibatches or long steps one run's value can be far off.
         """
-        settings, entries = self.param_groups[0][KEY], self._entries()
+        settings, entries = self.param_groups[0][KEY], entries_of(self)
         if settings["average"] is None or int(settings["step"]) == 0:
             readable(self, "progress")
         if not entries:

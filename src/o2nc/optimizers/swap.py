@@ -15,7 +15,8 @@ from torch import nn
 from o2nc.averages.reading import readable
 from o2nc.persist.batchnorm import Statistics
 from o2nc.persist.private import clear_cast_caches, foreach_copy_
-from o2nc.persist.shards import reshard, values
+from o2nc.persist.shards import reshard
+from o2nc.vector import values
 
 SWAPPED: dict[int, "_Backup"] = {}  # backups of the parameters that hold x̄ now, by id(parameter)
 _LOCK = threading.RLock()  # guards SWAPPED; acquire an optimizer's own lock first

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.persist.plain import AVERAGED, KEY, from_dict
-from o2nc.persist.shards import assemble, is_sharded, local, with_own_sums, with_whole_sums
+from o2nc.persist.shards import assemble, with_own_sums, with_whole_sums
+from o2nc.vector import is_sharded, local
 
 _COUNTERS = frozenset(("step", "pending"))
 _TRANSIENT = frozenset(("auto", AVERAGED))  # settings that are there for some steps only

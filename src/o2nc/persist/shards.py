@@ -7,46 +7,15 @@ Checkpoints hold DTensors, placed like the parameter, and the sums, so that any 
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
-from o2nc.vector import real
+from o2nc.vector import total
 
 SUMS = frozenset(("spread", "progress", "last_spread"))  # entries that are sums over coordinates
-
-
-def is_sharded(x: Any) -> bool:
-    """Return whether a tensor is a DTensor."""
-    return hasattr(x, "to_local") and hasattr(x, "placements")
-
-
-def local(x: Any) -> Any:
-    """Return the local shard of a DTensor, and anything else as it is."""
-    return x.detach().to_local() if is_sharded(x) else x
-
-
-def values(tensors: Iterable[Any]) -> list[Tensor]:
-    """Return tensors as real local ones that share their memory."""
-    return [real(local(x.detach())) for x in tensors]
-
-
-def gradients(params: Iterable[Any]) -> list[Any]:
-    """Return the gradients of parameters as real local tensors, None for none."""
-    found = map(local_gradient, params)
-    return [None if g is None else real(g.detach()) for g in found]
-
-
-def local_gradient(p: Any) -> Tensor | None:
-    """Return the local shard of a parameter's gradient, placed like the parameter."""
-    g: Any = p.grad
-    if g is None or not is_sharded(p):
-        return g
-    if g.placements != p.placements:
-        g = g.redistribute(p.device_mesh, p.placements)
-    return g.to_local()
 
 
 def assemble(p: Any, shard: Tensor) -> Tensor:
@@ -56,22 +25,6 @@ def assemble(p: Any, shard: Tensor) -> Tensor:
     if shard.storage_offset():  # deepcopy of a DTensor needs shards that begin where their memory does (torch 2.13)
         shard = shard.clone()
     return DTensor.from_local(shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
-
-
-def total(values: Tensor, params: Sequence[Any]) -> Tensor:
-    """Return the sums over the processes of values that have one column per parameter."""
-    dims: dict[Any, list[int]] = {}
-    for i, p in enumerate(params):
-        for dim, placement in enumerate(p.placements if is_sharded(p) else ()):
-            if not placement.is_replicate():  # is_shard() is False of the strided shards of tensor parallelism
-                dims.setdefault((p.device_mesh, dim), []).append(i)
-    if dims:
-        values = values.to(local(params[0]).device, copy=True)  # where all_reduce can reach them
-    for (mesh, dim), at in dims.items():
-        some = values[..., at].contiguous()
-        distributed.all_reduce(some, group=mesh.get_group(dim))
-        values[..., at] = some
-    return values
 
 
 def with_whole_sums(p: Any, entry: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""What torch's own step needs around it where it would write into gradients, or takes the place of our kernels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from o2nc.vector import is_dense
+
+
+@contextmanager
+def prepared(optimizer: Any, stands_in: bool) -> Iterator[None]:
+    """Let torch's SGD write into copies of the gradients, and let torch step as our kernels would.
+
+    Args:
+        optimizer: the optimizer that is about to step.
+        stands_in: whether torch takes this step because our kernels cannot: by its fused kernel, if ours is bitwise
+            like it.
+    """
+    groups = optimizer.param_groups
+    grads = [
+        (p, p.grad) for group in groups if _writes_gradients(group) for p in group["params"] if p.grad is not None
+    ]
+    replaced = [(group, group["fused"]) for group in groups] if stands_in else []
+    try:
+        for p, g in grads:
+            p.grad = g.clone()
+        for group, _ in replaced:
+            is_fused = optimizer.device_rule.is_bitwise and group["foreach"] is None and _lie_alike(group)
+            group["fused"] = is_fused or None
+            _place_counts(optimizer.state, group)
+        yield
+    finally:
+        for p, g in grads:
+            p.grad = g
+        for group, former in replaced:
+            group["fused"] = former
+            _place_counts(optimizer.state, group)
+
+
+def _writes_gradients(group: dict[str, Any]) -> bool:
+    """Return whether torch's SGD adds the momentum to ``.grad`` in place, as its foreach step does with Nesterov's."""
+    if not group.get("nesterov") or "dampening" not in group or group["fused"]:
+        return False
+    if group["maximize"] or group["weight_decay"]:  # then it computes with copies already
+        return False
+    return group["foreach"] or (group["foreach"] is None and any(p.is_cuda for p in group["params"]))
+
+
+def _place_counts(state: dict[Any, Any], group: dict[str, Any]) -> None:
+    """Move torch's step counts to the parameters' device, where its fused kernel expects them."""
+    for p in group["params"]:
+        if "step" in state.get(p, ()):
+            state[p]["step"] = state[p]["step"].to(p.device)
+
+
+def _lie_alike(group: dict[str, Any]) -> bool:
+    """Return whether every gradient has its parameter's strides, as torch's fused kernel expects."""
+    pairs = [(p, p.grad) for p in group["params"] if p.grad is not None]
+    return all(x.stride() == g.stride() and is_dense(x) for x, g in pairs)
