@@ -1,8 +1,8 @@
 """A vector of R^d kept as a list of tensors: the few operations that learners and averages need.
 
-The tensors are real and local: complex parameters are viewed as real ones, of sharded ones (DTensor) every process has
-its local shard. Norms are joint over the whole list. They stay on the device as float64 tensors, so nothing here waits
-for the host.
+The tensors are real and local: complex parameters are viewed as real ones, of sharded ones (DTensor) every process
+has its local shard. Norms are joint over the whole list. They stay on the device as float64 tensors, so nothing here
+waits for the host.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

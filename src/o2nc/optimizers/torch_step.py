@@ -38,7 +38,7 @@ def prepared(optimizer: Any, stands_in: bool) -> Iterator[None]:
 
 
 def _writes_gradients(group: dict[str, Any]) -> bool:
-    """Return whether torch's SGD adds the momentum to ``.grad`` in place, as its foreach step does with Nesterov's."""
+    """Return whether torch's SGD adds the momentum to ``.grad`` in place, as Nesterov's foreach step does."""
     if not group.get("nesterov") or "dampening" not in group or group["fused"]:
         return False
     if group["maximize"] or group["weight_decay"]:  # then it computes with copies already
