@@ -12,7 +12,6 @@ import o2nc
 from o2nc.fused import engine
 from o2nc.fused.rule import DeviceRule, Layout, Rule
 from o2nc.optimizers.base import Averaged
-from problem import set_gradients
 from registry import OwnFactor, OwnWindow
 
 # ---- the choice ----
@@ -127,7 +126,7 @@ def test_a_device_form_that_is_demanded_and_cannot_move(device):
     """Issue: fused=True was ignored without a word."""
     params = rig.begin(device)
     opt = Mine(params, lr=0.1, average=0.9, fused=True)
-    set_gradients(params, 1)
+    rig.set_noise(params, 1)
     with pytest.raises(
         RuntimeError, match="the device form of Mine is not bitwise its own step, and moves only where"
     ):

@@ -12,6 +12,8 @@ from o2nc.fused import kernels
 WARPS = 4
 FOLD, FOLD_WARPS = 2048, 8  # partial sums added at a time
 TENSORS = 128  # tensors whose coefficients are computed at a time
+# no products are fused with sums but where tl.fma says so: else a step with averages has other bits than one without
+EXACT = {"enable_fp_fusion": False}
 
 
 class Launch(NamedTuple):
@@ -26,7 +28,8 @@ class Launch(NamedTuple):
 
     def __call__(self) -> None:
         """Launch on the current stream."""
-        self.kernel[(self.programs,)](*self.arguments, **self.compiled_in, num_warps=self.warps, **self.options)
+        options = {"num_warps": self.warps, **EXACT, **self.options}
+        self.kernel[(self.programs,)](*self.arguments, **self.compiled_in, **options)
 
 
 Action: TypeAlias = Launch | Callable[[], None]

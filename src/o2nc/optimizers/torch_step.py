@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from o2nc.vector import is_dense
 
 
@@ -20,20 +22,22 @@ def prepared(optimizer: Any, stands_in: bool) -> Iterator[None]:
     grads = [
         (p, p.grad) for group in groups if _writes_gradients(group) for p in group["params"] if p.grad is not None
     ]
-    replaced = [(group, group["fused"]) for group in groups] if stands_in else []
+    replaced = [(group, {key: group[key] for key in ("fused", "lr")}) for group in groups] if stands_in else []
     try:
         for p, g in grads:
             p.grad = g.clone()
         for group, _ in replaced:
             is_fused = optimizer.device_rule.is_bitwise and group["foreach"] is None and _lie_alike(group)
             group["fused"] = is_fused or None
+            if is_fused and getattr(group["lr"], "dtype", torch.float32) is not torch.float32:
+                group["lr"] = float(group["lr"])  # torch's fused kernel would refuse such a tensor
             _place_counts(optimizer.state, group)
         yield
     finally:
         for p, g in grads:
             p.grad = g
         for group, former in replaced:
-            group["fused"] = former
+            group.update(former)
             _place_counts(optimizer.state, group)
 
 
