@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from o2nc.persist.plain import KEY
-from o2nc.vector import gradients, values
+from o2nc.vector import gradients, is_dense, values
 
 COORDINATES, LEAST = 4096, 8  # sampled of all tensors together, and at least of each
 MOST, USED = 128, 32  # snapshots that are kept at most, and the last ones that J is of
@@ -39,8 +39,16 @@ def strides(xs: Sequence[Tensor]) -> list[int]:
 @torch.no_grad()
 def sample(xs: Sequence[Tensor]) -> Tensor:
     """Return the sampled coordinates of some tensors as one vector, on the first one's device."""
-    flat = (x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).reshape(-1) for x in xs)  # a view, if dense
-    return torch.cat([x[::stride].to(xs[0].device) for x, stride in zip(flat, strides(xs), strict=True)])
+    home = xs[0].device
+    parts = [every(stride, x) for x, stride in zip(xs, strides(xs), strict=True)]
+    return torch.cat([part if part.device == home else part.to(home) for part in parts])
+
+
+def every(stride: int, x: Tensor) -> Tensor:
+    """Return one in ``stride`` coordinates of a tensor, in the order of memory; a view, if it is dense."""
+    if is_dense(x):  # one call: on a small model a GPU would wait for the host
+        return x.as_strided((-(-x.numel() // stride),), (stride,))
+    return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).reshape(-1)[::stride]
 
 
 def by_tensor(values: Tensor, xs: Sequence[Tensor]) -> Tensor:
