@@ -37,6 +37,7 @@ def test_every_optimizer_runs(tiny, tmp_path, capsys):
         ("torch AdamW, fused", 8),
         ("o2nc.SGD", 4),
         ("o2nc.AdamW", 8),
+        ("o2nc.AdamW, x̄ and certificate", 16),
         ("torch AdamW + swa_utils' EMA", 12),
     ],
 )
@@ -47,7 +48,16 @@ def test_bytes_of_the_state(name, bytes_):
     params[0].grad = torch.ones(10_000)
     found = bench.measure(members[name], members["torch SGD, fused"], params, rounds=1)
     assert found["state"] == pytest.approx(bytes_, abs=0.01)
-    assert found["checkpoint"] == pytest.approx(bytes_, abs=0.8)  # torch.save adds some kilobytes
+    assert found["checkpoint"] == pytest.approx(bytes_, abs=0.01)
+
+
+def test_bytes_of_a_checkpoint(tmp_path):
+    """A view is saved with all of its storage, and what shares a storage once; pickles add some kilobytes."""
+    whole = torch.zeros(100_000)
+    state = {"state": {0: {"view": whole[:10], "other": [whole[5:], torch.zeros(50_000, dtype=torch.bfloat16)]}}}
+    torch.save(state, tmp_path / "saved")
+    assert bench.bytes_of_checkpoint(state) == 500_000
+    assert (tmp_path / "saved").stat().st_size == pytest.approx(500_000, abs=5_000)
 
 
 def test_a_row_that_fails_does_not_cost_the_others(tiny, tmp_path, monkeypatch):

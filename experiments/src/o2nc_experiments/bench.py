@@ -13,9 +13,8 @@ EMA 17.7. docs/performance.md has the rest.
 """
 
 import gc
-import io
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -69,7 +68,7 @@ MODELS: dict[str, Callable[[], Shapes]] = {
     "gpt2-xl": partial(gpt2, 1600, 48),
     "many": lambda: [(100,)] * 1000,  # nothing to move: what the host does between tensors
 }
-BYTES_NEEDED = 48  # per parameter: itself, its gradient, two optimizers and a checkpoint
+BYTES_NEEDED = 48  # per parameter: itself, its gradient and two optimizers
 
 
 class WithEma:
@@ -111,8 +110,9 @@ def line_up(cuda: bool) -> dict[str, dict[str, Callable[[Params], Any]]]:
             "torch SGD, fused": partial(SGD, lr=LR, momentum=MOMENTUM, fused=True),
             "torch SGD, foreach": partial(SGD, lr=LR, momentum=MOMENTUM, foreach=True),
             **averages("o2nc.SGD", lambda params, **more: o2nc.SGD(params, LR, MOMENTUM, fused=True, **more)),
-            "o2nc.ScaledSGDM, average=0.999": lambda params: o2nc.ScaledSGDM(
-                params, LR, MOMENTUM, average=0.999, **fused
+            "o2nc.ScaledSGDM": partial(o2nc.ScaledSGDM, lr=LR, momentum=MOMENTUM, **fused),
+            "o2nc.ScaledSGDM, average=0.999": partial(
+                o2nc.ScaledSGDM, lr=LR, momentum=MOMENTUM, average=0.999, **fused
             ),
         },
         "AdamW": {
@@ -120,7 +120,10 @@ def line_up(cuda: bool) -> dict[str, dict[str, Callable[[Params], Any]]]:
             "torch AdamW, foreach": partial(AdamW, lr=LR, foreach=True),
             **averages("o2nc.AdamW", lambda params, **more: o2nc.AdamW(params, LR, fused=True, **more)),
             **averages("o2nc.extend(torch AdamW)", extended),
-            "o2nc.ExponentiatedO2NC(ScaleFree)": lambda params: o2nc.ExponentiatedO2NC(params, scale_free, **fused),
+            "o2nc.ExponentiatedO2NC(ScaleFree), no average": partial(
+                o2nc.ExponentiatedO2NC, learner=scale_free, average=False, **fused
+            ),
+            "o2nc.ExponentiatedO2NC(ScaleFree)": partial(o2nc.ExponentiatedO2NC, learner=scale_free, **fused),
             "torch AdamW + swa_utils' EMA": WithEma,
         },
     }
@@ -150,7 +153,7 @@ class Cost:
     milliseconds: float | None = None  # of a step, median over the rounds
     ratio: float | None = None  # to torch's fused step in the same round, median over the rounds
     state: float | None = None  # bytes per parameter beside parameter and gradient
-    checkpoint: float | None = None  # bytes per parameter of a saved state_dict
+    checkpoint: float | None = None  # bytes per parameter of the tensors in a saved state_dict
     error: str = ""
 
 
@@ -188,18 +191,24 @@ def measure(
             taken = turn(both[name].step, device)
             times[name] += [taken] if i >= WARM_UP else []
     ratio = median(mine / other for mine, other in zip(times["mine"], times["base"], strict=True))
-    buffer = io.BytesIO()
-    torch.save(both["mine"].state_dict(), buffer)
-    sizes = {"state": size_of(both["mine"].state) / count, "checkpoint": buffer.getbuffer().nbytes / count}
-    return {"milliseconds": 1e3 * median(times["mine"]), "ratio": ratio, **sizes}
+    state = sum(tensor.nbytes for tensor in tensors(both["mine"].state)) / count
+    checkpoint = bytes_of_checkpoint(both["mine"].state_dict()) / count
+    return {"milliseconds": 1e3 * median(times["mine"]), "ratio": ratio, "state": state, "checkpoint": checkpoint}
 
 
-def size_of(state: Any) -> int:
-    """Return the bytes of all tensors in nested dicts and lists."""
+def tensors(state: Any) -> Iterator[Tensor]:
+    """Yield all tensors in nested dicts and lists."""
     if isinstance(state, Tensor):
-        return state.numel() * state.element_size()
+        yield state
     items = state.values() if isinstance(state, Mapping) else state if isinstance(state, (list, tuple)) else ()
-    return sum(map(size_of, items))
+    for item in items:
+        yield from tensors(item)
+
+
+def bytes_of_checkpoint(state_dict: Any) -> int:
+    """Return how many bytes of tensors torch.save writes: of every storage all, and only once."""
+    storages = [tensor.untyped_storage() for tensor in tensors(state_dict)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def table(model: str, costs: Sequence[Cost]) -> Table:
@@ -240,7 +249,7 @@ def main(
         raise UsageError(f"--models has {unknown[0]!r}; known: {', '.join(MODELS)}")
     kit.at_least(1, rounds=rounds)
     kit.make_folder(out)
-    costs: list[Cost] = []
+    costs, found = list[Cost](), list[Table]()
     families = line_up(cuda)
     with terminal.progress(len(names) * sum(map(len, families.values())), "steps") as advance:
         for model in list(names):
@@ -262,10 +271,9 @@ def main(
                     if cuda:  # free the optimizers before the next two are made
                         gc.collect()
                     advance(1, "")
+            found.append(table(model, [cost for cost in costs if cost.model == model]))
+            terminal.table(found[-1])
     about = kit.circumstances(f"o2nc bench --models {','.join(names)} --rounds {rounds}", where, burst=BURST)
-    found = [table(model, [cost for cost in costs if cost.model == model]) for model in names]
-    for one in found:
-        terminal.table(one)
     kit.write_json(out / "bench.json", {"circumstances": about, "costs": [asdict(cost) for cost in costs]})
     kit.write_text(out / "bench.md", "\n\n".join(one.markdown() for one in found) + "\n")
     terminal.say(f"Written to {out}: bench.json, bench.md")
