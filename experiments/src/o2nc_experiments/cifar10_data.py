@@ -8,6 +8,7 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import urlopen
@@ -136,5 +137,12 @@ def memory_format(device: torch.device) -> torch.memory_format:
 
 def normalise(images: Tensor) -> Tensor:
     """Return bytes as float32 with mean 0 and standard deviation 1 in every channel over the training set."""
-    mean, std = (255 * torch.tensor(numbers, device=images.device).reshape(3, 1, 1) for numbers in (MEAN, STD))
+    mean, std = moments(images.device)
     return (images.to(torch.float32, memory_format=memory_format(images.device)) - mean) / std
+
+
+@cache
+def moments(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of every channel, in bytes; a device is waited for only once."""
+    mean, std = (255 * torch.tensor(numbers, device=device).reshape(3, 1, 1) for numbers in (MEAN, STD))
+    return mean, std

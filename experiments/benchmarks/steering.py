@@ -1,0 +1,488 @@
+"""What `diagnose` says along a run, what `o2nc.Ladder` and ``lr="auto"`` do to it, and what looking costs.
+
+    python experiments/benchmarks/steering.py --out steering                # digits (scikit-learn) and three kinks
+    python experiments/benchmarks/steering.py --out steering --tasks resnet --cifar DIR --seeds 0,1
+    python experiments/benchmarks/steering.py --out steering --tasks resnet --cifar DIR --arms AdamW --lr 0.001,0.002
+    python experiments/benchmarks/steering.py --out steering --tasks gpt --corpus DIR --seeds 0,1
+    python experiments/benchmarks/steering.py --out steering --tasks "" --cost-of-looking
+
+Every run is read at x̄, and `diagnose` looks at it 40 times. A run is a file in ``--out``, so that several commands
+may share the folder; a finished run is not repeated. Each command ends with steering.json, which has all of them, and
+steering.png. Result, seeds and hardware: docs/run.md.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LinearLR
+
+import o2nc
+from o2nc_experiments import cifar10, gpt, kit, nonsmooth, text
+from o2nc_experiments.cifar10_data import Data, Epoch, load, memory_format, normalise
+from o2nc_experiments.cifar10_model import make_model
+from o2nc_experiments.gpt_model import GPT
+from o2nc_experiments.nonsmooth_runs import Arm as Momentum
+
+WINDOW = o2nc.Polynomial(12)
+LOOKS = 40  # along a run
+HELD_OUT = 1000  # images for the heat
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to choose the learning rate."""
+
+    adamw: bool = False  # AdamW also where the task has SGD
+    ladder: bool = False
+    auto: bool = False
+
+
+ARMS = {
+    "constant": Arm(),
+    "ladder": Arm(ladder=True),
+    "AdamW": Arm(adamw=True),
+    "AdamW, ladder": Arm(adamw=True, ladder=True),
+    "auto": Arm(adamw=True, auto=True),
+}
+
+
+class Task(NamedTuple):
+    """A model at its start, and how it is trained."""
+
+    model: nn.Module
+    loss: Callable[[int], Tensor]  # of batch t
+    look: Callable[[], Tensor]  # the loss for the heat
+    score: Callable[[], dict[str, float]]  # of the weights that the model has
+    lr: float
+    steps: int
+    is_adamw: bool = False
+    decay: float = 0.0  # weight decay
+    warmup: int = 0  # of AdamW at a constant learning rate
+    clip: float = math.inf
+    batches: Callable[[], Iterable[Tensor]] | None = None  # for the BatchNorm statistics of x̄
+
+
+class Place(NamedTuple):
+    """Where a task runs and where its data are."""
+
+    device: torch.device
+    cifar: Path | None
+    corpus: Path | None
+    width: int  # of ResNet-18
+    limit: int | None  # training images
+    size: str  # of the GPT
+
+
+# ---- tasks ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def compiled(make: Callable[[], nn.Module], device: torch.device) -> tuple[nn.Module, Any]:
+    """Return a model and its compiled form, the same ones for all runs of a command."""
+    model = make()
+    return model, torch.compile(model, dynamic=False) if device.type == "cuda" else model
+
+
+@cache
+def images(place: Place) -> Data:
+    """Return CIFAR-10."""
+    if place.cifar is None:
+        raise kit.UsageError("--tasks resnet needs --cifar, the folder of the official binary files")
+    return load(place.cifar, place.limit).to(place.device)
+
+
+@cache
+def resnet_maker(width: int, seed: int, device: torch.device) -> Callable[[], nn.Module]:
+    """Return what makes a ResNet-18 of a seed."""
+    return partial(make_model, width, seed, device, memory_format(device))
+
+
+def resnet(place: Place, seed: int) -> Task:
+    """Return ResNet-18 on CIFAR-10, as `o2nc cifar10` trains it."""
+    data, device = images(place), place.device
+    model, forward = compiled(resnet_maker(place.width, 0, device), device)
+    model.load_state_dict(resnet_maker(place.width, seed, device)().state_dict())
+    batches = len(data.train) // cifar10.BATCH
+    draw = cache(lambda epoch: Epoch.draw(seed, epoch, len(data.train), device))
+
+    def loss(t: int) -> Tensor:
+        model.train()
+        x, y = draw(t // batches).batch(data, t % batches * cifar10.BATCH, cifar10.BATCH)
+        with cifar10.autocast(device):
+            return cross_entropy(forward(x), y)
+
+    def look() -> Tensor:
+        model.train()  # with the BatchNorm statistics of these images
+        with cifar10.autocast(device):
+            return cross_entropy(model(normalise(data.test[:HELD_OUT])), data.test_labels[:HELD_OUT])
+
+    def score() -> dict[str, float]:
+        return dict(zip(("loss", "accuracy"), cifar10.evaluate(model, data), strict=True))
+
+    def typical() -> Iterable[Tensor]:
+        rows = min(HELD_OUT, len(data.train))
+        return (draw(0).batch(data, i * rows, rows)[0] for i in range(min(5, len(data.train) // rows)))
+
+    decay = cifar10.WEIGHT_DECAY
+    return Task(model, loss, look, score, 0.05, 15 * batches, decay=decay, warmup=100, batches=typical)
+
+
+@cache
+def gpt_maker(place: Place, vocabulary: int) -> Callable[[], nn.Module]:
+    """Return what makes a GPT of a size."""
+    size = gpt.SIZES[place.size]
+    make = partial(GPT, size.layers, size.width, size.heads, size.context, vocabulary)
+    return lambda: make().to(place.device)
+
+
+@cache
+def tokens(place: Place) -> tuple[Tensor, Tensor, int]:
+    """Return tokens to train on, held-out ones, and the size of the vocabulary."""
+    corpus = text.load(place.corpus)
+    train, held = (text.to_device(part, place.device) for part in (corpus.train, corpus.held_out))
+    return train, held, corpus.vocabulary
+
+
+def language(place: Place, seed: int) -> Task:
+    """Return the GPT of `o2nc gpt`, on its corpus."""
+    size, (train, held, vocabulary) = gpt.SIZES[place.size], tokens(place)
+    model, forward = compiled(gpt_maker(place, vocabulary), place.device)
+    assert isinstance(model, GPT)
+    model.init_weights_(seed)
+    steps = 1000
+    starts = text.row_starts(len(train), size.context, size.rows, 10 * steps, seed).to(place.device)
+    rows = min(size.evaluated, len(held) - 1) // size.context
+    parts = (torch.arange(rows, device=place.device) * size.context).split(size.rows)
+    autocast = partial(torch.autocast, place.device.type, torch.bfloat16, enabled=place.device.type == "cuda")
+
+    def mean(parts: Iterable[Tensor]) -> Tensor:
+        with torch.no_grad(), autocast():
+            losses = [model(text.read_rows(held, part, size.context)).double() * len(part) for part in parts]
+        return torch.stack(losses).sum() / sum(map(len, parts))
+
+    def loss(t: int) -> Tensor:
+        with autocast():
+            found: Tensor = forward(text.read_rows(train, starts[t], size.context))
+        return found
+
+    return Task(
+        model,
+        loss,
+        lambda: mean(parts[:2]),
+        lambda: {"loss": mean(parts).item()},
+        1.4 * size.lr,
+        steps,
+        is_adamw=True,
+        decay=gpt.WEIGHT_DECAY,
+        warmup=size.warmup,
+        clip=gpt.CLIP,
+    )
+
+
+def digits(place: Place, seed: int) -> Task:
+    """Return two layers of 64 ReLUs on scikit-learn's digits."""
+    from sklearn.datasets import load_digits
+
+    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(5))
+    x, y = (x[order] / 16).float(), y[order]
+    drawn = torch.randint(1200, (10_000, 32), generator=torch.Generator().manual_seed(seed + 1000))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    model = nn.Sequential(*layers)
+
+    def loss(at: Any) -> Tensor:
+        return cross_entropy(model(x[at]), y[at])
+
+    rest = slice(1200, None)
+    score = torch.no_grad()(lambda: {"loss": loss(rest).item()})
+    return Task(model, lambda t: loss(drawn[t]), lambda: loss(rest), score, 0.05, 3000)
+
+
+def kinks(name: str, exponent: float, place: Place, seed: int) -> Task:
+    """Return one of the 13 problems of `o2nc paper nonsmooth`."""
+    oracle, generator = nonsmooth.PROBLEMS[name], torch.Generator().manual_seed(seed)
+    problem, start = oracle.problem, oracle.problem.start()
+    near = 0.1 * problem.gap / problem.lipschitz / math.sqrt(problem.dimension)
+    start += near * torch.randn(start.shape, generator=generator, dtype=start.dtype)
+    model = nn.ParameterList([nn.Parameter(start)])
+
+    def loss(t: int) -> Tensor:
+        g = oracle.sample(model[0].detach(), generator)
+        return (g * model[0]).sum()  # its gradient is g
+
+    def value() -> Tensor:
+        return problem.value(model[0].detach())
+
+    lr = nonsmooth.learning_rate(oracle, Momentum(), exponent)
+    return Task(model, loss, value, lambda: {"loss": value().item()}, lr, 3000)
+
+
+TASKS: dict[str, Callable[[Place, int], Task]] = {
+    "gpt": language,
+    "resnet": resnet,
+    "digits": digits,
+    "max-affine": partial(kinks, "max-affine, d = 20", -2),
+    "kinks with noise": partial(kinks, "kinks, d = 10, noise", 0),
+    "Rosenbrock": partial(kinks, "Chebyshev–Rosenbrock, d = 4", 2),
+}
+
+
+# ---- a run ---------------------------------------------------------------------------------------------------------
+
+
+def train(task: Task, arm: Arm, lr: float, steps: int, until: float) -> dict[str, Any]:
+    """Train to the end, or to this time, and return the scores at x̄ and at the last iterate, and the trace."""
+    params, begun, trace, t = list(task.model.parameters()), time.perf_counter(), [], 0
+    opt: Any
+    if arm.adamw or task.is_adamw:
+        decay = task.decay if task.is_adamw else 100 * task.decay  # decoupled from the gradient
+        opt = o2nc.AdamW(params, "auto" if arm.auto else lr, (0.9, 0.95), weight_decay=decay, average=WINDOW)
+        warmup = 0 if arm.auto else task.warmup
+    else:
+        opt, warmup = o2nc.SGD(params, lr, 0.9, weight_decay=task.decay, average=WINDOW), 0
+    ladder = o2nc.Ladder(opt) if arm.ladder else None
+    schedulers = [LinearLR(opt, 1 / warmup, total_iters=warmup)] if warmup else []
+    while t < steps and time.monotonic() < until:
+        opt.zero_grad()
+        task.loss(t).backward()
+        if task.clip < math.inf:
+            clip_grad_norm_(params, task.clip)
+        opt.step()
+        for scheduler in (*schedulers, ladder) if ladder else schedulers:
+            scheduler.step()
+        t += 1
+        if t % max(1, steps // LOOKS) == 0:
+            found = opt.diagnose(task.look)
+            names = ("displacement", "heat", "turnover", "loss", "loss_averaged")
+            numbers = {name: round_off(found.evidence.get(name)) for name in names}
+            trace.append({"step": t, "verdict": found.verdict, "lr": opt.param_groups[0]["lr"], **numbers})
+    last = task.score()
+    with opt.averaged(task.model, batches=task.batches()) if task.batches else opt.averaged():
+        average = task.score()
+    seconds = round(time.perf_counter() - begun, 1)
+    halvings = ladder.rung if ladder else 0
+    return {"steps": t, "average": average, "last": last, "rung": halvings, "seconds": seconds, "trace": trace}
+
+
+def round_off(value: float | None) -> float | None:
+    """Return a number with four digits, None if there is none."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
+
+
+# ---- what looking costs --------------------------------------------------------------------------------------------
+
+
+def gpt2_shapes(width: int, layers: int) -> list[tuple[int, ...]]:
+    """Return the shapes of GPT-2's parameters, 148 tensors with 12 layers."""
+    block = [(width,)] * 2 + [(3 * width, width), (3 * width,), (width, width), (width,)]
+    block += [(width,)] * 2 + [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    return [(50257, width), (1024, width), *layers * block, (width,), (width,)]
+
+
+def cost(device: torch.device) -> dict[str, Any]:
+    """Return milliseconds of AdamW's step alone and of a GPT's training step, with and without snapshots."""
+    on_gpu = device.type == "cuda"
+    drawn = torch.Generator(device).manual_seed(0)
+    shapes = gpt2_shapes(768, 12) if on_gpu else gpt2_shapes(16, 2)
+    params = [nn.Parameter(torch.randn(shape, generator=drawn, device=device)) for shape in shapes]
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=drawn, device=device)
+    alone = o2nc.AdamW(params, 1e-5, average=o2nc.Polynomial(12, every=8))
+    found = {"AdamW's step": timed(alone, alone.step, device)}
+    run = partial(median_ms, device=device, times=9)
+    found["diagnose()"] = {"ms": run(alone.diagnose)}
+    snapshot = sum(x.numel() * x.element_size() for _, x in alone._trail._taken.taken[-1:])
+    found["snapshots"] = {"bytes of one": snapshot, "tensors": len(params)}
+    del params, alone
+    model = GPT(*((12, 768, 12, 1024, 50304) if on_gpu else (2, 16, 2, 32, 256))).to(device)
+    model.init_weights_(0)
+    forward: Any = torch.compile(model, dynamic=False) if on_gpu else model
+    opt = o2nc.AdamW(model.parameters(), 1e-4, average=o2nc.Polynomial(12, every=8))
+    rows, context, words = (8, 1024, 50304) if on_gpu else (2, 32, 256)
+    batch = torch.randint(words, (rows, context + 1), generator=drawn, device=device)
+
+    def step() -> None:
+        opt.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = forward(batch)
+        loss.backward()
+        opt.step()
+
+    return found | {f"a GPT's step of {rows} × {context} tokens": timed(opt, step, device)}
+
+
+def timed(opt: Any, step: Callable[[], object], device: torch.device) -> dict[str, float]:
+    """Return ms of a step without snapshots, and with one in every 4 steps and in every 64, alternating."""
+    blocks: dict[int, list[float]] = {0: [], 4: [], 64: []}
+    run = partial(median_ms, step, device=device, times=1, repeat=64)
+    run()
+    for _ in range(9):
+        for stride, found in blocks.items():
+            trail = opt._trail
+            trail._begin()
+            if stride:
+                trail.stride = stride
+                trail._find_due()
+            else:
+                trail.due = math.inf
+            found.append(run())
+    for _ in range(200):  # snapshots for `diagnose`
+        step()
+    names = {0: "off", 4: "one in 4 steps", 64: "one in 64 steps"}
+    return {names[stride]: round(median(found), 4) for stride, found in blocks.items()}
+
+
+def median_ms(call: Callable[[], object], device: torch.device, times: int, repeat: int = 1) -> float:
+    """Return the median time of a call, of so many times that it is repeated."""
+    found = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        for _ in range(repeat):
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(1000 * (time.perf_counter() - begun) / repeat)
+    return round(median(found), 4)
+
+
+# ---- the picture, and the command ----------------------------------------------------------------------------------
+
+COLOURS = {
+    "too early": "grey",
+    "straight": "sky",
+    "travelling": "green",
+    "stationary": "red",
+    "too hot": "orange",
+    "spike": "pink",
+    "broken": "black",
+}
+TITLES = {"gpt": "GPT, 7 M", "resnet": "ResNet-18", "digits": "digits, 2 × 64"}
+
+
+def picture(runs: dict[str, Any]) -> Any:
+    """Draw J, coloured by verdict, the heat, and what `Ladder` does to lr, one column for every task."""
+    shown = {task: {run["arm"]: run for run in runs.values() if run["task"] == task} for task in TASKS}
+    shown = {task: own for task, own in shown.items() if {"constant", "ladder"} <= own.keys()}
+    figure = kit.new_figure(2.3 * len(shown) + 1.0, 6.0)
+    panels = figure.subplots(3, len(shown), sharex="col", sharey="row", squeeze=False)
+    for (above, middle, below), (task, own) in zip(panels.T, shown.items(), strict=True):
+        trace = own["constant"]["trace"]
+        steps = [row["step"] for row in trace]
+        above.axhspan(0.25, 1.5, color=kit.COLOURS["green"], alpha=0.07, linewidth=0)
+        above.plot(steps, [row["displacement"] for row in trace], color=kit.COLOURS["grey"], linewidth=0.8)
+        for verdict, colour in COLOURS.items():
+            rows = [row for row in trace if row["verdict"] == verdict]
+            points = [row["step"] for row in rows], [row["displacement"] for row in rows]
+            above.plot(*points, "o", color=kit.COLOURS[colour], markersize=4)
+        above.set_yscale("log")
+        middle.axhline(0, color=kit.COLOURS["grey"], linewidth=0.8)
+        heat = [None if row["heat"] is None else row["heat"] / abs(row["loss"]) for row in trace]
+        middle.plot(steps, heat, color=kit.COLOURS["blue"], linewidth=1.4)
+        rates = own["ladder"]["trace"]
+        below.plot([row["step"] for row in rates], [row["lr"] / own["ladder"]["lr"] for row in rates])
+        below.set_yscale("log", base=2)
+        kit.style_panel(above, TITLES.get(task, task))
+        kit.style_panel(middle)
+        kit.style_panel(below, x="steps")
+    for axes, title in zip(panels[:, 0], ("J", "heat / F(x)", "lr of Ladder / its start"), strict=True):
+        axes.set_ylabel(title)
+    for verdict, colour in COLOURS.items():
+        panels[0, 0].plot([], [], "o", color=kit.COLOURS[colour], label=verdict)
+    figure.legend(loc="outside lower center", ncols=7, frameon=False)
+    return figure
+
+
+def collect(out: Path) -> dict[str, Any]:
+    """Write all runs of the folder to steering.json and return them."""
+    runs = {path.stem: kit.read_json(path) for path in sorted((out / "runs").glob("*.json"))}
+    kit.write_json(out / "steering.json", {"runs": runs})
+    return runs
+
+
+def main(
+    out: Path,
+    tasks: str = "digits,max-affine,kinks with noise,Rosenbrock",
+    arms: str = "constant,ladder",
+    lr: str | None = None,
+    seeds: str = "0",
+    steps: int | None = None,
+    cifar: Path | None = None,
+    corpus: Path | None = None,
+    width: int = 64,
+    limit: int | None = None,
+    size: str = "small",
+    device: str | None = None,
+    cost_of_looking: bool = False,
+    minutes: float = 600.0,
+) -> None:
+    """Run what is not there yet, print a line for every run, and draw.
+
+    Args:
+        out: folder of the results.
+        tasks: keys of TASKS.
+        arms: keys of ARMS.
+        lr: learning rates; else each task has its own.
+        seeds: the seeds.
+        steps: of a run; else each task has its own.
+        cifar: folder of CIFAR-10's binary files.
+        corpus: what the GPT reads, as for `o2nc gpt`; else Python's standard library.
+        width: of ResNet-18.
+        limit: training images to use, for a try.
+        size: of the GPT, a key of gpt.SIZES.
+        device: cpu, cuda or cuda:N; else the GPU if there is one.
+        cost_of_looking: measure it, too.
+        minutes: no run goes on after so many; the rest is left out.
+    """
+    until = time.monotonic() + 60 * minutes
+    where = kit.find_device(device)
+    place = Place(where, cifar, corpus, width, limit, size)
+    kit.make_folder(out / "runs")
+    names, found = tasks.split(",") if tasks else [], kit.numbers("--seeds", seeds)
+    for option, given, known in (("--tasks", names, TASKS), ("--arms", arms.split(","), ARMS)):
+        if unknown := [word for word in given if word not in known]:
+            raise kit.UsageError(f"{option} has {unknown[0]!r}; known: {', '.join(known)}")
+    if where.type == "cpu":
+        torch.set_num_threads(1)
+    about = kit.circumstances("steering.py", where)
+    rates = [None] if lr is None else kit.numbers("--lr", lr, float)
+    for name, seed, arm in [(n, s, a) for n in names for s in found for a in arms.split(",")]:
+        for rate in [None] if ARMS[arm].auto else rates:
+            task = TASKS[name](place, seed)
+            its_lr, length = rate or task.lr, steps or task.steps
+            key = f"{name}, {arm}, lr {'auto' if ARMS[arm].auto else f'{its_lr:.4g}'}, {length} steps, seed {seed}"
+            path = out / "runs" / f"{key}.json"
+            before = kit.read_json(path)
+            if (before and before["steps"] == length) or time.monotonic() > until:
+                continue
+            run = train(task, ARMS[arm], its_lr, length, until)
+            run |= {"task": name, "arm": arm, "lr": its_lr, "seed": seed, "planned": length, "circumstances": about}
+            kit.write_json(path, run)
+            print(
+                f"{key}: x̄ {run['average']}, last {run['last']}, rung {run['rung']}, {run['seconds']} s", flush=True
+            )
+    if cost_of_looking:
+        kit.write_json(out / "cost.json", costs := {"circumstances": about} | cost(where))
+        print(costs, flush=True)
+    runs = collect(out)
+    try:
+        import matplotlib as _matplotlib  # noqa: F401
+    except ImportError:
+        return
+    if {run["arm"] for run in runs.values()} >= {"constant", "ladder"}:
+        kit.write_bytes(out / "steering.png", kit.draw(picture(runs), "png"))
+
+
+if __name__ == "__main__":
+    kit.run_script(main)
