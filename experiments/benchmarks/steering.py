@@ -51,7 +51,6 @@ ARMS = {
     "constant": Arm(),
     "ladder": Arm(ladder=True),
     "AdamW": Arm(adamw=True),
-    "AdamW, ladder": Arm(adamw=True, ladder=True),
     "auto": Arm(adamw=True, auto=True),
 }
 
@@ -328,7 +327,7 @@ def timed(opt: Any, step: Callable[[], object], device: torch.device) -> dict[st
     blocks: dict[int, list[float]] = {0: [], 4: [], 64: []}
     run = partial(median_ms, step, device=device, times=1, repeat=64)
     run()
-    for _ in range(9):
+    for _ in range(7):
         for stride, found in blocks.items():
             trail = opt._trail
             trail._begin()
@@ -338,6 +337,7 @@ def timed(opt: Any, step: Callable[[], object], device: torch.device) -> dict[st
             else:
                 trail.due = math.inf
             found.append(run())
+    opt._trail._begin()
     for _ in range(200):  # snapshots for `diagnose`
         step()
     names = {0: "off", 4: "one in 4 steps", 64: "one in 64 steps"}
