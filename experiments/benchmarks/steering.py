@@ -27,6 +27,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LinearLR
 
 import o2nc
+from o2nc.certificates.displacement import MOST, Trail, sample
 from o2nc_experiments import cifar10, gpt, kit, nonsmooth, text
 from o2nc_experiments.cifar10_data import Data, Epoch, load, memory_format, normalise
 from o2nc_experiments.cifar10_model import make_model
@@ -302,8 +303,7 @@ def cost(device: torch.device) -> dict[str, Any]:
     found = {"AdamW's step": timed(alone, alone.step, device)}
     run = partial(median_ms, device=device, times=9)
     found["diagnose()"] = {"ms": run(alone.diagnose)}
-    snapshot = sum(x.numel() * x.element_size() for _, x in alone._trail._taken.taken[-1:])
-    found["snapshots"] = {"bytes of one": snapshot, "tensors": len(params)}
+    found["snapshots"] = {"bytes": MOST * sample([p.detach() for p in params]).nbytes, "tensors": len(params)}
     del params, alone
     model = GPT(*((12, 768, 12, 1024, 50304) if on_gpu else (2, 16, 2, 32, 256))).to(device)
     model.init_weights_(0)
@@ -329,15 +329,13 @@ def timed(opt: Any, step: Callable[[], object], device: torch.device) -> dict[st
     run()
     for _ in range(7):
         for stride, found in blocks.items():
-            trail = opt._trail
-            trail._begin()
+            opt._trail = trail = Trail()
             if stride:
-                trail.stride = stride
-                trail._find_due()
+                trail.stride = trail.due = stride
             else:
                 trail.due = math.inf
             found.append(run())
-    opt._trail._begin()
+    opt._trail = Trail()
     for _ in range(200):  # snapshots for `diagnose`
         step()
     names = {0: "off", 4: "one in 4 steps", 64: "one in 64 steps"}
