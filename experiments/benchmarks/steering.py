@@ -333,7 +333,7 @@ def timed(opt: Any, step: Callable[[], object], device: torch.device) -> dict[st
             if stride:
                 trail.stride = trail.due = stride
             else:
-                trail.due = math.inf
+                trail.due = 1 << 60  # never
             found.append(run())
     opt._trail = Trail()
     for _ in range(200):  # snapshots for `diagnose`
