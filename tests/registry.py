@@ -203,6 +203,7 @@ VARIANTS = {name: partial(build, name, fused=False) for name in OURS} | {
     "extend(Rprop) scaled": partial(build, "extend(Rprop)", scaling=o2nc.Jitter(0.5)),
     "ScaledSGDM geometric": partial(build, "ScaledSGDM", fused=False, output="geometric"),
     "ScaledSGDM, no averages": partial(build, "ScaledSGDM", fused=False, average=None, scaling=o2nc.Gamma(0.5)),
+    "OriginalO2NC restart": partial(build, "OriginalO2NC", restart=True),
     "OGD, own factors": partial(_learned(OwnFactor()), scaling=OwnFactor(), average=OwnWindow(start=1, every=3)),
 }
 

@@ -9,7 +9,7 @@ import fused_device as rig
 import o2nc
 from registry import JOINT, WINDOWED, build, claims, identical, ours_of, params_of
 
-BROKEN = r"an iterate or a gradient of b was not; once they are, restart_averages\(\) starts"
+BROKEN = r"an iterate or a gradient of b was not finite at one of the steps 4 to 6 .* restart_averages\(\) starts"
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -60,7 +60,7 @@ def test_a_gradient_that_is_not_finite(fused, device):
 
 def test_what_cannot_begin_anew():
     x = torch.nn.Parameter(torch.ones(2))
-    with pytest.raises(RuntimeError, match="has average=None"):
+    with pytest.raises(RuntimeError, match="made with average=None"):
         o2nc.SGD([x], lr=0.1).restart_averages()
     opt = o2nc.OriginalO2NC([x], o2nc.learners.BallOGD(lr=0.1, radius=1.0), period=3)
     with pytest.raises(RuntimeError, match=r"needs a window that has start, got average=Blocks\(period=3\)"):

@@ -318,5 +318,5 @@ def test_refusals(tmp_path):
         fit(tmp_path, Tiny(lambda module: torch.optim.SGD(module.parameters())), AveragingCallback())
     with pytest.raises(ValueError, match="keeps no averages"):
         fit(tmp_path, Tiny(lambda module: o2nc.ScaledSGDM(module.parameters())), AveragingCallback())
-    with pytest.raises(NotImplementedError, match='missing the required "forward"'):
+    with pytest.raises(TypeError, match=r"Headless has no forward\(\): define one"):
         fit(tmp_path, headless(), AveragingCallback(shuffled()))

@@ -168,11 +168,12 @@ def test_no_buffer_more_than_needed(make, shaped, fused, device):
 UNIT = o2nc.Uniform(0, 1)
 
 
-def test_algorithm_1():
+@pytest.mark.parametrize("restart", [False, True])
+def test_algorithm_1(restart):
     """x_n = x_{n−1} + Δ_n, w_n = x_{n−1} + s_nΔ_n, g_n at w_n (erratum i), w̄_k the mean of T consecutive w's."""
     eta, radius, period, seed, n = 0.01, 0.05, 7, 3, 45
     params = parameters()
-    opt = o2nc.OriginalO2NC(params, BallOGD(lr=eta, radius=radius), period=period, seed=seed)
+    opt = o2nc.OriginalO2NC(params, BallOGD(lr=eta, radius=radius), period=period, seed=seed, restart=restart)
     x, delta = flat(params), np.zeros(flat(params).shape)
     ws, gs, progress = [], [], 0.0
     for t in range(1, n + 1):
@@ -188,6 +189,8 @@ def test_algorithm_1():
         assert opt.progress == pytest.approx(progress, rel=1e-10, abs=1e-15)
         delta = delta - eta * g
         delta *= min(1.0, radius / np.linalg.norm(delta))
+        if restart and t % period == 0:
+            delta = np.zeros_like(delta)
         if t < period:
             for ask in (opt.certificate, opt.output, lambda: opt.averaged().__enter__()):
                 with pytest.raises(RuntimeError, match="no block is complete"):

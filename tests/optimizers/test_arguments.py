@@ -71,6 +71,7 @@ def original(params=(X,), learner=OGD(lr=0.1), **options):
         (lambda: original(learner=OGD), TypeError, "learner must be"),
         (lambda: original(period=0), ValueError, "period must be an integer >= 1"),
         (lambda: original(period=2.5), TypeError, "period"),
+        (lambda: original(restart=1), TypeError, "restart"),
         (lambda: o2nc.SGD([X], certificate="no"), TypeError, "certificate"),
         (lambda: o2nc.AdamW([X], weight_decay=float("inf")), ValueError, "weight_decay must be a finite number"),
         (lambda: o2nc.AdamW([X], betas=(0.9,)), TypeError, r"betas must be two numbers in \[0, 1\), got \(0.9,\)"),
@@ -85,6 +86,28 @@ def original(params=(X,), learner=OGD(lr=0.1), **options):
 def test_bad_arguments(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [(make, key) for make in (learned, original) for key in ("nesterov", "momentum", "betas")]
+    + [(original, "weight_decay"), (original, "maximize")],
+)
+def test_options_that_would_be_ignored_are_refused(make, key):
+    """When a group is added, and when they come later, as by a schedule; zeros and notes are welcome."""
+    with pytest.raises(ValueError, match=f"has no {key}, got 0.1"):
+        make([{"params": [X], key: 0.1}])
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = make([{"params": [p], key: 0, "name": "body"}])
+    p.grad = torch.ones(2)
+    opt.step()
+    before = p.detach().clone()
+    opt.param_groups[0][key] = 0.1
+    with pytest.raises(ValueError, match=f"has no {key}, got 0.1"):
+        opt.step()
+    assert torch.equal(p, before)
+    del opt.param_groups[0][key]
+    opt.step()
 
 
 def test_numbers_of_numpy():
@@ -114,7 +137,7 @@ class Custom:
     lr: float = 0.1
 
     def init(self, delta):
-        return dict.fromkeys(self.keys, 0.0)
+        return None if self.keys is None else dict.fromkeys(self.keys, 0.0)
 
     def update(self, deltas, grads, states, lrs, beta):
         for delta, g, lr in zip(deltas, grads, lrs, strict=True):
@@ -128,6 +151,7 @@ class Custom:
         (Custom(("average",)), ValueError, r"must not use the names \['average'\]"),
         (Custom(("m", "delta")), ValueError, "delta"),
         (Custom(("last_spread",)), ValueError, "last_spread"),
+        (Custom(None), TypeError, "init must return a dict"),
         (Custom(result=0), TypeError, "in place and return None"),
     ],
 )

@@ -277,3 +277,18 @@ def test_a_group_added_after_loading_has_the_lr_that_was_found():
     again.load_state_dict(opt.state_dict())
     again.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
     assert again.param_groups[1]["lr"] == opt.param_groups[0]["lr"]
+
+
+def test_numbers_in_a_checkpoint_are_checked():
+    """All are at least 0, but for the heat, a sum of products."""
+    opt = o2nc.AdamW(weights(), lr="auto", average=0.9)
+    train(opt, 0, PROBED + WARMUP + 20)
+    saved = copy.deepcopy(opt.state_dict())
+    auto = saved["param_groups"][0]["o2nc"]["auto"]
+    auto["heat"] = -1.0
+    opt.load_state_dict(saved)
+    for key in auto.keys() - {"heat"}:
+        auto[key], former = -1.0, auto[key]
+        with pytest.raises(ValueError, match=f'"auto" of the checkpoint: {key} must be'):
+            opt.load_state_dict(saved)
+        auto[key] = former

@@ -208,12 +208,6 @@ def loaded():
     return opt
 
 
-def scheduled():
-    opt = optim.SGD(parameters())
-    optim.lr_scheduler.ConstantLR(opt)
-    return opt
-
-
 REFUSED = {
     "extended": (lambda: o2nc.extend(optim.SGD(parameters())), {}, ValueError, "already"),
     "ours": (lambda: o2nc.ScaledSGDM(parameters()), {}, ValueError, "ScaledSGDM"),
@@ -221,8 +215,7 @@ REFUSED = {
     "no optimizer": (parameters, {}, TypeError, "optimizer must be"),
     "a class": (lambda: optim.SGD, {}, TypeError, "optimizer must be"),
     "wrapped": (lambda: Wrapper(optim.SGD(parameters())), {}, ValueError, "apply extend first, then wrap"),
-    "layout": (lambda: Abstract(parameters(), {"lr": 0.1}), {}, TypeError, "layout"),
-    "scheduled": (scheduled, {}, ValueError, "wrapped already, by a scheduler perhaps: apply extend first"),
+    "layout": (lambda: Abstract(parameters(), {"lr": 0.1}), {}, ValueError, "another layout"),
     "method": (lambda: Clash(parameters()), {}, ValueError, r"names of its own that extend needs: \['_move'\]"),
     "checkpoint": (loaded, {}, ValueError, "apply extend first, then load"),
     "differentiable": (lambda: optim.SGD(parameters(), differentiable=True), {}, ValueError, "differentiable"),

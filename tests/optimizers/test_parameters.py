@@ -13,7 +13,7 @@ import fused_device as rig
 import o2nc
 from o2nc import learners
 from problem import delta_of, parameters, set_gradients
-from registry import LEARNERS, OURS, PAPER, advance, build, claims, ours_of, params_of, trained
+from registry import INF, LEARNERS, OURS, PAPER, advance, build, claims, ours_of, params_of, trained
 
 every_optimizer = pytest.mark.parametrize("name", OURS)
 
@@ -213,3 +213,18 @@ def test_gradients_whose_squares_overflow(learner):
         opt.step()
     assert p.isfinite().all()
     assert (p < 0).all()
+
+
+def test_a_block_that_restarts_forgets_infinities():
+    """Of absent parameters, too."""
+    a, b = zeros(2), zeros(2)
+    opt = o2nc.OriginalO2NC([a, b], learners.BallOGD(0.1, 1.0), period=2, restart=True)
+    for t in range(1, 5):
+        a.grad = torch.ones(2)
+        b.grad = None if t == 3 else torch.full((2,), INF if t == 2 else 1.0)
+        opt.step()
+        with torch.no_grad():
+            b.nan_to_num_()
+        if t == 2:
+            assert not delta_of(opt, b).any()
+    assert opt.certificate().by_parameter[1].gradient == pytest.approx(0.5 * 2**0.5)

@@ -31,6 +31,17 @@ def fit(model, *opts, n=5):
             opt.step()
 
 
+def test_the_others_are_restored_when_one_cannot_be():
+    opt = trained("AdamW")
+    a, b, *_ = params_of(opt)
+    before, shape = b.detach().clone(), a.shape
+    with pytest.raises(RuntimeError, match="another shape inside averaged"), opt.averaged():
+        a.data = torch.zeros(5)
+    assert torch.equal(b, before)
+    a.data = torch.zeros(shape)
+    advance(opt, [8])
+
+
 def test_parameters_that_are_converted_inside_are_restored():
     """As by ``model.half()``, to ship x̄: it replaces the memory that they had."""
     model = network()
@@ -174,8 +185,11 @@ def test_averages_are_asked_for_too_early(name):
     ("make", "advice"),
     [
         (o2nc.SGD, "average=None: pass average=o2nc.Polynomial"),
-        (lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)), "average=None: .*extend it"),
-        (lambda ps: OURS["OGD"](ps, average=False), "average=None: pass average"),
+        (
+            lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)),
+            "average=None: pass average=o2nc.Polynomial.*extend it",
+        ),
+        (lambda ps: OURS["OGD"](ps, average=False), "average=False: leave that at True"),
         (lambda ps: OURS["AdamW"](ps, certificate=False), "pass certificate=True"),
     ],
 )

@@ -183,6 +183,15 @@ def test_without_statistics_no_batch_is_asked_for(norm):
     assert next(batches) is BATCHES[0]
 
 
+def test_a_layer_that_no_batch_reaches_keeps_its_statistics():
+    model = network()
+    model[2].register_module("aside", copy.deepcopy(model[1]))  # Tanh does not call it
+    before = statistics(model[2].aside)
+    with recalibrated(model, BATCHES):
+        assert_same(statistics(model[2].aside), before)
+        assert model[1].num_batches_tracked == len(BATCHES)
+
+
 def test_no_batches_are_refused():
     model = network()
     before = snapshot(model)

@@ -163,6 +163,8 @@ KINDS = {
     "random_scaling(SGD)": lambda ps: o2nc.random_scaling(TORCH["SGD"](ps)),
     "torch's SGD": TORCH["SGD"],
     "torch's AdamW": TORCH["AdamW"],
+    "torch's NAdam": torch.optim.NAdam,
+    "torch's Adamax": torch.optim.Adamax,
 }
 FITTING = {("ScaledSGDM", "torch's SGD"), ("AdamW", "torch's AdamW"), ("random_scaling(SGD)", "torch's SGD")}
 
@@ -184,8 +186,22 @@ def settings_of(saved):
 
 
 DAMAGES = {
+    "seed": lambda saved: settings_of(saved).update(seed=-1),
+    "step": lambda saved: settings_of(saved)["step"].fill_(-1),
     "other entries": lambda saved: settings_of(saved).pop("step"),
+    "lr": lambda saved: saved["param_groups"][0].update(lr=float("nan")),
+    "scaling": lambda saved: settings_of(saved).update(scaling="exponential"),
     "Exponential cannot be built": lambda saved: settings_of(saved)["scaling"].update(b=1),
+    "average": lambda saved: settings_of(saved).update(average=2.0),
+    "certificate": lambda saved: settings_of(saved).update(certificate="yes"),
+    "parameter 1 lacks .*spread": lambda saved: saved["state"][1]["o2nc"].pop("spread"),
+    "parameter 1 lacks .*since": lambda saved: saved["state"][1]["o2nc"].pop("since"),
+    "parameter 1 lacks .*average": lambda saved: saved["state"][1]["o2nc"].pop("average"),
+    "average of parameter 0 must be a floating": lambda saved: saved["state"][0]["o2nc"].update(average=None),
+    "gradient of parameter 0 must be a floating": lambda saved: saved["state"][0]["o2nc"].update(gradient=1.0),
+    "spread .* without axes": lambda saved: saved["state"][0]["o2nc"].update(spread=torch.ones(3)),
+    "since of parameter 0": lambda saved: saved["state"][0]["o2nc"].update(since=-5),
+    "none of its groups": lambda saved: saved["state"].update({7: {}}),
     "another order": lambda saved: saved["state"].update({0: saved["state"][1], 1: saved["state"][0]}),
 }
 

@@ -18,15 +18,6 @@ def entries_of(optimizer: Any) -> dict[Any, Entry]:
     return {p: entry for p, entry in found.items() if "average" in entry}
 
 
-def refuse_without_window(optimizer: Any, wish: str) -> None:
-    """Raise `NoAverages` if the optimizer keeps none; ``wish`` is the call that needs them, for the message."""
-    if optimizer._window is None:
-        raise NoAverages(
-            f"{wish} needs averages, and this optimizer has average=None: pass average=o2nc.Polynomial(12), say, "
-            "when you construct or extend it"
-        )
-
-
 class Readable(NamedTuple):
     """The most recent complete averages."""
 
@@ -41,8 +32,10 @@ def readable(optimizer: Any, wish: str) -> Readable:
         optimizer: the optimizer.
         wish: the call that needs them, for the message.
     """
-    refuse_without_window(optimizer, wish)
-    settings, window = optimizer.param_groups[0][KEY], optimizer._window
+    settings = optimizer.param_groups[0][KEY]
+    window = optimizer._window
+    if window is None:
+        raise NoAverages(f"{wish} needs averages, and this optimizer was made with {optimizer.advice}")
     t = int(settings["step"])
     if "d" in settings.get("auto", ()):
         raise NoAverages(f'{wish}: lr="auto" is still finding the learning rate, and averages begin after it has')

@@ -197,9 +197,20 @@ def as_window(average: Any) -> Window | None:
     if average is None:
         return None
     if isinstance(average, Window):
-        if not is_dataclass(average):
-            raise TypeError(f"average must be a frozen dataclass, for checkpoints to hold it, got {average!r}")
-        return average
+        return _checked(average)
     allowed = "a number in (0, 1), a window such as o2nc.Polynomial(12), or None"
     checks.number("average", average, allowed, lambda v: 0 < v < 1)
     return Discount(float(average))
+
+
+def _checked(window: Window) -> Window:
+    """Return a window; raise if it is no dataclass, or its γ is not what `Window.gamma` promises."""
+    if not is_dataclass(window):
+        raise TypeError(f"average must be a frozen dataclass, for checkpoints to hold it, got {window!r}")
+    try:
+        gammas = np.broadcast_to(window.gamma(np.arange(1.0, 4.0)), 3)
+    except ValueError as error:
+        raise ValueError(f"{type(window).__name__}.gamma must take a NumPy array as well: {error}") from error
+    if not np.all((gammas > 0) & (gammas <= 1)):
+        raise ValueError(f"{type(window).__name__}.gamma must be in (0, 1], got {gammas.tolist()} for n = 1, 2, 3")
+    return window

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from o2nc import checks
-from o2nc.averages.reading import NoAverages, entries_of, parameter_names, readable, refuse_without_window
+from o2nc.averages.reading import NoAverages, entries_of, parameter_names, readable
 from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import Diagnosis
@@ -91,16 +91,24 @@ class Accessors:
             names[p]: Certificate(c, math.sqrt(square), spread, ess[entry["since"]])
             for (p, entry), square, spread in zip(entries.items(), squares, spreads, strict=True)
         }
-        broken = [str(name) for name, part in parts.items() if not math.isfinite(part.gradient + part.spread)]
-        if broken:
-            warnings.warn(
-                f"the certificate is not finite, since an iterate or a gradient of {', '.join(broken[:3])}"
-                f"{', …' if len(broken) > 3 else ''} was not; once they are, restart_averages() starts the averages "
-                "again",
-                stacklevel=3,
-            )
+        self._warn_if_broken({name: part.gradient + part.spread for name, part in parts.items()})
         gradient = math.hypot(*(part.gradient for part in parts.values()))  # squares may overflow
         return Certificate(c, gradient, sum(spreads), min(ess.values()), parts)
+
+    def _warn_if_broken(self: Any, values: dict[str | int, float]) -> None:
+        """Warn that a certificate is not finite; in the same words until it is, so that Python shows them once."""
+        t, names = int(self.param_groups[0][KEY]["step"]), [k for k, v in values.items() if not math.isfinite(v)]
+        if not names:
+            self._finite_at, self._broken = t, ""
+            return
+        if not self._broken:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self._broken = (
+                f"the certificate is not finite: an iterate or a gradient of {', '.join(map(str, names[:3]))}{more} "
+                f"was not finite at one of the steps {self._finite_at + 1} to {t} (ask for certificates more often "
+                "to narrow it down); once they are finite again, restart_averages() starts the averages again"
+            )
+        warnings.warn(self._broken, stacklevel=4)
 
     def restart_averages(self: Any) -> None:
         """Restart the averages at the next iterate that counts, after a gradient that was not finite, say.
@@ -112,9 +120,10 @@ class Accessors:
             NoAverages: there is no window, or one without ``start``.
             RuntimeError: a CUDA graph has captured the step and would not notice.
         """
-        refuse_without_window(self, "restart_averages()")
         settings: dict[str, Any] = self.param_groups[0][KEY]
         window = settings["average"]
+        if window is None:
+            raise NoAverages(f"restart_averages(): this optimizer was made with {self.advice}")
         if "start" not in window:
             raise NoAverages(f"restart_averages() needs a window that has start, got average={self._window!r}")
         if self._engine.has_captured:
@@ -127,6 +136,7 @@ class Accessors:
             if "progress" in entry:
                 entry["progress"].zero_()
         self._note_settings()
+        self._finite_at = int(settings["step"])
 
     def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:
         """Return what the run is doing: a one-word verdict, its evidence and one action. It changes nothing.

@@ -31,7 +31,6 @@ from o2nc.optimizers.accessors import Accessors
 from o2nc.optimizers.auto_lr import AUTO, take_step
 from o2nc.optimizers.options import check_options, new_settings
 from o2nc.optimizers.swap import SWAPPED
-from o2nc.optimizers.torch_step import Evaluated
 from o2nc.persist import checkpoints
 from o2nc.persist.compiling import is_capturing, register, step_in_graph
 from o2nc.persist.plain import AVERAGED, KEY, from_dict
@@ -57,7 +56,9 @@ class Averaged(Accessors, Optimizer):
 
     # What a subclass declares.
     shared_options = frozenset(("average", "scaling", "seed", "certificate", "offload"))  # not per parameter group
+    unsupported_keys: frozenset[str] = frozenset()  # options of torch's optimizers that this one would ignore
     numbers: tuple[str, ...] = ()  # group options that must be numbers, or tensors
+    state_keys: frozenset[str] = frozenset()  # all keys of the torch optimizer's state; empty if they are not known
     is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     has_progress = False  # whether it knows Δ, for progress and output()
     owns_state = False  # whether all of the state is ours
@@ -65,7 +66,8 @@ class Averaged(Accessors, Optimizer):
     torch_has_fused = False  # whether fused=True is an option of the torch optimizer's own step
     device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
     shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # entries with the parameter's shape
-    takes_closure = False  # whether the rule is given the closure, which it may call several times
+    advice = "average=None: pass average=o2nc.Polynomial(12), say, when you construct it"
+    _step_with: Any = None  # how to step a rule that evaluates the closure itself
 
     # Set on the instance, without defaults on the class: Lightning wraps the optimizer in a subclass of our class,
     # and looks attributes up in the optimizer only where that subclass has none.
@@ -75,6 +77,8 @@ class Averaged(Accessors, Optimizer):
     _known_params: list[Any]  # read by a compiler, which would recompile whenever a group option changes
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
+    _finite_at: int  # the last step at which certificate() was finite
+    _broken: str  # the warning to repeat until it is finite again
     _is_checked: bool  # whether the parameters were checked to be whole (not FSDP1's or ZeRO's part)
     _clock: tuple[Any, int, int]  # the counter, its version and its value: saves waiting for a device to read it
     _lock: Any  # held while a step changes the parameters
@@ -138,40 +142,42 @@ class Averaged(Accessors, Optimizer):
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         """Evaluate the closure, then step with the gradients that are there; without any, change nothing."""
-        loss, evaluated = None, None
-        if closure is not None:
+        loss = None
+        if closure is not None and self._step_with is None:
             with torch.enable_grad():
                 loss = closure()
-            evaluated = Evaluated(closure, loss) if self.takes_closure else None
+            closure = None
         with self._lock:
             if SWAPPED:
                 self._refuse_swapped("step()")
             self._notice_params()
-            if not self._has_gradients():
-                loss = loss if evaluated is None else self._run_rule(None, evaluated)
-            elif AUTO not in self.param_groups[0][KEY] or not take_step(self):
-                result = self._advance(evaluated)
-                loss = loss if evaluated is None else result
+            if closure is not None:
+                loss = self._step_with(closure)
+            elif self._has_gradients() and not (AUTO in self.param_groups[0][KEY] and take_step(self)):
+                self._advance()
         for watcher in list(self._watchers.values()):
             watcher()
         return loss
 
-    def _advance(self, evaluated: Evaluated | None) -> Any:
+    def _advance(self) -> None:
         """Average x_t if it counts, let the rule move the parameters, count the step; by kernels where they apply."""
-        rule, result = self._device_rule(), None
+        rule = self._device_rule()
         is_averaged = rule is not None and self._step_fused(rule)
         if rule is None or not (is_averaged and rule.moves):
             self._refuse_capture(is_averaged)
             iterate = self._iterate(is_averaged)._replace(stands_in=rule is not None and rule.moves)
             new = self._update_averages(iterate)
             self.param_groups[0][KEY][AVERAGED] = True
-            result = self._move(iterate, evaluated)
+            self._move(iterate)
             self._finish(new)
-        if self._window is not None:  # diagnose() needs a snapshot now and then
+        self._follow()
+
+    def _follow(self) -> None:
+        """Count the step for diagnose(), which takes a snapshot now and then."""
+        if self._window is not None:
             self._trail.steps += 1
             if self._trail.steps >= self._trail.due:
                 self._trail.follow(self)
-        return result
 
     def _has_gradients(self) -> bool:
         """Return whether there are gradients; raise if one is sparse."""
@@ -227,19 +233,19 @@ class Averaged(Accessors, Optimizer):
             update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
         return new
 
-    def _move(self, iterate: Iterate, evaluated: Evaluated | None = None) -> Any:
+    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Run the rule, prepared where it would write into gradients or takes the place of our kernels."""
         if iterate.stands_in or any(group.get("nesterov") for group in self.param_groups):
             with torch_step.prepared(self, iterate.stands_in):
-                return self._run_rule(iterate.draw.s, evaluated)
-        return self._run_rule(iterate.draw.s, evaluated)
+                return self._run_rule(iterate.draw.s, closure)
+        return self._run_rule(iterate.draw.s, closure)
 
-    def _run_rule(self, s: float | None, evaluated: Evaluated | None) -> Any:
+    def _run_rule(self, s: float | None, closure: Any) -> Any:
         """Run the torch optimizer's own step, its update multiplied by s; without a law, bitwise unchanged."""
         step = super().step.__func__  # type: ignore[attr-defined]
         if getattr(step, "hooked", False):  # torch wrapped it to call step hooks, and calls them around ours already
             step = step.__wrapped__
-        arguments = (self,) if evaluated is None else (self, evaluated.replayed(self._known_params))
+        arguments = (self,) if closure is None else (self, closure)
         if s is None:
             return step(*arguments)
         if not self.is_linear_in_lr:
@@ -332,7 +338,7 @@ class Averaged(Accessors, Optimizer):
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
-        self._clock = (None, 0, 0)
+        self._clock, self._finite_at, self._broken = (None, 0, 0), 0, ""
         self._trail.steps = self._trail.due = 0  # it begins again at the next step
         self._note_params()
 
@@ -347,13 +353,21 @@ class Averaged(Accessors, Optimizer):
         self._is_checked = False
 
     def _notice_params(self) -> None:
-        """Detect parameters that were replaced in the groups."""
+        """Detect parameters that were replaced in the groups, and group options that this optimizer would ignore."""
         params, known = [p for group in self.param_groups for p in group["params"]], self._known_params
         if len(params) != len(known) or any(map(is_not, params, known)):
             self._note_params()
+        if self.unsupported_keys:
+            for group in self.param_groups:
+                self._refuse_unsupported(group)
         if not self._is_checked:
             self._refuse_partial()
             self._is_checked = True
+
+    def _refuse_unsupported(self, group: dict[str, Any]) -> None:
+        for key in self.unsupported_keys & group.keys():
+            if group[key]:
+                raise ValueError(f"{type(self).__name__} has no {key}, got {group[key]!r} in a group")
 
     def _refuse_partial(self) -> None:
         """Raise if this process has only a part of the parameters, where averages need all of them."""
@@ -371,6 +385,7 @@ class Averaged(Accessors, Optimizer):
         """Add a parameter group, as in torch; averages, law and seed are shared by all groups."""
         for key in self.shared_options & param_group.keys():
             raise ValueError(f"{key} is one for all parameter groups, got {param_group[key]!r} in a group")
+        self._refuse_unsupported(param_group)
         if not isinstance(param_group["params"], Tensor | set):
             param_group["params"] = list(param_group["params"])
             tensors = [p[1] if isinstance(p, tuple) else p for p in param_group["params"]]

@@ -1,15 +1,19 @@
 """`extend` gives any torch optimizer averages in place: its class becomes one with `Averaged` before it."""
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
+from weakref import ref
 
-from torch import optim
+import torch
+from torch import Tensor, optim
 from torch.optim import Optimizer
 
+from o2nc.averages.update import Entry
 from o2nc.averages.windows import Average
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.options import new_settings
-from o2nc.persist.plain import KEY
+from o2nc.persist.plain import AVERAGED, KEY
 from o2nc.scaling import Exponential, Law
 
 # Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
@@ -61,11 +65,18 @@ def extend(
     _refuse(optimizer, "extend")
     plain: Any = type(optimizer)
     own = dict(vars(optimizer))
-    optimizer.__class__ = _with_averages(plain)
+    try:
+        optimizer.__class__ = _with_averages(plain)
+    except TypeError as error:  # as for classes with ABC before Optimizer among their bases
+        raise ValueError(
+            f"optimizer cannot be extended in place: {plain.__name__} has another layout: {error}"
+        ) from error
     try:
         optimizer._reset()  # type: ignore[attr-defined]
         optimizer._begin(settings)  # type: ignore[attr-defined]
         optimizer._patch_step_function()  # torch calls the step hooks around our step
+        if "step" in vars(optimizer):  # set by a scheduler, and bound to the class of that moment
+            optimizer.step = _tracked_step(optimizer)  # type: ignore[method-assign]
     except BaseException:
         optimizer.__class__ = plain
         optimizer.param_groups[0].pop(KEY, None)
@@ -125,8 +136,8 @@ def _refuse(optimizer: Any, name: str) -> None:
             f"optimizer has entries called {KEY!r}, from the checkpoint of an extended one perhaps: "
             f"apply {name} first, then load"
         )
-    if "step" in own:
-        raise ValueError(f"optimizer.step is wrapped already, by a scheduler perhaps: apply {name} first")
+    if "step" in own and not hasattr(own["step"], "_wrapped_by_lr_sched"):
+        raise ValueError(f"optimizer.step was replaced by hand: apply {name} first, then replace it")
     taken = (_names(type(optimizer)) | own.keys()) & (_names(Averaged) | _INSTANCE_NAMES)
     if taken:
         raise ValueError(f"optimizer has names of its own that {name} needs: {sorted(taken)}")
@@ -149,7 +160,8 @@ def _with_averages(cls: Any) -> type[Optimizer]:
         "__doc__": cls.__doc__,
         "__reduce_ex__": lambda self, protocol: (_restore, (cls,), self.__getstate__()),
         "is_linear_in_lr": cls.__module__.startswith("torch.optim.") and cls.__name__ in _LINEAR_IN_LR,
-        "takes_closure": True,
+        "advice": "average=None: pass average=o2nc.Polynomial(12), say, when you extend it",
+        "_step_with": _step_with,
         "shared_options": frozenset(),  # its groups may have options of these names
     }
     return type(cls.__name__, (Averaged, cls), namespace)
@@ -159,3 +171,62 @@ def _restore(cls: Any) -> Optimizer:
     """Return an uninitialized optimizer of the extended class, for copies and pickles to fill."""
     extended = _with_averages(cls)
     return extended.__new__(extended)
+
+
+def _tracked_step(optimizer: Optimizer) -> Any:
+    """Return a step that marks itself as called, as schedulers want it, and looks up the present class."""
+    owner = ref(optimizer)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        found: Any = owner()
+        found._opt_called = True
+        return type(found).step(found, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
+
+
+def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
+    """Step an optimizer that evaluates the closure itself, perhaps several times and at other points (SAM).
+
+    The averages take the gradients of the closure's first call; if the optimizer has moved the parameters before that
+    call, those that were there when the step began.
+    """
+    params = [p for group in self.param_groups for p in group["params"]]
+    versions = [p._version for p in params]
+    before = _remember(params) if self._window is not None else []
+    new: dict[Any, Entry] | None = None
+
+    def average() -> None:
+        nonlocal new
+        if new is None and self._has_gradients():
+            new = self._update_averages(self._iterate())
+            self.param_groups[0][KEY][AVERAGED] = True
+
+    def observed() -> Any:
+        if before and new is None and versions != [p._version for p in params]:
+            now = _remember(params)
+            _put_back(before)
+            average()
+            _put_back(now)
+        with torch.enable_grad():
+            loss = closure()
+        average()
+        return loss
+
+    loss = self._move(self._iterate(), observed)
+    if new is not None:
+        self._finish(new)
+        self._follow()
+    return loss
+
+
+def _remember(params: Sequence[Any]) -> list[tuple[Any, Tensor, Tensor | None]]:
+    return [(p, p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in params]
+
+
+@torch.no_grad()
+def _put_back(remembered: list[tuple[Any, Tensor, Tensor | None]]) -> None:
+    for p, x, g in remembered:
+        p.copy_(x)
+        p.grad = g

@@ -39,10 +39,7 @@ from o2nc.persist.private import foreach_add_, foreach_mul_
 from o2nc.scaling import Exponential, Law
 from o2nc.vector import completed, number, total, wide
 
-_BLOCK = ("average", "gradient", "spread")  # what is kept of the last complete block, too
-_RESERVED = frozenset(
-    (*_BLOCK, *(f"last_{key}" for key in _BLOCK), "since", "output", "progress", "rate", "update", "delta")
-)
+_RESERVED = frozenset(("average", "gradient", "spread", "since", "output", "progress", "rate", "update", "delta"))
 _DECAYED = ("last_move", "last_decay")  # −s and −lr·λ of the last update
 
 
@@ -52,6 +49,7 @@ class Learned(Paper):
     numbers = ("lr",)
     owns_state = True
     keeps_delta = False  # whether Δ is stored even if the learner can recover it from its other state
+    unsupported_keys = frozenset(("momentum", "dampening", "nesterov", "betas"))
 
     def _begin_learner(self, learner: Any, **settings: Any) -> None:
         self.param_groups[0][KEY] |= {"learner": to_dict(learner), **settings}
@@ -63,7 +61,7 @@ class Learned(Paper):
         return super()._needs_all_params() or has_joint_norm
 
     @torch.no_grad()
-    def _move(self, iterate: Iterate, evaluated: Any = None) -> None:
+    def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Ask the learner for Δ_{t+1}, and set x ← x + sΔ_{t+1}.
 
         A parameter without a gradient is not moved. A learner with a joint norm sees a gradient of zero for it; other
@@ -101,7 +99,7 @@ class Learned(Paper):
         params, xs, gs, entries = map(list, zip(*rows, strict=True))
         learner, key = self._learner, self._learner_key()
         deltas = [entry["delta"] if key == "delta" else torch.empty_like(entry[key]) for entry in entries]
-        lrs, beta = [float(groups[p]["lr"]) for p in params], self.param_groups[0][KEY].get("beta", 1.0)
+        lrs, beta = [float(groups[p]["lr"]) for p in params], self.param_groups[0][KEY]["beta"]
         with completed(lambda values: total(values, params)) if self._is_sharded else nullcontext():
             if learner.update(deltas, self._rule_gradients(params, xs, gs, entries), entries, lrs, beta) is not None:
                 raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
@@ -170,6 +168,7 @@ class ExponentiatedO2NC(Learned):
     """
 
     shared_options = frozenset(("learner", "beta", "scaling", "seed", "average", "output"))
+    advice = "average=False: leave that at True when you construct it"
 
     def __init__(
         self,
@@ -218,6 +217,7 @@ class OriginalO2NC(Learned):
         learner: an online learner, as a rule one on a ball, such as `BallOGD`.
         period: T >= 1, the length of a block.
         seed: a non-negative integer.
+        restart: start every block with a new learner, as the theorem for Algorithm 1 has it.
 
     Example:
         >>> import torch, o2nc
@@ -231,15 +231,19 @@ class OriginalO2NC(Learned):
         True
     """
 
-    shared_options = frozenset(("learner", "period", "seed"))
+    shared_options = frozenset(("learner", "period", "seed", "restart"))
+    unsupported_keys = Learned.unsupported_keys | {"weight_decay", "maximize"}
     keeps_delta = True
 
-    def __init__(self, params: Any, learner: Learner, *, period: int, seed: int = 0) -> None:
+    def __init__(self, params: Any, learner: Learner, *, period: int, seed: int = 0, restart: bool = False) -> None:
         check_learner(learner)
         checks.integer("period", period, 1)
-        window, defaults = Blocks(int(period)), {"lr": learner.lr}
-        super().__init__(params, defaults, average=window, scaling=Uniform(0, 1), seed=seed, certificate=True)
-        self._begin_learner(learner)
+        checks.flag("restart", restart)
+        defaults = {"lr": learner.lr}
+        super().__init__(
+            params, defaults, average=Blocks(int(period)), scaling=Uniform(0, 1), seed=seed, certificate=True
+        )
+        self._begin_learner(learner, beta=1.0, restart=restart)
         self._begin_output("uniform")
 
     @torch.no_grad()
@@ -247,23 +251,27 @@ class OriginalO2NC(Learned):
         """Copy the averages of a complete block before the next block overwrites them."""
         if self._window is not None and self._window.complete(iterate.t - 1) and iterate.turn.counts:
             for entry in iterate.entries:
-                for key in _BLOCK if "average" in entry else ():
+                for key in ("average", "gradient", "spread") if "average" in entry else ():
                     entry[f"last_{key}"].copy_(entry[key])
         return super()._update_averages(iterate)
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
-        last = {f"last_{key}": entry[key].clone() for key in _BLOCK}
+        last = {f"last_{key}": entry[key].clone() for key in ("average", "gradient", "spread")}
         return super()._new_entry(p, entry) | last
 
     @torch.no_grad()
-    def _move(self, iterate: Iterate, evaluated: Any = None) -> None:
+    def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Set w_{t+1} = w_t + (1 − s_t)Δ_t + s_{t+1}Δ_{t+1}."""
         settings, lists = self.param_groups[0][KEY], zip(iterate.xs, iterate.gs, iterate.entries, strict=True)
         moved = [(x, entry["delta"]) for x, g, entry in lists if g is not None and "delta" in entry]
         if moved:
             rest = 1 - self._law.sample(settings["seed"], iterate.t)
             foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=rest)
-        super()._move(iterate)
+        if settings["restart"] and iterate.turn.complete:
+            for x, entry in zip(iterate.xs, iterate.entries, strict=True):
+                self._begin_state(x, entry)  # Δ = 0
+        else:
+            super()._move(iterate)
         for g, entry in zip(iterate.gs, iterate.entries, strict=True):
             if g is None and "delta" in entry:
                 entry["delta"].zero_()  # it stays at w_t, which so becomes its x_t
@@ -294,8 +302,11 @@ def check_learner(learner: object) -> None:
 
 def initial(learner: Any, delta: Tensor) -> dict[str, Any]:
     """Return the learner's own state of one parameter; raise where it would collide with ours."""
-    state: dict[str, Any] = learner.init(delta)
-    if taken := sorted(_RESERVED & state.keys()):
-        name = type(learner).__name__
+    state = learner.init(delta)
+    name = type(learner).__name__
+    if not isinstance(state, dict):
+        raise TypeError(f"{name}.init must return a dict of tensors and numbers, got {state!r}")
+    taken = sorted(key for key in state if key in _RESERVED or (key.startswith("last_") and key[5:] in _RESERVED))
+    if taken:
         raise ValueError(f"{name}.init must not use the names {taken}: the optimizer keeps its own state under them")
     return state

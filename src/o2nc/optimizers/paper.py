@@ -220,7 +220,7 @@ class ScaledSGDM(Paper, SGD):
         """The rule as kernels, with the progress where there are averages."""
         return _FUSED if self._window is None else _FUSED_WITH_PROGRESS
 
-    def _move(self, iterate: Iterate, evaluated: Any = None) -> None:
+    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Run torch's step; store the direction of the update where the momentum buffer is not it."""
         groups = {p: group for group in self.param_groups for p in group["params"]}
         lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
@@ -228,7 +228,7 @@ class ScaledSGDM(Paper, SGD):
         kept = [row for row in averaged if row[2] is not None and _keeps_direction(groups[row[0]])]
         params, xs, gs, entries = map(list, zip(*kept, strict=True)) if kept else ([], [], [], [])
         directions = [g.clone() for g in self._rule_gradients(params, xs, gs, entries)]
-        super()._move(iterate)
+        result = super()._move(iterate, closure)
         with torch.no_grad():
             for p, direction, buffer in zip(params, directions, self._buffers(params, directions), strict=True):
                 direction.add_(buffer, alpha=groups[p]["momentum"])
@@ -238,6 +238,7 @@ class ScaledSGDM(Paper, SGD):
                 entry["rate"].fill_(0.0 if g is None else -lr.reshape(()) if isinstance(lr, Tensor) else -lr)
                 if g is not None and not _keeps_direction(groups[p]):
                     self.state[p][KEY].pop("update", None)
+        return result
 
     @torch.no_grad()
     def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:

@@ -35,10 +35,15 @@ class _Backup:
         SWAPPED.update((id(p), self) for p in self.params)
         foreach_copy_(values(self.params), self.averages)
 
-    def leave(self) -> None:
-        foreach_copy_(values(self.params), self.former)
+    def leave(self) -> bool:
+        """Restore the parameters; return whether all of them still had their shape."""
+        both = zip(values(self.params), self.former, strict=True)  # model.to(…) may have replaced their data
+        pairs = [(x, former) for x, former in both if x.shape == former.shape]
+        if pairs:
+            foreach_copy_([x for x, _ in pairs], [former for _, former in pairs])
         for p in self.params:
             SWAPPED.pop(id(p), None)
+        return len(pairs) == len(self.params)
 
 
 def warn_if_left_out(model: nn.Module, optimizers: Sequence[Any], what: str) -> None:
@@ -145,17 +150,19 @@ class Swap:
         if self._statistics is not None:
             self._statistics.restore()
             self._statistics = None
+        restored = True
         while self._backups:
             with _LOCK:
                 backup = self._backups[-1]
                 backup.blocks.discard(id(self))
-                if not backup.blocks:
-                    backup.leave()
+                restored &= bool(backup.blocks) or backup.leave()
                 self._backups.pop()
         clear_cast_caches()
         if self._model is not None and self._loading is not None:
             self._loading.remove()
             reshard(self._model)
+        if not restored:
+            raise RuntimeError("parameters got another shape inside averaged(), and cannot be restored")
 
     def __del__(self) -> None:
         if not self._is_entered:

@@ -29,6 +29,7 @@ class SGD(Averaged, optim.SGD):
 
     is_linear_in_lr = couples_decay = torch_has_fused = True
     numbers = ("lr", "momentum", "dampening", "weight_decay")
+    state_keys = frozenset(("momentum_buffer",))
     device_rule = DeviceRule("o2nc.fused.rules.sgd:sgd")
 
 
@@ -57,6 +58,7 @@ class AdamW(Averaged, optim.AdamW):
 
     is_linear_in_lr = torch_has_fused = True
     numbers = ("lr", "betas", "eps", "weight_decay")
+    state_keys = frozenset(("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
     device_rule = DeviceRule("o2nc.fused.rules.adamw:adamw", is_bitwise=True)
 
     def __init__(self, params: Any, lr: Any = 1e-3, *args: Any, **kwargs: Any) -> None:

@@ -1,39 +1,12 @@
-"""What torch's own step needs: gradients that it may write to, our kernels' place, a closure to call."""
+"""What torch's own step needs around it where it would write into gradients, or takes the place of our kernels."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 import torch
 
 from o2nc.vector import is_dense
-
-
-class Evaluated(NamedTuple):
-    """A closure that was called before the step, and the loss that it returned."""
-
-    closure: Callable[[], Any]
-    loss: Any
-
-    def replayed(self, params: list[Any]) -> Callable[[], Any]:
-        """Return the closure for a rule that calls it itself; its first result is used where it is still right."""
-        known = [self.loss]
-
-        def versions() -> list[Any]:
-            return [(p._version, id(p.grad), None if p.grad is None else p.grad._version) for p in params]
-
-        before = versions()
-
-        def call() -> Any:
-            if known and versions() == before:
-                return known.pop()
-            known.clear()
-            with torch.enable_grad():
-                return self.closure()
-
-        return call
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def averaged_optimizer(optimizer: Any, certificate: bool = False) -> Averaged:
             f"got {type(optimizer).__name__}"
         )
     if optimizer.param_groups[0][KEY]["average"] is None:
-        raise ValueError("optimizer keeps no averages: pass average=o2nc.Polynomial(12), say, when you construct it")
+        raise ValueError(f"optimizer keeps no averages, it was made with {optimizer.advice}")
     if certificate and not optimizer.param_groups[0][KEY]["certificate"]:
         raise ValueError("optimizer keeps no certificate: pass certificate=True when you construct it")
     return optimizer

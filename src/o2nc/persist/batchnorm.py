@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from o2nc.persist.private import BatchNorm, foreach_copy_
 
@@ -33,7 +33,7 @@ class Statistics:
 
         Every batch goes through the model once, without gradients, under the caller's autocast if any; BatchNorm
         layers are in training mode then, all else (dropout, say) in evaluation mode. Afterwards all modes are as
-        before.
+        before. A layer that no batch reaches keeps its statistics.
 
         Args:
             batches: inputs of the model, on its device: tensors, or tuples or lists that start with one (the rest,
@@ -43,6 +43,7 @@ class Statistics:
 
         Raises:
             ValueError: ``batches`` is empty, as a generator is when it is used a second time.
+            TypeError: the model has no ``forward``, as a LightningModule may have none.
         """
         if not self._layers:
             return
@@ -51,21 +52,39 @@ class Statistics:
         for layer in self._layers:
             layer.training, layer.momentum = True, None  # torch's word for the mean over all batches
             layer.reset_running_stats()
+        self._run(batches)
+        unreached = {
+            id(b) for layer in self._layers if not layer.num_batches_tracked for b in layer.buffers(recurse=False)
+        }
+        _copy_back([pair for pair in self._former if id(pair[0]) in unreached])
+        self._restore_modes()
+
+    @torch.no_grad()
+    def _run(self, batches: Iterable[Any]) -> None:
         batch = None
-        with torch.no_grad():
-            for batch in batches:
-                inputs = batch[0] if isinstance(batch, tuple | list) else batch
+        for batch in batches:
+            inputs = batch[0] if isinstance(batch, tuple | list) else batch
+            try:
                 self._model(**inputs) if isinstance(inputs, Mapping) else self._model(inputs)
+            except NotImplementedError as error:
+                if "forward" not in str(error):
+                    raise
+                name = type(self._model).__name__
+                raise TypeError(f"batches need model(inputs), and {name} has no forward(): define one") from error
         if batch is None:
             raise ValueError("batches must not be empty: a generator can be used only once")
-        self._restore_modes()
 
     def restore(self) -> None:
         """Restore statistics, momenta and training flags; calling it again changes nothing."""
-        if self._former:  # in one call, and in place: captured CUDA graphs know the addresses
-            foreach_copy_([b for b, _ in self._former], [former for _, former in self._former])
+        _copy_back(self._former)
         self._restore_modes()
 
     def _restore_modes(self) -> None:
         for module, name, value in self._modes:
             setattr(module, name, value)
+
+
+def _copy_back(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy all buffers in one call, in place: captured CUDA graphs know their addresses."""
+    if pairs:
+        foreach_copy_([b for b, _ in pairs], [former for _, former in pairs])

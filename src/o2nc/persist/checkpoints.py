@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from o2nc import checks
 from o2nc.persist.plain import AVERAGED, KEY, from_dict
 from o2nc.persist.shards import assemble, with_own_sums, with_whole_sums
 from o2nc.vector import is_sharded, local
@@ -63,7 +64,11 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
             if "fused" in mine:  # an implementation, not a hyperparameter: ours stays
                 group["fused"] = mine["fused"]
         ids = [i for group in groups for i in group["params"]]
+        strangers = loaded["state"].keys() - {*ids}
+        if strangers:
+            raise ValueError(f"the checkpoint has state of parameters that are in none of its groups: {[*strangers]}")
         states = {i: dict(state) for i, state in loaded["state"].items()}
+        _refuse_other_state(optimizer, states)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         for i, p in zip(ids, params, strict=False):  # torch says itself when there are more of one
             entry = states.get(i, {}).pop(KEY, None)
@@ -97,6 +102,21 @@ def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
     missing = [key for key in numbers if any(key not in group for group in groups)]
     if missing:
         raise ValueError(f"the checkpoint is not one of {name}: its groups lack {missing}")
+    for group in groups:
+        for key in optimizer.unsupported_keys & group.keys():
+            if group[key]:
+                raise ValueError(f"the checkpoint is not one of {name}: its groups have {key}={group[key]!r}")
+        if isinstance(group.get("lr"), int | float):
+            checks.non_negative("lr", group["lr"])
+
+
+def _refuse_other_state(optimizer: Any, states: dict[Any, dict[str, Any]]) -> None:
+    """Raise if a checkpoint has state that none of this optimizer's steps creates, as NAdam's beside Adam's."""
+    unknown = {key for state in states.values() for key in state} - {*optimizer.state_keys, KEY}
+    is_known = optimizer.state_keys and type(optimizer).__module__.startswith("o2nc.")  # a subclass may have more
+    if unknown and is_known:
+        name = type(optimizer).__name__
+        raise ValueError(f"the checkpoint is not one of {name}: its state has {sorted(map(str, unknown))}")
 
 
 def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
@@ -109,8 +129,7 @@ def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: l
     if theirs is None or theirs.keys() - _TRANSIENT != ours.keys():
         raise ValueError(f"the checkpoint is not one of {name}: its groups have other entries under {KEY!r}")
     theirs = theirs | {key: theirs[key].detach().cpu().clone() for key in _COUNTERS & theirs.keys()}
-    for key in ("average", "scaling", "learner"):
-        from_dict(theirs.get(key))  # raises for what cannot be built
+    _check(theirs)
     if theirs["average"] is None and ours["average"] is not None:
         window = optimizer._window
         messages.append(f"the checkpoint has no averages: those of average={window!r} begin with the next step")
@@ -128,8 +147,34 @@ def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: l
     return theirs
 
 
+def _check(settings: dict[str, Any]) -> None:
+    """Raise for values that the constructors would refuse."""
+    for key in _COUNTERS & settings.keys():
+        checks.integer(key, settings[key].item(), 0)
+    checks.integer("seed", settings["seed"], 0)
+    checks.flag("certificate", settings["certificate"])
+    checks.flag("offload", settings["offload"])
+    for key, value in settings.get("auto", {}).items():  # "heat" is a sum of products, of either sign
+        checks.non_negative(f'"auto" of the checkpoint: {key}', abs(value) if key == "heat" else value)
+    for key, member in (("average", "gamma"), ("scaling", "sample"), ("learner", "update")):
+        found = from_dict(settings.get(key))
+        if found is not None and not hasattr(found, member):
+            raise ValueError(f"the checkpoint's {key} is {found!r}")
+
+
 def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a parameter's entry, checked, with its tensors on the right devices."""
+    certifies = settings["average"] is not None and settings["certificate"]
+    wanted = ("average", "since", *(("gradient", "spread") if certifies else ())) if _AVERAGES & entry.keys() else ()
+    if missing := [key for key in wanted if key not in entry]:
+        raise ValueError(f"the checkpoint is incomplete: its state of parameter {i} lacks {missing}")
+    for key in wanted:
+        value, allowed = entry[key], "a floating-point tensor" + " without axes" * (key == "spread")
+        fits = isinstance(value, Tensor) and value.is_floating_point() and not (key == "spread" and value.dim())
+        if key == "since":
+            fits, allowed = isinstance(value, int) and value >= 1, "an integer >= 1"
+        if not fits:
+            raise ValueError(f"the checkpoint's {key} of parameter {i} must be {allowed}, got {value!r}")
     sharded = optimizer._is_sharded and is_sharded(p)
     entry = with_own_sums(p, entry) if sharded else entry
     shape, device = (p.shape if not p.is_complex() else (*p.shape, 2)), p.device
