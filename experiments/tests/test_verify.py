@@ -88,7 +88,7 @@ ones = constant(scaling.Exponential, 1.0)
 shrunk_norm = times(certificate.Certificate, "gradient_norm", 0.95)
 wrong_exponential = flat(scaling.Exponential)
 nearly_one = (scaling.Exponential, "sample", lambda self, seed, step: 0.9 + 0.2 * scaling.uniform(seed, step))
-vacuous_goldstein = lambda self, delta, **_: certificate.Goldstein(None, 2 * delta, self.value, delta)  # noqa: E731
+vacuous_goldstein = lambda self, delta, **_: certificate.Goldstein(2 * delta, self.value, delta)  # noqa: E731
 
 BREAKS = {  # by row: ways to break it, each an attribute to replace
     "criterion-smooth": [shrunk_norm],

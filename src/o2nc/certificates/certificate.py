@@ -27,23 +27,16 @@ CONSTANTS = ("sharp", "paper", "measured")
 
 @dataclass(frozen=True)
 class Goldstein:
-    """A (radius, epsilon)-Goldstein stationary point x'.
+    """There is a point x' within ``distance`` of x̄ that is (radius, epsilon)-Goldstein stationary.
 
     That is ‖E ∇F(ŷ)‖ <= epsilon for a random ŷ with E ŷ = x' and ‖ŷ − x'‖ <= radius.
 
     Attributes:
-        point: x', or None when the iterates are not known.
         radius: how far ŷ may be from x'.
         epsilon: the bound on the mean gradient.
         distance: a bound on ‖x̄ − x'‖.
-
-    Example:
-        >>> found = Certificate(c=8.0, gradient=0.1, spread=0.01, ess=50.0).goldstein(0.5, lipschitz=1.0)
-        >>> found.epsilon, found.radius, found.point
-        (0.18, 0.505, None)
     """
 
-    point: Point | None = field(repr=False, compare=False)
     radius: float
     epsilon: float
     distance: float
@@ -83,12 +76,11 @@ class Certificate:
     weights: Tensor | None = field(default=None, repr=False, compare=False, kw_only=True)
     point: Point | None = field(default=None, repr=False, compare=False, kw_only=True)
     gap: float | None = field(default=None, kw_only=True)
-    _trajectory: Trajectory | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @property
     def value(self) -> float:
-        """‖ḡ‖ + c·V; above 0 if V is, even where float64 has no room for c·V."""
-        return self.gradient + max(self.c * self.spread, 5e-324 if self.spread > 0 else 0.0)
+        """‖ḡ‖ + c·V."""
+        return self.gradient + self.c * self.spread
 
     def __str__(self) -> str:
         terms = f"{self.gradient:.4g} + {self.c:.4g}·{self.spread:.4g}"
@@ -161,29 +153,17 @@ class Certificate:
             "paper": eps + alone,
         }[constants]
 
-    def goldstein(self, delta: float, *, lipschitz: float, constants: str = "sharp") -> Goldstein:
-        """Return a Goldstein stationary point near x̄, for Lipschitz F (Lemma *goldstein reduction*).
+    def goldstein(self, delta: float, *, lipschitz: float) -> Goldstein:
+        """Return which Goldstein stationary point is near x̄, for Lipschitz F (Lemma *goldstein reduction*).
 
-        Pull y into the ball: ŷ = x̄ + min(1, δ/r)(y − x̄) with r = ‖y − x̄‖, and x' = E ŷ. With ε = ``value``:
+        Pull y into the ball: ŷ = x̄ + min(1, δ/r)(y − x̄) with r = ‖y − x̄‖, and x' = E ŷ. Then
 
-        ==========  ==========================  ===============  ==============================================
-        constants   distance ‖x̄ − x'‖           radius           epsilon
-        ==========  ==========================  ===============  ==============================================
-        measured    itself                      max ‖ŷ − x'‖     ‖Σ_{r <= δ} p g‖ + G Σ_{r > δ} p
-        sharp       min(δ, V/(4δ))              δ + distance     max(1, 2G/(cδ²))·ε
-        paper       δ                           2δ               (1 + 2G/(cδ²))·ε
-        ==========  ==========================  ===============  ==============================================
-
-        Sharp: (r − δ)₊ <= r²/(4δ) bounds the distance, and P(r > δ) <= V/δ² gives
-        ‖E∇F(ŷ)‖ <= ‖ḡ‖ + 2G V/δ² <= epsilon.
+            ‖x̄ − x'‖ <= min(δ, V/(4δ))    since (r − δ)₊ <= r²/(4δ),
+            ‖E∇F(ŷ)‖ <= ‖ḡ‖ + 2GV/δ² <= max(1, 2G/(cδ²))·value    since P(r > δ) <= V/δ².
 
         Args:
             delta: δ, the radius of the ball, > 0.
             lipschitz: G, a bound on ‖∇F‖, >= 0.
-            constants: "sharp", "paper" or "measured"; the last needs the iterates, that is `o2nc.certify`.
-
-        Returns:
-            The point x' (None when the iterates are not known), its radius, its epsilon, and the distance.
 
         Warns:
             UserWarning: when epsilon >= G, which holds at every point and so says nothing. It takes c >= 2G/δ².
@@ -194,40 +174,18 @@ class Certificate:
         """
         checks.positive("delta", delta)
         checks.non_negative("lipschitz", lipschitz)
-        checks.choice("constants", constants, CONSTANTS)
-        ratio, point = 2 * lipschitz / self.c / delta / delta, None
-        distance = min(delta, self.spread / (4 * delta))
-        radius, epsilon = delta + distance, max(1.0, ratio) * self.value
-        if constants == "paper":
-            distance, radius, epsilon = delta, 2 * delta, (1 + ratio) * self.value
-        if self._trajectory is not None and self.weights is not None:
-            point, *measured = self._clip(self._trajectory, self.weights, delta, lipschitz)
-            if constants == "measured":
-                distance, radius, epsilon = measured
-        elif constants == "measured":
-            raise ValueError('constants="measured" needs the iterates: take the certificate with o2nc.certify')
+        least_c = 2 * lipschitz / delta / delta
+        distance, epsilon = min(delta, self.spread / (4 * delta)), max(1.0, least_c / self.c) * self.value
         if epsilon >= lipschitz > 0:
             why = f"the certificate's own value is {self.value:.4g}"
-            if ratio > 1:
-                why += f" and c = {self.c:.4g}; it takes c >= 2G/δ² = {2 * lipschitz / delta / delta:.4g}"
+            if self.c < least_c:
+                why += f" and c = {self.c:.4g}; it takes c >= 2G/δ² = {least_c:.4g}"
             warnings.warn(
                 f"epsilon = {epsilon:.4g} is no less than lipschitz = {lipschitz:.4g}, so it holds at every point: "
                 f"{why}",
                 stacklevel=2,
             )
-        return Goldstein(point, radius, epsilon, distance)
-
-    @staticmethod
-    def _clip(trajectory: Trajectory, p: Tensor, delta: float, lipschitz: float) -> tuple[Point, float, float, float]:
-        """Return x', ‖x̄ − x'‖, max ‖ŷ − x'‖ and epsilon of the points pulled into the ball: ŷ = x̄ + f(y − x̄)."""
-        r = trajectory.sums(p).distances
-        f, inside = (delta / r).clamp(max=1.0), (r <= delta).double()
-        q = p * (f - p @ f)  # x' − x̄ = Σq y, and Σq = 0
-        radii = trajectory.distances(lambda y, p, f, q: f[:, None] * (y - p @ y) - q @ y, p, f, q)
-        kept = trajectory.slopes(lambda g, p: (p @ g)[None], p * inside)
-        distance = trajectory.distances(lambda y, q: (q @ y)[None], q)
-        epsilon = float(kept) + lipschitz * float(p @ (1 - inside))
-        return trajectory.mean(p + q), float(distance), float(radii[p > 0].max()), epsilon
+        return Goldstein(delta + distance, epsilon, distance)
 
 
 @torch.no_grad()
@@ -262,8 +220,7 @@ def certify(
         beta: the discount of the exponential weights, in (0, 1).
 
     Returns:
-        A certificate with ``weights``, ``point`` (at least float32) and, for optimal weights, ``gap``. It refers to
-        the iterates and gradients (it does not copy them), since `Certificate.goldstein` needs them.
+        A certificate with ``weights``, ``point`` (at least float32) and, for optimal weights, ``gap``.
 
     Example:
         The kink of |x|: both iterates have a gradient of size 1, their best mean has almost none.
@@ -302,5 +259,4 @@ def certify(
         weights=p,
         point=trajectory.mean(p),
         gap=gap,
-        _trajectory=trajectory,
     )

@@ -1,12 +1,10 @@
 """K points of R^d and their gradients, read in column blocks: the sums that a certificate is made of.
 
 A block is a K×B matrix cut out of all points at once, so that a pass needs the memory of a few blocks, whatever d is.
-All sums are taken in float64, with norms whose squares neither overflow nor vanish, and of differences y_k − y_1 of
-points: V is a sum of squared differences, never E‖y‖² − ‖x̄‖².
+All sums are taken in float64, which holds the squares of numbers from 1e-150 to 1e150, and of differences y_k − y_1
+of points: V is a sum of squared differences, never E‖y‖² − ‖x̄‖².
 """
 
-import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
@@ -29,10 +27,8 @@ class Sums(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """V = Σp‖y − z‖², rounded up where float64 has no room for its digits: a bound stays a bound."""
-        root = float(_row_norms((self.weights.sqrt() * self.distances)[None]))
-        found = root * root
-        return found if found >= sys.float_info.min or root == 0 else math.nextafter(found, math.inf)
+        """V = Σp‖y − z‖² with z = Σp y."""
+        return float(self.weights @ self.distances.square())
 
 
 class Trajectory:
@@ -66,31 +62,28 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.points)
 
-    def sums(self, weights: Tensor) -> Sums:
-        """Return the sums under these weights, in one pass over the points and one over the gradients."""
-        distances = self.distances(lambda y, p: y - p @ y, weights)
+    def sums(self, p: Tensor) -> Sums:
+        """Return the sums under weights p, in one pass over the points and one over the gradients."""
+        gradient, distances = 0.0, torch.zeros_like(p)
+        for g in _blocks(self.gradients):
+            gradient += float((p.to(g.device) @ g).square().sum())
+        for y in _blocks(self.points):
+            y -= y[0].clone()
+            distances += (y - p.to(y.device) @ y).square().sum(1).cpu()
         if not distances.isfinite().all():
             raise ValueError("iterates are further apart than float64 can tell; rescale them")
-        return Sums(weights, float(self.slopes(lambda g, p: (p @ g)[None], weights)), distances)
+        return Sums(p, gradient**0.5, distances.sqrt())
 
-    def slopes(self, change: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
-        """Return the norms of the rows that ``change`` makes of the gradients, a K×d matrix, and of the vectors."""
-        return _norms(_blocks(self.gradients), change, vectors)
-
-    def distances(self, change: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
-        """Return the norms of the rows that ``change`` makes of y_k − y_1, a K×d matrix, and of the vectors."""
-        return _norms((block.sub_(block[0].clone()) for block in _blocks(self.points)), change, vectors)
-
-    def triangle(self, unit: float) -> Tensor:
-        """Return a matrix with the inner products of the gradients over ``unit``, of at most K rows (QR)."""
+    def triangle(self) -> Tensor:
+        """Return a matrix with the inner products of the gradients, of at most K rows (QR)."""
         r = torch.zeros(0, len(self), dtype=torch.float64, device="cpu")
-        for block in _blocks(self.gradients):
-            r = torch.linalg.qr(torch.cat([r, (block / unit).T.cpu()]), mode="r").R
+        for g in _blocks(self.gradients):
+            r = torch.linalg.qr(torch.cat([r, g.T.cpu()]), mode="r").R
         return r
 
     def mean(self, weights: Tensor) -> Point:
         """Return Σp y, shaped like one point and at least float32."""
-        flat = torch.cat([(weights.to(block.device) @ block).cpu() for block in _blocks(self.points)])
+        flat = torch.cat([(weights.to(y.device) @ y).cpu() for y in _blocks(self.points)])
         dtype = reduce(torch.promote_types, {wide(x.dtype) for y in self.points for x in y})
         result = []
         for like, part in zip(self.points[0], flat.split([real(x).numel() for x in self.points[0]]), strict=True):
@@ -105,26 +98,6 @@ def _blocks(rows: list[Vector]) -> Iterator[Tensor]:
         pieces = (real(part).reshape(-1).split(max(1, BLOCK // len(rows))) for part in parts)
         for block in zip(*pieces, strict=True):
             yield torch.stack([x.to(parts[0].device, torch.float64) for x in block])
-
-
-def _norms(blocks: Iterator[Tensor], change: Callable[..., Tensor], vectors: tuple[Tensor, ...]) -> Tensor:
-    found = torch.zeros((), dtype=torch.float64, device="cpu")
-    for block in blocks:
-        found = torch.hypot(found, _row_norms(change(block, *(v.to(block.device) for v in vectors))).cpu())
-    return found
-
-
-def _row_norms(x: Tensor) -> Tensor:
-    """Return the norms of the rows of a matrix, also where squares overflow or vanish."""
-    squares = x.square().sum(1)  # vector_norm adds up one by one, which loses four digits of a million
-    norms = squares.sqrt()
-    unsafe = ~((squares > 1e-200) & (squares < 1e200))
-    if x.shape[1] and bool(unsafe.any()):
-        rows = x[unsafe]
-        largest = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)
-        unit = rows / torch.where(largest > 0, largest, 1.0)
-        norms[unsafe] = unit.square_().sum(1).sqrt() * largest.squeeze(1)
-    return norms
 
 
 def _sequence(name: str, given: Any) -> list[Any]:

@@ -17,7 +17,6 @@ Either way it reads Δm = M Δu − e with a positive definite M. Eliminating Δ
 by Δλ.
 """
 
-import math
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from torch import Tensor
 from o2nc.certificates.trajectory import Sums, Trajectory
 
 ROUNDS, GAIN = 50, 1e-3  # rounds of re-centring, as long as each gains this share of the value
-DEAREST = 1e140  # the largest root of a price that the search computes with
 STEPS = 100
 INSIDE = 0.9  # ‖u‖² up to which the first form is used
 
@@ -35,16 +33,15 @@ def best_weights(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[S
 
     The other start is the iterate with the smallest gradient: alone it is a certificate too, without spread.
     """
-    norms = trajectory.slopes(lambda g: g)
-    unit = float(norms.max()) or 1.0  # all is computed with gradients of at most 1
-    r = trajectory.triangle(unit)
+    r = trajectory.triangle()
+    norms = torch.linalg.vector_norm(r, dim=0)
 
     def prices(sums: Sums) -> Tensor:
         """Return c‖y_k − z‖² for all k."""
-        return (sums.distances * (c**0.5 / unit**0.5)).clamp(max=DEAREST).square()
+        return c * sums.distances.square()
 
     def value(sums: Sums) -> float:
-        return sums.gradient / unit + float(sums.weights @ prices(sums))
+        return sums.gradient + c * sums.spread
 
     alone = trajectory.sums(torch.nn.functional.one_hot(norms.argmin(), len(trajectory)).double())
     best, u = min(exponential, alone, key=value), r.new_zeros(len(r))
@@ -58,12 +55,10 @@ def best_weights(trajectory: Trajectory, exponential: Sums, c: float) -> tuple[S
                 u = dual
             if value(now) > (1 - GAIN) * value(before):
                 break
-    q, mean = prices(best), r @ best.weights
-    if q.max() >= DEAREST**2:  # less than c: what is proved for it does not count
-        return best, math.inf
     # every u in the unit ball gives a lower bound min_k ⟨u, g_k⟩ + c‖y_k − z‖²
+    mean = r @ best.weights
     duals = (u, mean / mean.norm().clamp(min=1e-300), 0 * u)
-    return best, max(0.0, value(best) - max(float((dual @ r + q).min()) for dual in duals)) * unit
+    return best, max(0.0, value(best) - max(float((dual @ r + prices(best)).min()) for dual in duals))
 
 
 def minimise(r: Tensor, q: Tensor, tolerance: float = 1e-7) -> tuple[Tensor, Tensor]:
