@@ -11,7 +11,7 @@ import torch
 
 import o2nc
 from o2nc.certificates.diagnosis import ADVICE, STATIONARY, STRAIGHT, VERDICTS, verdict_of
-from o2nc.certificates.displacement import COORDINATES, MOST, USED, Snapshots, by_tensor, sample, walk
+from o2nc.certificates.displacement import COORDINATES, MOST, USED, displacements, measure, sample, sums, walk
 from o2nc.logger import scalars
 from problem import parameters, set_gradients
 from registry import OURS, identical, ours_of
@@ -54,8 +54,9 @@ def test_displacement_equals_its_definition():
     """J = V/(κ Σ q_i (i/N)(1 − i/N)), with κ by the walk's own squared distances c(τ) at momentum 1/2."""
     steps = [2, 3, 7, 8, 9, 13, 20, 21, 22, 30, 31, 40]
     points = np.cumsum(np.random.default_rng(0).normal(size=(12, 5)), axis=0)
-    snapshots = Snapshots([(t, torch.tensor(y)) for t, y in zip(steps, points, strict=True)])
-    found = snapshots.compare(snapshots.measure([torch.zeros(2, 1), torch.zeros(3)])[1:], [0.5, 0.5])
+    found = displacements(
+        steps, measure([*map(torch.tensor, points)], [torch.zeros(2, 1), torch.zeros(3)]), [0.5, 0.5]
+    )
     shares = np.arange(1, 12) / 12 * (1 - np.arange(1, 12) / 12)
     between = np.array([[tau - (1 - 0.5**tau) / 0.75 for tau in np.abs(np.array(steps) - t)] for t in steps])
     kappa = between.mean() / 2 / (shares @ np.diag(between, 1))
@@ -95,22 +96,22 @@ def test_sums_over_a_sample_estimate_those_over_all():
     xs[-1] = xs[-1].to(memory_format=torch.channels_last)
     found = sample(xs)
     assert len(found) < 1.01 * COORDINATES
-    sums = by_tensor(found.square().unsqueeze(0), xs)[0]
+    squares = sums(found.square().unsqueeze(0), xs)[0]
     exact = torch.stack([x.double().square().sum() for x in xs])
-    torch.testing.assert_close(sums[1:3], exact[1:3], rtol=1e-6, atol=0)
-    torch.testing.assert_close(sums, exact, rtol=0.15, atol=0)
+    torch.testing.assert_close(squares[1:3], exact[1:3], rtol=1e-6, atol=0)
+    torch.testing.assert_close(squares, exact, rtol=0.15, atol=0)
 
 
 def test_the_trail_is_thinned_and_small():
     opt = run(sgd(d=10_000), lambda t, x: noise(t, 10_000), 700)
-    taken = opt._trail._taken.taken
+    taken = opt._trail.taken
     assert USED <= MOST // 2 <= len(taken) < MOST
-    assert sum(y.nbytes for _, y in taken) < MOST * COORDINATES * 8
+    assert sum(y.nbytes for _, y, _ in taken) < MOST * COORDINATES * 8
     assert opt._trail.stride == 8
-    steps = [t for t, _ in taken]
+    steps = [t for t, _, _ in taken]
     assert steps == sorted(steps)
     assert steps[-1] > 680
-    assert run(o2nc.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), lambda t, x: x, 8)._trail._taken.taken == []
+    assert run(o2nc.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), lambda t, x: x, 8)._trail.taken == []
 
 
 def test_the_noise_floor_is_that_of_independent_gradients():
@@ -129,6 +130,33 @@ def test_the_noise_floor_is_that_of_independent_gradients():
         ratio = 1 if gradient is noise else math.sqrt(ess)
         assert found["gradient_to_noise"] == pytest.approx(ratio, rel=2 * tolerance)
     assert "noise_floor" not in run(sgd(), lambda t, x: noise(t), 200).diagnose().evidence
+
+
+class Halving(torch.optim.SGD):
+    """Writes into the gradients."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.grad.mul_(0.5)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: o2nc.SGD(params, lr=0.0, weight_decay=3.0, average=0.9, certificate=True),
+        lambda params: o2nc.SGD(params, lr=0.0, weight_decay=3.0, maximize=True, average=0.9, certificate=True),
+        lambda params: o2nc.extend(Halving(params, lr=0.0), average=0.9, certificate=True),
+    ],
+    ids=["weight decay", "weight decay, maximize", "a rule that writes into gradients"],
+)
+def test_the_noise_floor_is_of_the_gradients_that_are_averaged(make):
+    """They are all equal here, so that their mean is √ess times what noise would be."""
+    opt = run(
+        make([torch.nn.Parameter(torch.ones(5, dtype=torch.float64))]), lambda t, x: torch.full_like(x, 2.0), 200
+    )
+    found = opt.diagnose().evidence
+    assert found["gradient_to_noise"] == pytest.approx(math.sqrt(opt.certificate().ess), rel=1e-6)
 
 
 # --- verdicts
@@ -196,6 +224,20 @@ def test_what_is_not_finite_is_named(where):
     assert found.advice.startswith(f"{where} of parameter 'layer2' is not finite")
     assert ("restart_averages()" in found.advice) == (where != "x")
     assert [name for name, part in found.by_parameter.items() if part.verdict == "broken"] == ["layer2"]
+
+
+def test_the_advice_is_to_go_back_where_averages_cannot_restart():
+    params = parameters()
+    opt = OURS["OriginalO2NC"](params)
+    for t in range(12):
+        set_gradients(params, t)
+        opt.step()
+    for key in ("average", "spread"):
+        ours_of(opt, params[0])[key].fill_(math.nan)
+    assert "Go back to a checkpoint" in opt.diagnose().advice
+    with pytest.warns(UserWarning, match="is not finite") as warned:
+        opt.certificate()
+    assert "restart_averages" not in str(warned[0].message)
 
 
 def test_what_broke_is_dated():

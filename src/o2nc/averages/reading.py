@@ -70,6 +70,17 @@ def has_certificate(optimizer: Any) -> bool:
     return optimizer.param_groups[0][KEY]["certificate"] and has_averages(optimizer)
 
 
+def decays_of(optimizer: Any) -> dict[Any, float]:
+    """Return λ of every parameter whose weight decay is part of F, so that g + λx is the gradient up to its sign.
+
+    It is negative where F is maximized, and 0 of parameters whose decay is decoupled.
+    """
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    if not optimizer.couples_decay:
+        return dict.fromkeys(groups, 0.0)
+    return {p: float(group["weight_decay"]) * (-1 if group["maximize"] else 1) for p, group in groups.items()}
+
+
 def progress_of(optimizer: Any) -> float:
     """Return the progress, or nan if the optimizer has none."""
     return getattr(optimizer, "progress", math.nan)

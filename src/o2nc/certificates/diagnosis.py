@@ -31,7 +31,7 @@ from torch.nn.parameter import is_lazy
 from o2nc import vector
 from o2nc.averages import reading
 from o2nc.certificates.certificate import Certificate
-from o2nc.certificates.displacement import USED, momentum_of
+from o2nc.certificates.displacement import USED, displacements, measure, measure_gradients, momenta_of
 from o2nc.persist.plain import KEY
 from o2nc.text import printable
 
@@ -91,8 +91,16 @@ class Diagnosis:
 
 
 @torch.no_grad()
-def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis:
-    """Return what the run of ``optimizer`` is doing, as `Averaged.diagnose` says."""
+def diagnose(
+    optimizer: Any, loss: Callable[[], Any] | None = None, certificate: Certificate | None = None
+) -> Diagnosis:
+    """Return what the run of ``optimizer`` is doing, as `Averaged.diagnose` says.
+
+    Args:
+        optimizer: the optimizer.
+        loss: a function without arguments that returns the loss.
+        certificate: the optimizer's, if it was computed already.
+    """
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function without arguments that returns a scalar, got {loss!r}")
     if optimizer._window is None:
@@ -104,7 +112,7 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
     if loss is not None:
         evidence |= _heat(optimizer, loss) if has_averages and not faults else {"heat": math.nan}
     if reading.has_certificate(optimizer) and not faults:
-        evidence |= _noise(optimizer.certificate(), measured.gradient_square)
+        evidence |= _noise(certificate or optimizer.certificate(), measured.gradient_square)
     trail, names = optimizer._trail, reading.parameter_names(optimizer)
     rest = optimizer._window.start + 1 - optimizer._steps_done()
     values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps, rest), "spike_step": math.nan, **evidence}
@@ -116,7 +124,8 @@ def diagnose(optimizer: Any, loss: Callable[[], Any] | None = None) -> Diagnosis
     advice = ADVICE[verdict].format(**values)
     if faults:
         p, what = next(iter(faults.items()))
-        action = ADVICE["broken"] if "x" in faults.values() else RESTART
+        can_restart = "x" not in faults.values() and "start" in optimizer.param_groups[0][KEY]["average"]
+        action = RESTART if can_restart else ADVICE["broken"]
         verdict, advice = "broken", f"{what} of parameter {names[p]!r} is not finite: {action}"
     elif optimizer._engine.has_captured:
         verdict, advice = "too early", REPLAYED
@@ -155,36 +164,36 @@ class _Measured(NamedTuple):
 
 def _measure(optimizer: Any) -> _Measured:
     """Measure displacements and look for what is not finite; where parameters are sharded, collectively."""
-    params, settings, trail = optimizer._known_params, optimizer.param_groups[0][KEY], optimizer._trail
-    data, entries = vector.values(params), reading.entries_of(optimizer)
-    kept = [{"x": x} | entries.get(p, {}) for x, p in zip(data, params, strict=True)]
-    home = data[0].device
+    params, entries = optimizer._known_params, reading.entries_of(optimizer)
+    xs, taken = vector.values(params), [] if optimizer._engine.has_captured else optimizer._trail.latest()
+    kept = [{"x": x} | entries.get(p, {}) for x, p in zip(xs, params, strict=True)]
+    home = xs[0].device
     rows = [
         torch.stack([_count_faults(entry.get(key)).to(home) for entry in kept])
         for key in ("x", "average", "gradient")
     ]
-    latest = None if optimizer._engine.has_captured else trail.latest(optimizer)
-    if latest is not None:
-        rows += [trail.gradient_squares(data), *latest.measure(data)]
+    if taken:
+        decays = [decay if p in entries else 0.0 for p, decay in reading.decays_of(optimizer).items()]
+        rows += [measure_gradients(taken, xs, decays), *measure([x for _, x, _ in taken], xs)]
     values = vector.total(torch.stack(rows), params).cpu()
     at = values[:3].gt(0).int().argmax(0).tolist()
     faults = {p: ("x", "x̄", "ḡ")[at[i]] for i, p in enumerate(params) if values[:3, i].any()}
-    if latest is None:
+    if not taken:
         unknown = {"displacement": math.nan, "steps": 0.0, "turnover": math.nan, "growth": math.nan}
         return _Measured(unknown, dict.fromkeys(params, math.nan), faults, 0.0)
-    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    joint, *parts = latest.compare(values[5:], [momentum_of(groups[p], settings) for p in params])
+    times = [step for step, _, _ in taken]
+    joint, *parts = displacements(times, values[4:], momenta_of(optimizer))
     means, spreads, increments = values[4], values[5], values[6:].sum(1).tolist()
     changed = (spreads / (means + spreads)).nan_to_num(0.0)
     sizes = torch.tensor([float(p.numel()) for p in params], device="cpu")
-    times, quarter = [step for step, _ in latest.taken], len(increments) // 4
+    quarter = len(increments) // 4
     evidence = {
         "displacement": 0.0 if not values[6:].any() else joint,  # 0 where nothing moves at all
         "steps": float(times[-1] - times[0]),
         "turnover": float((sizes * changed).sum() / (sizes * (spreads > 0)).sum().clamp(min=1.0)),
         "growth": math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
     }
-    begun = optimizer._steps_done() - trail.steps  # the trail may have begun later
+    begun = optimizer._steps_done() - optimizer._trail.steps  # the trail may have begun later
     for key, at_snapshot in (("spike_step", _spike(increments)), ("finite_at", _last_finite(increments))):
         if at_snapshot is not None:
             evidence[key] = float(begun + times[at_snapshot])

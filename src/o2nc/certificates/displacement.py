@@ -13,9 +13,8 @@ All sums over coordinates are estimated from a fixed sample of them, which is al
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,11 +26,12 @@ from o2nc.vector import gradients, is_dense, values
 COORDINATES, LEAST = 4096, 8  # sampled of all tensors together, and at least of each
 MOST, USED = 128, 32  # snapshots that are kept at most, and the last ones that J is of
 FIRST_STRIDE = 4  # steps from snapshot to snapshot at first, about
+Snapshot: TypeAlias = tuple[int, Tensor, Tensor | None]  # steps before it, and coordinates of x and g there
 GOLDEN = 0.6180339887498949  # its multiples lie evenly in [0, 1) after the point, in no period
 
 
 def strides(xs: Sequence[Tensor]) -> list[int]:
-    """Return of every tensor which share of its coordinates is sampled: one in so many, an odd number."""
+    """Return for every tensor which share of its coordinates is sampled: one in so many, an odd number."""
     most = max(LEAST, COORDINATES // max(1, len(xs)))
     return [-(-x.numel() // most) | 1 for x in xs]
 
@@ -51,102 +51,61 @@ def every(stride: int, x: Tensor) -> Tensor:
     return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).reshape(-1)[::stride]
 
 
-def by_tensor(values: Tensor, xs: Sequence[Tensor]) -> Tensor:
-    """Return what sums over all coordinates are, of values (rows, sampled coordinates): (rows, tensors), float64."""
-    sizes = [-(-x.numel() // stride) for x, stride in zip(xs, strides(xs), strict=True)]
-    parts = values.double().split(sizes, dim=1)
-    return torch.stack(
-        [part.sum(1) * (x.numel() / max(1, n)) for part, x, n in zip(parts, xs, sizes, strict=True)], 1
-    )
+def sizes(xs: Sequence[Tensor]) -> list[int]:
+    """Return how many coordinates of every tensor are sampled."""
+    return [-(-x.numel() // stride) for x, stride in zip(xs, strides(xs), strict=True)]
+
+
+def sums(sampled: Tensor, xs: Sequence[Tensor]) -> Tensor:
+    """Estimate the sums over all coordinates of every tensor: (rows, sampled coordinates) → (rows, tensors)."""
+    parts = zip(sampled.double().split(sizes(xs), dim=1), xs, strict=True)
+    return torch.stack([part.sum(1) * (x.numel() / max(1, part.shape[1])) for part, x in parts], 1)
 
 
 def moment(turn: int, stride: int) -> int:
-    """Return at which of the steps turn·stride, …, (turn + 1)·stride − 1 a snapshot is taken."""
+    """Return at which of the steps turn·stride, …, (turn + 1)·stride − 1 a snapshot is taken.
+
+    The moments are irregular: at regular ones a run that goes round in a period would seem to stand still.
+    """
     return turn * stride + int(stride * (turn * GOLDEN % 1))
 
 
-class Snapshots:
-    """Samples of the parameters at some steps of a run; none of this waits for a device."""
+def measure(points: Sequence[Tensor], xs: Sequence[Tensor]) -> Tensor:
+    """Return ‖ȳ‖², V and then q_1, q_2, … of samples of the tensors ``xs``, one column per tensor."""
+    y = torch.stack([point.to(xs[0].device) for point in points]).double()
+    mean = y.mean(0, keepdim=True)
+    spread = (y - mean).square().mean(0, keepdim=True)
+    return sums(torch.cat([mean.square(), spread, y.diff(dim=0).square()]), xs)
 
-    def __init__(self, taken: Sequence[tuple[int, Tensor]] = ()) -> None:
-        self.taken = list(taken)  # the step, and the coordinates after it
 
-    def follow(self, step: int, stride: int, tensors: Callable[[], Sequence[Tensor]]) -> None:
-        """Take a snapshot if it is time: one in every ``stride`` steps, at irregular moments.
+def measure_gradients(taken: Sequence[Snapshot], xs: Sequence[Tensor], decays: Sequence[float]) -> Tensor:
+    """Return the mean ‖g + λx‖² over some snapshots, one for each tensor with its own λ; 0 if none has a gradient."""
+    home = xs[0].device
+    decay = torch.tensor(decays, dtype=torch.float64, device="cpu").repeat_interleave(
+        torch.tensor(sizes(xs), device="cpu")
+    )
+    squares = [(g.to(home).double() + decay.to(home) * x.to(home)).square() for _, x, g in taken if g is not None]
+    if not squares:
+        return torch.zeros(len(xs), dtype=torch.float64, device=home)
+    return sums(torch.stack(squares).mean(0, keepdim=True), xs)[0]
 
-        At regular ones a run that goes round in a period of so many steps would seem to stand still.
-        """
-        if step == moment(step // stride, stride):
-            self.taken.append((step, sample(tensors())))
 
-    def measure(self, xs: Sequence[Tensor]) -> Tensor:
-        """Return ‖ȳ‖², V and then q_1, q_2, …, one column per tensor, summed over all its coordinates."""
-        points = torch.stack([x.to(xs[0].device) for _, x in self.taken]).double()
-        mean = points.mean(0, keepdim=True)
-        spread = (points - mean).square().mean(0, keepdim=True)
-        return by_tensor(torch.cat([mean.square(), spread, points.diff(dim=0).square()]), xs)
+def displacements(times: Sequence[int], measured: Tensor, momenta: Sequence[float]) -> list[float]:
+    """Return J of all tensors together, then of each.
 
-    def compare(self, measured: Tensor, momenta: Sequence[float]) -> list[float]:
-        """Return J of all tensors together, then of each, from V and q as `measure` has them and each one's b."""
-        spread, increments = measured[0].tolist(), measured[1:].cpu().numpy()
-        weights = {b: walk([step for step, _ in self.taken], b) for b in {*momenta}}
-        expected = [float(weights[b] @ increments[:, i]) for i, b in enumerate(momenta)]
-        return [_ratio(math.fsum(spread), math.fsum(expected)), *map(_ratio, spread, expected)]
+    Args:
+        times: the steps of the snapshots.
+        measured: what `measure` found.
+        momenta: b of each tensor.
+    """
+    spread, increments = measured[1].tolist(), measured[2:].cpu().numpy()
+    weights = {b: walk(times, b) for b in {*momenta}}
+    expected = [float(weights[b] @ increments[:, i]) for i, b in enumerate(momenta)]
+    return [_ratio(math.fsum(spread), math.fsum(expected)), *map(_ratio, spread, expected)]
 
 
 def _ratio(spread: float, expected: float) -> float:
     return spread / expected if expected > 0 else math.nan  # nothing moves
-
-
-class Trail:
-    """Snapshots all over a run, at most MOST: then every other is dropped, and there is one in twice as many steps.
-
-    The optimizer counts its ``steps``, and calls `follow` when one is ``due``. All of it is on the host's side of a
-    step, and is not saved: it begins again after a checkpoint was loaded, and when parameters are added or exchanged.
-    Of an optimizer with a certificate the same coordinates of the last USED gradients are kept, too.
-    """
-
-    def __init__(self) -> None:
-        self._params: Any = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._taken, self.stride, self.steps = Snapshots(), FIRST_STRIDE, 0
-        self._gradients: deque[Tensor] = deque(maxlen=USED)
-        self._find_due()
-
-    def _find_due(self) -> None:
-        now, next_one = (moment(self.steps // self.stride + k, self.stride) for k in (0, 1))
-        self.due = now if now > self.steps else next_one
-
-    def follow(self, optimizer: Any) -> None:
-        """Take a snapshot, now that ``steps`` is ``due``."""
-        former, self._params = self._params, optimizer._known_params
-        if former is not None and former is not self._params:
-            self._begin()
-            return
-        xs = values(self._params)
-        self._taken.taken.append((self.steps, sample(xs)))
-        if optimizer.param_groups[0][KEY]["certificate"]:
-            found = zip(xs, gradients(self._params), strict=True)
-            self._gradients.append(sample([x.new_zeros(1).expand(x.numel()) if g is None else g for x, g in found]))
-        if len(self._taken.taken) == MOST:
-            del self._taken.taken[::2]
-            self.stride *= 2
-        self._find_due()
-
-    def latest(self, optimizer: Any) -> Snapshots | None:
-        """Return the last USED snapshots, or None if there are not so many."""
-        if optimizer._known_params is not self._params or len(self._taken.taken) < USED:
-            return None
-        return Snapshots(self._taken.taken[-USED:])
-
-    def gradient_squares(self, xs: Sequence[Tensor]) -> Tensor:
-        """Return the mean ‖g‖² of every tensor over the gradients that were kept; 0 if there are none."""
-        kept = [g.to(xs[0].device).double().square() for g in self._gradients]
-        if not kept:
-            return xs[0].new_zeros(len(xs))
-        return by_tensor(torch.stack(kept).mean(0, keepdim=True), xs)[0]
 
 
 def walk(times: Sequence[int], momentum: float) -> np.ndarray:
@@ -167,7 +126,44 @@ def walk(times: Sequence[int], momentum: float) -> np.ndarray:
     return weights * (squares.mean() / 2 / (weights @ squares.diagonal(1)))
 
 
-def momentum_of(group: dict[str, Any], settings: dict[str, Any]) -> float:
-    """Return b as far as a parameter group says it; 0 if it does not."""
-    b = float(group.get("momentum", group.get("betas", (settings.get("beta") or 0.0,))[0]))
-    return b if 0 <= b < 1 else 0.0
+def momenta_of(optimizer: Any) -> list[float]:
+    """Return b of every parameter as far as its group says it, else 0."""
+    settings, found = optimizer.param_groups[0].get(KEY, {}), []
+    for group in optimizer.param_groups:
+        b = float(group.get("momentum", group.get("betas", (settings.get("beta") or 0.0,))[0]))
+        found += [b if 0 <= b < 1 else 0.0] * len(group["params"])
+    return found
+
+
+class Trail:
+    """Snapshots all over a run, at most MOST: then every other is dropped, and there is one in twice as many steps.
+
+    With a certificate a snapshot has the gradient, too. Nothing here waits for a device. A trail is not saved: a new
+    one begins after a checkpoint was loaded, and when parameters are added or exchanged.
+    """
+
+    def __init__(self) -> None:
+        self.taken: list[Snapshot] = []
+        self.stride, self.steps, self.due = FIRST_STRIDE, 0, moment(1, FIRST_STRIDE)
+
+    def follow(self, optimizer: Any) -> None:
+        """Count a step that begins, and take a snapshot if it is due, before the rule moves x or writes into g."""
+        if optimizer._window is not None and self.steps >= self.due:
+            self._take(optimizer)
+        self.steps += 1
+
+    def _take(self, optimizer: Any) -> None:
+        xs, g = values(optimizer._known_params), None
+        if optimizer.param_groups[0][KEY]["certificate"]:
+            found = zip(xs, gradients(optimizer._known_params), strict=True)
+            g = sample([x.new_zeros(1).expand(x.numel()) if g is None else g for x, g in found])
+        self.taken.append((self.steps, sample(xs), g))
+        if len(self.taken) == MOST:
+            del self.taken[::2]
+            self.stride *= 2
+        now, later = (moment(self.steps // self.stride + k, self.stride) for k in (0, 1))
+        self.due = now if now > self.steps else later
+
+    def latest(self) -> list[Snapshot]:
+        """Return the last USED snapshots, none if there are not so many."""
+        return self.taken[-USED:] if len(self.taken) >= USED else []

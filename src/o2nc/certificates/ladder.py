@@ -13,15 +13,15 @@ sharp non-smooth functions the learning rate falls geometrically, and F with it.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from o2nc.certificates.displacement import Snapshots, momentum_of
-from o2nc.persist.plain import KEY
+from o2nc.certificates.displacement import displacements, measure, moment, momenta_of, sample
 from o2nc.vector import is_sharded, total, values
 
 SURE, LOW, HIGH = 0.2, 0.7, 1.0
@@ -29,6 +29,9 @@ YOUNG, YOUNG_LOW = 480, 0.55  # before so many steps LOW is this: networks may s
 SHORTEST, SHARE = 40, 0.1  # steps of a window: so many at least, and so large a share of all before it
 POINTS = 32  # snapshots in a window, about, and in each half of the past
 PAST = 0.75  # of the run, its last part
+
+# the step, counted from the start of the window or of the run, and coordinates of x
+Snapshot: TypeAlias = tuple[int, Tensor]
 
 
 class Ladder(LRScheduler):
@@ -65,20 +68,20 @@ class Ladder(LRScheduler):
         self.rung = 0  # how often the learning rate is halved now
         self.displacement = math.nan  # J of the last window
         self._starts: list[float] = []  # of every group, the highest learning rate that was not set here
-        self._snapshots: list[tuple[int, torch.Tensor]] = []
-        self._past: list[tuple[int, torch.Tensor]] = []
-        self._begun, self._length = 0, SHORTEST  # of the window
+        self._snapshots: list[Snapshot] = []  # of the window
+        self._past: list[Snapshot] = []  # of the last PAST of the run, at about equal distances
+        self._begun, self._length = 0, SHORTEST  # the step at which the window began, and its length
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[Any]:
         """Return the learning rates to go on with."""
-        change = self._change() if self.last_epoch > 0 else 1.0
+        factor = self._follow() if self.last_epoch > 0 else 1.0
         lrs = [group["lr"] for group in self.optimizer.param_groups]
-        if self.last_epoch > 0 and change == 1:
+        if self.last_epoch > 0 and factor == 1:
             return lrs
-        former = self._starts + [0.0] * (len(lrs) - len(self._starts))
-        self._starts = [max(start, float(lr)) for start, lr in zip(former, lrs, strict=True)]
-        return [min(lr * change, start) for start, lr in zip(self._starts, lrs, strict=True)]
+        known = self._starts + [0.0] * (len(lrs) - len(self._starts))
+        self._starts = [max(start, float(lr)) for start, lr in zip(known, lrs, strict=True)]
+        return [min(lr * factor, start) for start, lr in zip(self._starts, lrs, strict=True)]
 
     def _get_closed_form_lr(self) -> list[Any]:
         """Return torch's initial learning rates, for which SequentialLR asks when the warm-up is over."""
@@ -88,19 +91,23 @@ class Ladder(LRScheduler):
         return list(self.base_lrs)
 
     @torch.no_grad()
-    def _change(self) -> float:
-        """Take a snapshot if it is time; at the end of a window return what to multiply the learning rate by."""
-        now = self.last_epoch - self._begun
-        snapshots = Snapshots(self._snapshots)
-        snapshots.follow(now, max(1, self._length // POINTS), self._tensors)
-        if len({x.numel() for _, x in [*self._past, *snapshots.taken]}) > 1:  # parameters were added: begin again
-            snapshots.taken, self._past = [(0, snapshots.taken[-1][1])], []
-            self._begun, now = self.last_epoch, 0
-        self._snapshots = snapshots.taken
-        if now < self._length:
-            return 1.0
-        former, self.displacement = self.rung, self._measure(snapshots.taken)
-        self._past = self._thinned([*self._past, *((self._begun + step, x) for step, x in snapshots.taken)])
+    def _follow(self) -> float:
+        """Take a snapshot if it is due; return what to multiply the learning rate by, 1 within a window."""
+        now, stride = self.last_epoch - self._begun, max(1, self._length // POINTS)
+        is_due, is_over = now == moment(now // stride, stride), now >= self._length
+        if is_due or is_over:
+            x = sample(values(self._params()))
+            if any(len(x) != len(former) for _, former in self._past + self._snapshots):  # parameters were added
+                self._begun, self._past, self._snapshots = self.last_epoch, [], [(0, x)]
+                return 1.0
+            if is_due:
+                self._snapshots = [*self._snapshots, (now, x)]  # a new list: state_dict() has handed out the old one
+        return self._judge() if is_over else 1.0
+
+    def _judge(self) -> float:
+        """End the window: move by a rung where that is due, and return what to multiply the learning rate by."""
+        former, self.displacement = self.rung, self._measure(self._snapshots)
+        self._past = self._thin(self._past + [(self._begun + step, x) for step, x in self._snapshots])
         low = YOUNG_LOW if self.last_epoch < YOUNG else LOW
         if self.displacement < SURE or (self.displacement < low and self._is_confined()):
             self.rung += 1
@@ -110,11 +117,11 @@ class Ladder(LRScheduler):
         self._length = max(SHORTEST, int(SHARE * self.last_epoch))
         return 2.0 ** (former - self.rung)
 
-    def _thinned(self, taken: list[tuple[int, torch.Tensor]]) -> list[tuple[int, torch.Tensor]]:
-        """Return at most 2·POINTS of the snapshots, at about equal distances over the past."""
+    def _thin(self, snapshots: list[Snapshot]) -> list[Snapshot]:
+        """Return at most 2·POINTS of the snapshots, at about equal distances over the last PAST of the run."""
         wanted = np.linspace((1 - PAST) * self.last_epoch, self.last_epoch, 2 * POINTS)
-        apart = np.abs(np.array([step for step, _ in taken])[:, None] - wanted)
-        return [taken[i] for i in np.unique(apart.argmin(0))]
+        apart = np.abs(np.array([step for step, _ in snapshots])[:, None] - wanted)
+        return [snapshots[i] for i in np.unique(apart.argmin(0))]
 
     def _is_confined(self) -> bool:
         """Return whether J of the past is less than J of its halves; False if the past is too short to say."""
@@ -123,23 +130,18 @@ class Ladder(LRScheduler):
             return False
         return self._measure(past[::2]) < (self._measure(past[:middle]) + self._measure(past[middle:])) / 2
 
+    def _measure(self, snapshots: list[Snapshot]) -> float:
+        """Return J."""
+        params = self._params()
+        measured = total(measure([x for _, x in snapshots], values(params)), params)
+        return displacements([step for step, _ in snapshots], measured, momenta_of(self.optimizer))[0]
+
     def _params(self) -> list[Any]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _tensors(self) -> list[torch.Tensor]:
-        return values(self._params())
-
-    def _measure(self, taken: list[tuple[int, torch.Tensor]]) -> float:
-        """Return J of some snapshots."""
-        snapshots = Snapshots(taken)
-        params, groups = self._params(), self.optimizer.param_groups
-        measured, settings = snapshots.measure(self._tensors()), groups[0].get(KEY, {})
-        momenta = [momentum_of(group, settings) for group in groups for _ in group["params"]]
-        return snapshots.compare(total(measured[1:], params), momenta)[0]
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as torch does; without the snapshots if they are of shards."""
-        state = super().state_dict() | {"_snapshots": list(self._snapshots)}
+        """Return the state as torch does; of sharded parameters it has no snapshots, and a new window begins."""
+        state = super().state_dict()
         if any(map(is_sharded, self._params())):
             state |= {"_snapshots": [], "_past": [], "_begun": self.last_epoch}
         return state

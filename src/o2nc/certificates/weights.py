@@ -17,7 +17,6 @@ Either way it reads Δm = M Δu − e with a positive definite M. Eliminating Δ
 by Δλ.
 """
 
-
 import torch
 from torch import Tensor
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from o2nc import checks
-from o2nc.averages.reading import NoAverages, entries_of, parameter_names, readable
+from o2nc.averages.reading import NoAverages, decays_of, entries_of, parameter_names, readable
 from o2nc.certificates import diagnosis
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.diagnosis import Diagnosis
@@ -75,13 +75,11 @@ class Accessors:
             raise NoAverages("certificate(): this optimizer was made with certificate=False; pass certificate=True")
         entries, n = readable(self, "certificate()")
         ess = {since: self._window.ess(n, since) for since in {entry["since"] for entry in entries.values()}}
-        groups = {p: group for group in self.param_groups for p in group["params"]}
-        sums = []
+        decays, sums = decays_of(self), []
         for p, entry in entries.items():
-            gradient, average = entry["gradient"], entry["average"]
-            if self.couples_decay and groups[p]["weight_decay"]:  # averages are linear: ḡ of F + (λ/2)‖x‖²
-                sign = -1.0 if groups[p]["maximize"] else 1.0
-                gradient = (sign * gradient).add_(average, alpha=float(groups[p]["weight_decay"]))
+            gradient = entry["gradient"]
+            if decays[p]:  # averages are linear: ḡ of F + (λ/2)‖x‖²
+                gradient = gradient.add(entry["average"], alpha=decays[p])
             sums.append((torch.linalg.vector_norm(gradient, dtype=torch.float64).square(), entry["spread"]))
         home = sums[0][0].device
         columns = [torch.stack([v.to(home) for v in column]) for column in zip(*sums, strict=True)]
@@ -103,10 +101,14 @@ class Accessors:
             return
         if not self._broken:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            can_restart = "start" in self.param_groups[0][KEY]["average"]
+            advice = (
+                "; once they are finite again, restart_averages() starts the averages again" if can_restart else ""
+            )
             self._broken = (
                 f"the certificate is not finite: an iterate or a gradient of {', '.join(map(str, names[:3]))}{more} "
                 f"was not finite at one of the steps {self._finite_at + 1} to {t} (ask for certificates more often "
-                "to narrow it down); once they are finite again, restart_averages() starts the averages again"
+                f"to narrow it down){advice}"
             )
         warnings.warn(self._broken, stacklevel=4)
 

@@ -116,7 +116,7 @@ class Averaged(Accessors, Optimizer):
     def _reset(self) -> None:
         register(self)
         self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
-        self._model, self._trail = lambda: None, Trail()
+        self._model = lambda: None
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
@@ -161,6 +161,7 @@ class Averaged(Accessors, Optimizer):
 
     def _advance(self) -> None:
         """Average x_t if it counts, let the rule move the parameters, count the step; by kernels where they apply."""
+        self._trail.follow(self)
         rule = self._device_rule()
         is_averaged = rule is not None and self._step_fused(rule)
         if rule is None or not (is_averaged and rule.moves):
@@ -170,14 +171,6 @@ class Averaged(Accessors, Optimizer):
             self.param_groups[0][KEY][AVERAGED] = True
             self._move(iterate)
             self._finish(new)
-        self._follow()
-
-    def _follow(self) -> None:
-        """Count the step for diagnose(), which takes a snapshot now and then."""
-        if self._window is not None:
-            self._trail.steps += 1
-            if self._trail.steps >= self._trail.due:
-                self._trail.follow(self)
 
     def _has_gradients(self) -> bool:
         """Return whether there are gradients; raise if one is sparse."""
@@ -339,11 +332,11 @@ class Averaged(Accessors, Optimizer):
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
         self._clock, self._finite_at, self._broken = (None, 0, 0), 0, ""
-        self._trail.steps = self._trail.due = 0  # it begins again at the next step
         self._note_params()
 
     def _note_params(self) -> None:
         """Record the parameters and what kind they are: sharded, complex, differentiable."""
+        self._trail = Trail()
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):

@@ -200,6 +200,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
     def average() -> None:
         nonlocal new
         if new is None and self._has_gradients():
+            self._trail.follow(self)
             new = self._update_averages(self._iterate())
             self.param_groups[0][KEY][AVERAGED] = True
 
@@ -217,7 +218,6 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
     loss = self._move(self._iterate(), observed)
     if new is not None:
         self._finish(new)
-        self._follow()
     return loss
 
 
