@@ -190,7 +190,7 @@ class Lab:
         self.store = kit.Store(out / "gpt.json", settings, kit.circumstances(command, device))
         self.model = GPT(size.layers, size.width, size.heads, size.context, corpus.vocabulary).to(device)
         if device.type == "cuda":
-            self.model.compile(dynamic=False)
+            self.model.compile_parts()
         self.train_tokens, held_out = (text.to_device(tokens, device) for tokens in (corpus.train, corpus.held_out))
         rows = min(size.evaluated, len(held_out) - 1) // size.context
         starts = torch.arange(rows, device=device) * size.context

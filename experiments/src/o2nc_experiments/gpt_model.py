@@ -46,6 +46,15 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.cat((a * cosine - b * sine, a * sine + b * cosine), dim=-1).to(x.dtype)
 
 
+class Head(nn.Linear):
+    """The last matrix, and the loss."""
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the mean loss in nats of predicting every token but the first."""
+        logits = super().forward(rms_norm(x, x.shape[-1:]))
+        return cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
 class GPT(nn.Module):
     """The model; call `init_weights_` before training.
 
@@ -61,7 +70,7 @@ class GPT(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head = Head(width, vocabulary, bias=False)
         half = width // heads // 2
         frequencies = 10_000.0 ** -(torch.arange(half, dtype=torch.float64) / half)
         angles = torch.arange(context, dtype=torch.float64)[:, None] * frequencies
@@ -72,8 +81,13 @@ class GPT(nn.Module):
         x = self.embedding(tokens[:, :-1])
         for block in self.blocks:
             x = block(x, self.rotation)
-        logits = self.head(rms_norm(x, x.shape[-1:]))
-        return cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        loss: Tensor = self.head(x, tokens)
+        return loss
+
+    def compile_parts(self) -> None:
+        """Compile blocks and head, not the whole: the blocks are one piece of code, which takes seconds."""
+        for part in (*self.blocks, self.head):
+            part.compile(dynamic=False)
 
     @torch.no_grad()
     def init_weights_(self, seed: int) -> None:
