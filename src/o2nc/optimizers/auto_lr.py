@@ -108,8 +108,8 @@ def _heat(optimizer: Any) -> float:
         params = [p for p in group["params"] if p.grad is not None and "average" in optimizer.state[p].get(KEY, ())]
         for p, x, g in zip(params, values(params), gradients(params), strict=True):
             lag = x - optimizer.state[p][KEY]["average"].to(x.device)
-            products.append(dots([g], [-lag if group["maximize"] else lag]).cpu())
-    return float(torch.cat(products).sum()) if products else math.nan
+            products.append(dots([g], [-lag if group["maximize"] else lag]))
+    return float(torch.cat([own.to(products[0].device) for own in products]).sum()) if products else math.nan
 
 
 def _refuse(optimizer: Any, lr: float) -> None:
