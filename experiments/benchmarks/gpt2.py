@@ -3,10 +3,10 @@
     python experiments/benchmarks/gpt2.py --data DIR --out results/gpt2 --minutes 11      # one GPU
     python experiments/benchmarks/gpt2.py --size tiny                                     # a CPU, two minutes
 
-12 layers of width 768, context 1,024: GPT-2's 124 M parameters, 98 M where there are 8,192 tokens. A step reads 32 rows
-in bfloat16. Runs are taken in the order of `plan` while the time lasts, and written as they end; a finished run is not
-repeated. Every constant learning rate serves twice: at its average x̄, and, branching off at 80 % of a horizon, as
-torch's AdamW whose lr falls linearly to 0 (WSD). Result, seeds and hardware: docs/no-learning-rate.md.
+12 layers of width 768, context 1,024: GPT-2's 124 M parameters, 98 M where there are 8,192 tokens. A step reads 32
+rows in bfloat16. Runs are taken in the order of `plan` while the time lasts, and written as they end; a finished run
+is not repeated. Every constant learning rate serves twice: at its average x̄, and, branching off at 80 % of a horizon,
+as torch's AdamW whose lr falls linearly to 0 (WSD). Result, seeds and hardware: docs/no-learning-rate.md.
 """
 
 from collections.abc import Callable, Iterator
