@@ -45,8 +45,8 @@ test-slow: $(STAMP)
 # all that runs kernels, on this machine's GPU, by the Python that has its torch and pytest; without a GPU interpreted
 PARALLEL = $(shell $(PYTHON) -c 'from importlib.util import find_spec; print("-n 4 --dist worksteal" * bool(find_spec("xdist")))')
 test-gpu:
-	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/experiments/src $(PYTHON) -m pytest $(PARALLEL) $$(grep -lE "fused_device|cuda" -r tests --include='test_*.py' --exclude=test_docs.py) \
-		'tests/test_docs.py::test_page_runs[docs/performance-appendix.md]'
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/experiments/src $(PYTHON) -m pytest $(PARALLEL) $$(grep -lE "fused_device|cuda" -r tests --include='test_*.py' --exclude=test_recipes.py) \
+		'tests/test_recipes.py::test_code_runs[docs/performance-appendix.md]'
 
 # the oldest torch, the newest and one between, each in an environment of several GB, which stays in build/versions
 test-versions:

@@ -1,16 +1,21 @@
-"""docs/architecture.md is true: the walks are as short as it says, and an optimizer as flat."""
+"""docs/architecture.md is true: the walks are as short as it says, optimizers as flat, imports go one way."""
 
+import ast
 import importlib
 import re
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 
+import o2nc
 from pages import PAGES
 from problem import parameters
 from registry import OURS
 from walk import WALKED, summary, walks
 
 PAGE = PAGES["docs/architecture.md"]
+SOURCE = Path(o2nc.__file__).parent
 # at most so many files, and changes from one to another
 LIMITS = {"step": (6, 12), "certificate": (5, 10), "load_state_dict": (6, 12), "state_dict": (4, 8)}
 
@@ -50,3 +55,31 @@ def test_the_page_names_what_is_there():
         assert hasattr(importlib.import_module(f"o2nc.{path}"), name), f"{module}.{name}"
     for file in re.findall(r"`((?:optimizers|averages|persist|fused|certificates|learners)/[\w/]+\.py)`", PAGE):
         assert importlib.util.find_spec("o2nc." + file[:-3].replace("/", ".")), file
+
+
+class OnImport(ast.NodeTransformer):
+    """Leaves what runs when a module is imported, also where only a type checker looks."""
+
+    def visit_FunctionDef(self, node):
+        return None
+
+
+def imports(path, known):
+    """Return the modules that a file imports; of a package, the submodule that is named rather than the package."""
+    found = set()
+    for node in ast.walk(OnImport().visit(ast.parse(path.read_text(encoding="utf-8")))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} has a relative import"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in inner}
+    return found & known
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    paths = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
+    modules = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    assert len(modules) > 30
+    graph = {name: imports(path, modules.keys()) - {name} for name, path in modules.items()}
+    TopologicalSorter(graph).prepare()  # names the circle if there is one

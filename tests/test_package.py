@@ -4,7 +4,6 @@
 """
 
 import email
-import json
 import subprocess
 import sys
 import tarfile
@@ -16,10 +15,9 @@ import pytest
 
 import o2nc
 import versions
+from pages import PAGES, ROOT
 
-ROOT = Path(__file__).parent.parent
 NAME = f"o2nc-{o2nc.__version__}"
-
 IMPORTED = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -31,11 +29,14 @@ print(o2nc.__file__, *set(sys.modules) - before)
 
 
 def run(*command):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, encoding="utf-8", timeout=120, check=False
-    )
+    command = [sys.executable, *map(str, command)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def project(folder="."):
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +53,12 @@ def wheel(dist):
         yield archive
 
 
-@pytest.fixture(scope="module")
-def metadata(wheel):
-    return email.message_from_bytes(wheel.read(f"{NAME}.dist-info/METADATA"))
-
-
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*") if path.is_file()}
     source = {path for path in source if "__pycache__" not in path and ".egg-info" not in path}
     about = {"METADATA", "WHEEL", "RECORD", "licenses/LICENSE"}
-    names = set(wheel.namelist())
-    assert names == source | {f"{NAME}.dist-info/{name}" for name in about}
-    assert "o2nc/py.typed" in names
-    assert {Path(name).suffix for name in source} <= {".py", ".typed"}
+    assert set(wheel.namelist()) == source | {f"{NAME}.dist-info/{name}" for name in about}
+    assert {Path(name).suffix for name in source} == {".py", ".typed"}
 
 
 def test_the_sdist_can_be_tested_and_built_again(dist):
@@ -79,30 +73,24 @@ def test_the_sdist_can_be_tested_and_built_again(dist):
     assert not [name for name in names if "__pycache__" in name]
 
 
-def test_metadata(metadata):
-    assert metadata["Name"] == "o2nc"
-    assert metadata["Version"] == o2nc.__version__
-    assert metadata["License-Expression"] == "MIT"
-    assert metadata["Requires-Python"] == ">=3.11"
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert metadata.get_payload(decode=True).decode() == (ROOT / "README.md").read_text(encoding="utf-8")
-    assert metadata.get_all("Project-URL") == ["Paper, https://arxiv.org/abs/2405.09742"]
-    for field in ("Summary", "Author", "Keywords"):
-        assert metadata[field]
+def test_metadata(wheel):
+    metadata = email.message_from_bytes(wheel.read(f"{NAME}.dist-info/METADATA"))
+    fields = ("Name", "Version", "License-Expression", "Requires-Python", "Description-Content-Type", "Project-URL")
+    assert [metadata[field] for field in fields] == [
+        *("o2nc", o2nc.__version__, "MIT", ">=3.11", "text/markdown"),
+        "Paper, https://arxiv.org/abs/2405.09742",
+    ]
+    assert metadata.get_payload(decode=True).decode() == PAGES["README.md"]
+    assert all(metadata[field] for field in ("Summary", "Author", "Keywords"))
     assert "Typing :: Typed" in metadata.get_all("Classifier")
-
-
-def test_the_core_depends_on_torch_and_numpy_alone(metadata):
     core = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
-    assert sorted(core) == ["numpy", f"torch>={versions.floor()}"]
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert sorted(metadata.get_all("Provides-Extra")) == sorted(extras)
+    assert sorted(core) == ["numpy", f"torch>={versions.OLDEST}"]
+    assert sorted(metadata.get_all("Provides-Extra")) == sorted(project()["optional-dependencies"])
 
 
 def test_the_command_begins_without_torch():
     """So that Ctrl-C while torch is imported can be answered."""
-    project = tomllib.loads((ROOT / "experiments" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    module, _, function = project["scripts"]["o2nc"].partition(":")
+    module, _, function = project("experiments")["scripts"]["o2nc"].partition(":")
     names = set(run("-c", f"import sys; from {module} import {function}; print(*sys.modules)").split())
     assert module in names
     assert not {"o2nc", "torch", "numpy"} & names
@@ -116,15 +104,14 @@ def test_who_has_the_library_alone_is_told_what_to_install():
 
 
 def test_the_versions_of_torch_are_tested_and_told():
-    """The floor is that of pyproject.toml; docs/versions.md has what was found on it and above, as recorded."""
-    known = json.loads(versions.RECORD.read_text(encoding="utf-8"))
-    assert {*versions.default()} - {versions.NEWEST} <= known.keys()
-    assert max(known, key=versions.order) not in versions.default()  # the newest, whichever that was
-    assert all(map(versions.passed, known.values()))
-    assert min(known, key=versions.order) == f"{versions.floor()}.0"
-    assert versions.table(known) in versions.PAGE.read_text(encoding="utf-8")
-    for page in (versions.PAGE, ROOT / "README.md", ROOT / "docs" / "index.md"):
-        assert f"torch ≥ {versions.floor()}" in page.read_text(encoding="utf-8"), page
+    """The oldest is that of pyproject.toml; docs/versions.md has what was found on it and above."""
+    rows = versions.rows()
+    oldest, *_, newest = sorted(rows, key=versions.order)
+    assert (oldest, versions.BETWEEN in rows) == (f"{versions.OLDEST}.0", True)
+    assert newest != versions.BETWEEN
+    assert all(map(versions.passed, rows.values()))
+    for page in ("docs/versions.md", "README.md", "docs/index.md"):
+        assert f"torch ≥ {versions.OLDEST}" in PAGES[page], page
 
 
 def test_importing_it_imports_little(wheel, tmp_path):

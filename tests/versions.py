@@ -4,170 +4,95 @@
 
 Without versions it takes the oldest that pyproject.toml allows, one between and the newest that pip finds; the one
 that constraints.txt pins is the business of `make test`. An environment takes some GB in build/versions and is used
-again. Each imports o2nc with warnings as errors and runs two parts: all tests but those of the experiments, the
-command line and the pages; and those of the kernels, interpreted where there is no GPU. What comes out goes to
-docs/results/versions.json and into the table of docs/versions.md. A PYTEST_ADDOPTS such as "-n 2" adds to how the
-tests run.
+again. Each imports o2nc with warnings as errors and runs two parts: all tests but those of the experiments and the
+kernels; and those of the kernels, interpreted where there is no GPU. What comes out is a row of docs/versions.md.
 """
 
-import json
 import os
 import re
 import subprocess
 import sys
 import time
-import tomllib
 import venv
 from pathlib import Path
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
-TESTS = ROOT / "tests"
-ENVIRONMENTS = ROOT / "build" / "versions"
-RECORD = ROOT / "docs" / "results" / "versions.json"
 PAGE = ROOT / "docs" / "versions.md"
-
-NEWEST = "newest"  # that pip finds
+OLDEST = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
 BETWEEN = "2.11.0"
+NEWEST = "newest"  # that pip finds
 # what the tests import beside torch and numpy; torch for CUDA has a Triton of its own choice
 PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "scipy", "mpmath", "matplotlib", "triton")
-PARTS = ("core", "kernels")
-PYTEST = ("-m", "pytest", "-m", "not slow", "-n", "auto", "--maxprocesses", "4", "--dist", "worksteal")
-
-WHAT = """
-import json, sys
-import o2nc
-import numpy, torch, triton
-versions = {"build": torch.__version__, "python": sys.version.split()[0]}
-versions |= {module.__name__: module.__version__ for module in (numpy, triton)}
-print(json.dumps(versions | {"gpu": torch.cuda.is_available() and torch.cuda.get_device_name()}))
-"""
-
-
-def lines(name):
-    return (ROOT / name).read_text(encoding="utf-8").splitlines()
-
-
-def floor():
-    """Return the oldest torch that the library says it needs."""
-    project = tomllib.loads("\n".join(lines("pyproject.toml")))["project"]
-    (bound,) = (found[1] for line in project["dependencies"] if (found := re.fullmatch(r"torch>=([\d.]+)", line)))
-    return bound
-
-
-def pinned():
-    """Return the torch that the other tests run with."""
-    (version,) = (line.removeprefix("torch==") for line in lines("constraints.txt") if line.startswith("torch=="))
-    return version
-
-
-def default():
-    """Return the versions that are tested when none are named."""
-    return [f"{floor()}.0", BETWEEN, NEWEST]
+ELSEWHERE = ("test_docs.py", "test_package.py")  # of this tree, which they find with any torch
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", "-n", "auto", "--maxprocesses", "4")
+FACTS = "import o2nc, torch, triton; print(torch.__version__, triton.__version__)"
 
 
 def order(version):
     """Return a key to sort versions by."""
-    return tuple(int(part) for part in version.split("."))
+    return tuple(int(part) for part in version.split("+")[0].split("."))
 
 
-def tests(part):
-    """Return the files of a part; the others need packages that come and go with the experiments."""
-    kernels = sorted((TESTS / "fused").glob("test_*.py"))
-    if part == "kernels":
-        return kernels
-    outside = re.compile(r"o2nc_experiments|^import versions$", re.MULTILINE)
-    files = [path for path in sorted(TESTS.rglob("test_*.py")) if path not in kernels]
-    return [path for path in files if not outside.search(path.read_text(encoding="utf-8"))]
-
-
-def main(versions):
-    """Test every version, note what comes out after each, and fail if one of them fails."""
-    failed = []
-    for wanted in versions or default():
-        print(f"torch {wanted}", flush=True)
-        found = measure(wanted)
-        version = found["build"].split("+")[0]
-        note(version, found)
-        failed += [] if passed(found) else [version]
-        print(f"torch {version}: {json.dumps(found)}", flush=True)
-    if failed:
-        sys.exit(f"o2nc fails on torch {', '.join(failed)}")
+def rows():
+    """Return the rows of the page's table by version: build, Triton, counts of two parts, minutes."""
+    table = re.findall(r"(?m)^\| (\d[\d.]*\+.*) \|$", PAGE.read_text(encoding="utf-8"))
+    return {line.split("+")[0]: line.split(" | ") for line in table}
 
 
 def environment(version):
     """Return the Python of an environment with that torch, made if there is none."""
-    folder = ENVIRONMENTS / version
-    python = folder / "bin" / "python"
-    if not python.exists():
-        print(f"  installing into {folder.relative_to(ROOT)}, which takes some minutes", flush=True)
-        venv.create(folder, with_pip=True)
+    folder = ROOT / "build" / "versions" / version
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     # older interpreters of Triton (3.6 still) take arrays of one element for numbers, which numpy refuses since 2.4
-    is_old = version != NEWEST and order(version) < order(pinned())
-    torch, numpy = "torch" if version == NEWEST else f"torch=={version}", "numpy<2.4" if is_old else "numpy"
-    own = ("torch==", "triton==", "numpy==") if is_old else ("torch==", "triton==")
-    others = folder / "constraints.txt"
-    others.write_text("\n".join(line for line in lines("constraints.txt") if not line.startswith(own)))
-    pip = (python, "-m", "pip", "install", "--quiet", "--upgrade", "--disable-pip-version-check", "-c", others)
-    subprocess.run([*pip, torch, numpy, *PACKAGES], check=True)
-    return python
+    is_old = version != NEWEST and order(version) < order(re.search(r"^torch==(.*)$", pins, re.MULTILINE)[1])
+    if not folder.exists():
+        print(f"installing into {folder.relative_to(ROOT)}, which takes some minutes", flush=True)
+        venv.create(folder, with_pip=True)
+    (folder / "constraints.txt").write_text(re.sub(r"(?m)^(torch|triton|numpy)==.*\n", "", pins))
+    packages = ("torch" if version == NEWEST else f"torch=={version}", "numpy<2.4" if is_old else "numpy", *PACKAGES)
+    pip = (folder / "bin" / "pip", "install", "--quiet", "--upgrade", "-c", folder / "constraints.txt")
+    subprocess.run([*pip, *packages], check=True)
+    return folder / "bin" / "python"
 
 
 def measure(version):
-    """Import the library and run its tests; return the counts."""
+    """Import the library, run its tests and return the row."""
     python = environment(version)
     variables = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([python, "-W", "error", "-c", WHAT], env=variables, stdout=subprocess.PIPE, check=False)
-    if done.returncode:
-        code = "from importlib.metadata import version; print(version('torch'))"
-        return {"import": False, "build": subprocess.check_output([python, "-c", code], text=True).strip()}
-    found = json.loads(done.stdout) | {"import": True, "cores": os.cpu_count()}
-    begin = time.monotonic()
-    for part in PARTS:
-        report = python.parent.parent / f"{part}.xml"
-        report.unlink(missing_ok=True)
-        command = (python, *PYTEST, "-p", "no:cacheprovider", f"--junitxml={report}", *tests(part))
-        code = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
-        found[part] = count(report, code)
-    return found | {"seconds": round(time.monotonic() - begin)}
+    facts = subprocess.run([python, "-W", "error", "-c", FACTS], env=variables, stdout=subprocess.PIPE, check=True)
+    row, begin = facts.stdout.decode().split(), time.monotonic()
+    core = set((ROOT / "tests").rglob("test_*.py")) - {ROOT / "tests" / name for name in ELSEWHERE}
+    kernels = set((ROOT / "tests" / "fused").glob("test_*.py"))
+    for part in (core - kernels, kernels):
+        command = (python, *PYTEST, *sorted(part))
+        done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=False)
+        print(done.stdout, flush=True)
+        last = done.stdout.strip().rpartition("\n")[2]
+        counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
+        failed = counts.get("failed", 0) + counts.get("error", 0)
+        failed = failed or int(done.returncode != 0)  # a run that died has failed at least once
+        row.append(f"{counts.get('passed', 0)} / {failed} / {counts.get('skipped', 0)}")
+    return [*row, f"{(time.monotonic() - begin) / 60:.0f}"]
 
 
-def count(report, code):
-    """Return how many tests passed, failed and were skipped; a run that died has failed at least once."""
-    if not report.exists():
-        return {"passed": 0, "failed": 1, "skipped": 0}
-    (suite,) = ElementTree.parse(report).getroot()
-    number = {key: int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped")}
-    failed, skipped = number["failures"] + number["errors"], number["skipped"]
-    return {"passed": number["tests"] - failed - skipped, "failed": max(failed, int(code != 0)), "skipped": skipped}
-
-
-def passed(found):
+def passed(row):
     """Return whether a version can be relied on: nothing failed, and the core was run."""
-    return bool(found["import"] and found["core"]["passed"] and not any(found[part]["failed"] for part in PARTS))
+    return not row[2].startswith("0 ") and all(" / 0 / " in cell for cell in row[2:4])
 
 
-def note(version, found):
-    """Keep what was found, with what is known of other versions, and write the page's table again."""
-    known = json.loads(RECORD.read_text(encoding="utf-8")) | {version: found}
-    known = {key: known[key] for key in sorted(known, key=order)}
-    RECORD.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    page = re.sub(
-        r"(?m)^\| torch \| Triton \|(.*\n)(^\|.*\n)+", lambda _: table(known), PAGE.read_text(encoding="utf-8")
-    )
-    PAGE.write_text(page, encoding="utf-8")
-
-
-def table(known):
-    """Return what is known, as the page shows it."""
-    rows = ["| torch | Triton | import | core tests | kernels | minutes |", "|---|---|---|--:|--:|--:|"]
-    for version, found in known.items():
-        cells = [version, "", "no", "", "", ""]
-        if found["import"]:
-            counts = [" / ".join(str(found[part][k]) for k in ("passed", "failed", "skipped")) for part in PARTS]
-            cells = [found["build"], found["triton"], "yes", *counts, f"{found['seconds'] / 60:.0f}"]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+def main(versions):
+    """Test every version, write its row after each, and fail if one of them fails."""
+    failed = []
+    for version in versions or (f"{OLDEST}.0", BETWEEN, NEWEST):
+        row = measure(version)
+        known = rows() | {row[0].split("+")[0]: row}
+        table = "".join(f"| {' | '.join(known[key])} |\n" for key in sorted(known, key=order))
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(re.sub(r"(?m)(^\| \d[\d.]*\+.*\n)+", table, page), encoding="utf-8")
+        print(*row, sep=", ", flush=True)
+        failed += [] if passed(row) else [row[0]]
+    if failed:
+        sys.exit(f"o2nc fails on torch {', '.join(failed)}")
 
 
 if __name__ == "__main__":
