@@ -73,7 +73,7 @@ def test_after_a_capture_the_counter_is_the_devices(device, make, every):
         opt = rig.advance(make(params, average=o2nc.Polynomial(3, every=every)), params, range(1, 5))
         rig.set_noise(params, 5)
         opt.step()
-        (tables,) = opt._engine.tables
+        tables = opt._engine.tables
         if replays:
             tables.uploads.captured.append(tables.uploads.table)
         for _ in range(replays):  # as a graph does, with the gradients of the last step

@@ -79,13 +79,3 @@ def test_more_than_two_to_the_31_elements(device):
     square = whole * sum(i * i for i in range(127)) + sum(i * i for i in range(rest))
     assert opt.certificate().gradient == pytest.approx(1.5 * square**0.5, rel=1e-6)
     assert opt.certificate().spread == pytest.approx(square / 4, rel=1e-6)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_several_devices(device):
-    """Each has its own tables and counters."""
-    runs = []
-    for places in (("cuda:0", "cuda:1"), ("cuda:0", "cuda:0")):
-        params = [rig.begin(place, shapes=[shape])[0] for place, shape in zip(places, ((3, 2), (1025,)), strict=True)]
-        runs.append(rig.facts(rig.advance(rig.CASES["ScaledSGDM"](params), params, range(1, 6))))
-    rig.agree(*runs, tolerance=0)

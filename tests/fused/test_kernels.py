@@ -189,7 +189,6 @@ VIEWS = {
     "channels last": ((2, 3, 4, 5), lambda x: x.to(memory_format=torch.channels_last)),
     "transposed": ((7, 40), torch.t),
     "unaligned": ((7,), lambda x: x[1:]),
-    "gaps": ((6, 50), lambda x: x[1:, ::2]),
 }
 
 
@@ -213,13 +212,13 @@ GRADIENTS = ["like the parameter", "contiguous", "offset", "expanded"]
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @rig.some("AdamW", "ScaledSGDM", "OGD", "extend(Lion)")
 def test_memory_order(device, kind, gradient, make):
-    """Strides of parameter and gradient do not matter, gaps are left alone, state lies as its parameter does."""
+    """Strides of parameter and gradient do not matter, and state lies as its parameter does."""
     stridden = []
 
     def work(fused):
         shape, view = VIEWS[kind]
         (base,) = (p.detach() for p in rig.begin(device, shapes=[shape]))
-        p, before = torch.nn.Parameter(view(base)), base.clone()
+        p = torch.nn.Parameter(view(base))
         strides = p.stride()
         if not fused:
             p = torch.nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format))
@@ -230,9 +229,6 @@ def test_memory_order(device, kind, gradient, make):
             opt.step()
         if fused:
             assert p.stride() == strides
-            if kind == "gaps":
-                before[1:, ::2] = base[1:, ::2]
-                assert torch.equal(base, before)
             kept = [opt.state[p], opt.state[p]["o2nc"]]
             shaped = [v for entries in kept for v in entries.values() if getattr(v, "shape", 0) == p.shape]
             stridden.extend(v.stride() == strides for v in shaped)
@@ -240,7 +236,7 @@ def test_memory_order(device, kind, gradient, make):
 
     rig.compare(work)
     assert stridden
-    assert kind == "gaps" or all(stridden)
+    assert all(stridden)
 
 
 def test_a_gradient_that_changes_its_strides_in_place(device):

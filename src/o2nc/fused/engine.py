@@ -14,6 +14,7 @@ from torch import Tensor
 from o2nc.fused.rule import DeviceRule, OtherDtype, Request, Rule
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.plain import KEY
+from o2nc.vector import is_dense, local
 
 if TYPE_CHECKING:
     from o2nc.fused.tables import Row, Tables
@@ -33,6 +34,8 @@ def why_not(request: Request) -> str | None:
     elsewhere = {p.device.type for p in params} - {*DEVICES}
     if elsewhere:
         return f"it runs on CUDA, and some parameters are on {', '.join(sorted(elsewhere))}"
+    if len({p.device for p in params}) > 1:
+        return "it runs on one GPU, and the parameters are on several"
     if importlib.util.find_spec("triton") is None:
         return "it is written in Triton, which is not installed (pip install triton)"
     import triton
@@ -46,6 +49,8 @@ def why_not(request: Request) -> str | None:
     if strange:
         names = (", ".join(sorted(map(str, dtypes))) for dtypes in (DTYPES, strange))
         return "it takes {}, and some parameters are {}".format(*names)
+    if not all(is_dense(local(p.detach())) for p in params):
+        return "some parameters are views with gaps between their elements"
     if device_law(request.law) is None:
         return f"the law {type(request.law).__name__} has no device form"
     if device_window(request.window) is None:
@@ -59,84 +64,69 @@ class Engine:
     """Takes the fused steps of one optimizer, with tables that are written again only when they must be."""
 
     def __init__(self) -> None:
-        self.tables: list[Tables] = []  # one for each device
+        self.tables: Tables | None = None
         self.captured: list[Tables] = []  # out of use, but a graph may still be replayed that reads them
         self.known: tuple[Any, ...] = ()
-        self.missing: dict[
-            Any, tuple[int, list[str]]
-        ] = {}  # the step before which a parameter lacked state, and which
+        # the step before which a parameter lacked state, and which
+        self.missing: dict[Any, tuple[int, list[str]]] = {}
 
     @property
     def has_captured(self) -> bool:
         """Whether a graph may have advanced the counter without the host's knowledge."""
-        return bool(self.captured) or any(tables.uploads.captured for tables in self.tables)
+        return bool(self.captured or (self.tables and self.tables.uploads.captured))
 
     def forget(self) -> None:
         """Drop the tables, except those that a captured graph reads."""
-        self.captured += [tables for tables in self.tables if tables.uploads.captured]
-        self.tables, self.known = [], ()
+        if self.tables is not None and self.tables.uploads.captured:
+            self.captured.append(self.tables)
+        self.tables, self.known = None, ()
 
     def wait(self) -> None:
         """Wait for kernels that write the output to the host's memory."""
-        for tables in self.tables:
-            if tables.outputs and tables.device.type == "cuda":
-                torch.cuda.synchronize(tables.device)
+        if self.tables is not None and self.tables.outputs and self.tables.device.type == "cuda":
+            torch.cuda.synchronize(self.tables.device)
 
     @torch.no_grad()
-    def take(
-        self,
-        rule: DeviceRule,
-        groups: list[dict[str, Any]],
-        state: dict[Any, Any],
-        window: Any,
-        law: Any,
-        steps_done: Callable[[], int],
-    ) -> str | None:
+    def take(self, request: Request, steps_done: Callable[[], int]) -> str | None:
         """Take one step, of which some parameters have gradients; return None, or why it cannot be taken.
 
         Args:
-            rule: what moves the parameters.
-            groups: the parameter groups.
-            state: the optimizer's state.
-            window: of the averages, or None.
-            law: of s, or None.
+            request: what the step is.
             steps_done: returns the counter.
         """
-        request, capturing = Request(rule, groups, state, window, law), is_capturing()
-        averages = window is not None
+        capturing = is_capturing()
+        averages = request.window is not None
         if averages and not capturing and not self.has_captured:  # else the device decides
-            averages = window.counts(steps_done() + 1)
-        if not averages and not rule.moves and self._has_all(request):
+            averages = request.window.counts(steps_done() + 1)
+        if not averages and not request.rule.moves and self._has_all(request):
             return None
-        if not self._holds(request):
-            reason = why_not(request) or self._write(request, capturing)
-            if reason is not None:
-                return reason
-        try:
-            work = [(tables, *tables.locate()) for tables in self.tables]
-        except OtherDtype:  # `grad_dtype` can make it so
-            return "gradients have another dtype than their parameters"
-        scalars: list[Any] = [v for group in groups for v in self.tables[0].rule.scalars(group)]
-        tensors = [(i, v) for i, v in enumerate(scalars) if isinstance(v, Tensor)]
-        for i, v in tensors:
-            scalars[i] = ON_DEVICE if v.device.type in DEVICES else float(v)
-        for tables in self.tables[1:]:
-            tables.step.copy_(self.tables[0].step)
-            tables.pending.copy_(self.tables[0].pending)
-        for tables, addresses, _copies in work:
-            with _on(tables.device):
-                uploaded = tables.uploads.upload(addresses, scalars, capturing)
-                for i, v in tensors:
-                    if v.device.type in DEVICES:
-                        tables.uploads.scalars(uploaded)[i].copy_(v.detach().reshape(()))
-                tables.run(uploaded, averages)
+        with _on(request.groups[0]["params"][0].device):
+            if not self._holds(request):
+                reason = why_not(request) or self._write(request, capturing)
+                if reason is not None:
+                    return reason
+            tables = self.tables
+            assert tables is not None
+            try:
+                addresses, _copies = tables.locate()  # the copies live until the kernels are launched
+            except OtherDtype:  # `grad_dtype` can make it so
+                return "gradients have another dtype than their parameters"
+            scalars: list[Any] = [v for group in request.groups for v in tables.rule.scalars(group)]
+            tensors = [(i, v) for i, v in enumerate(scalars) if isinstance(v, Tensor)]
+            for i, v in tensors:
+                scalars[i] = ON_DEVICE if v.device.type in DEVICES else float(v)
+            uploaded = tables.uploads.upload(addresses, scalars, capturing)
+            for i, v in tensors:
+                if v.device.type in DEVICES:
+                    tables.uploads.scalars(uploaded)[i].copy_(v.detach().reshape(()))
+            tables.run(uploaded, averages)
         return None
 
     def _has_all(self, request: Request) -> bool:
         """Return whether the tables have all parameters that have gradients."""
         params, outside = self.known[2:] or ([], {})
         return (
-            bool(self.tables)
+            self.tables is not None
             and sum(len(group["params"]) for group in request.groups) == len(params)
             and all(map(is_, chain.from_iterable(group["params"] for group in request.groups), params))
             and all(p.grad is None and _extent(request.state, p) == extent for p, extent in outside.items())
@@ -145,12 +135,13 @@ class Engine:
     def _holds(self, request: Request) -> bool:
         """Return whether everything is as it was when the tables were written."""
         return (
-            self._has_all(request)
+            self.tables is not None
+            and self._has_all(request)
             and request.state is self.known[0]
-            and request.settings["step"] is self.tables[0].step
-            and request.settings.get("pending", self.tables[0].pending) is self.tables[0].pending
-            and _cache_key(request, self.tables[0].rule) == self.known[1]
-            and all(tables.hold(request.state) for tables in self.tables)
+            and request.settings["step"] is self.tables.step
+            and request.settings.get("pending", self.tables.pending) is self.tables.pending
+            and _cache_key(request, self.tables.rule) == self.known[1]
+            and self.tables.hold(request.state)
         )
 
     def _write(self, request: Request, capturing: bool) -> str | None:
@@ -172,18 +163,14 @@ class Engine:
                     self._refuse_misspelt(request, row, missing)
                 if p.grad is not None or (request.window is not None and "average" in row.entry):
                     return NOT_BEGUN
-                else:
-                    outside[p] = _extent(request.state, p)
+                outside[p] = _extent(request.state, p)
         self.missing.clear()
         if capturing:
             raise RuntimeError("this step cannot be captured: call step() twice like this before you capture it")
-        written = []
-        for device in dict.fromkeys(row.param.device for row in rows):
-            with _on(device):
-                written.append(Tables(rule, request, [row for row in rows if row.param.device == device]))
+        tables = Tables(rule, request, rows)
         self.forget()
-        self.tables = written
-        for key, tensor in (("step", written[0].step), ("pending", written[0].pending)):
+        self.tables = tables
+        for key, tensor in (("step", tables.step), ("pending", tables.pending)):
             if key in request.settings:
                 request.settings[key] = tensor
         params = [p for group in request.groups for p in group["params"]]

@@ -34,20 +34,11 @@ SCALARS = tl.constexpr(7)
 
 
 @triton.jit
-def read(at, stride, mask, other, COUNT: tl.constexpr):
+def read(at, stride, mask, other, COUNT: tl.constexpr, TYPE: tl.constexpr = tl.float64):
     """Load a tuple of numbers, at least one, of all tensors that ``at`` points at."""
-    found = (tl.load(at, mask=mask, other=other),)
+    found = (tl.load(at, mask=mask, other=other).to(TYPE),)
     for k in tl.static_range(1, COUNT):
-        found = found + (tl.load(at + k * stride, mask=mask, other=other),)
-    return found
-
-
-@triton.jit
-def narrowed(numbers, TYPE: tl.constexpr, COUNT: tl.constexpr):
-    """Cast a tuple of numbers."""
-    found = (numbers[0].to(TYPE),)
-    for k in tl.static_range(1, COUNT):
-        found = found + (numbers[k].to(TYPE),)
+        found = found + (tl.load(at + k * stride, mask=mask, other=other).to(TYPE),)
     return found
 
 
@@ -180,11 +171,10 @@ def step_kernel(
     unit = tl.load(coefficients + UNIT * n + t).to(WIDE)
     decay = tl.where(present > 0, tl.load(coefficients + DECAY * n + t), 0.0).to(WIDE)
     scale = tl.load(coefficients + SCALE * n + t).to(WIDE)
-    own = narrowed(read(coefficients + OWN * n + t, n, None, None, OWN_COUNT), WIDE, OWN_COUNT)
+    own = read(coefficients + OWN * n + t, n, None, None, OWN_COUNT, WIDE)
     slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
     if DECOUPLED:
-        pulls = narrowed(read(coefficients + PULLS * n + t, n, None, None, 4), WIDE, 4)
-        last_move, last_decay, back, shrink = pulls
+        last_move, last_decay, back, shrink = read(coefficients + PULLS * n + t, n, None, None, 4, WIDE)
     # in float64, since V is part of an upper bound, and float32 under- and overflows; by fours, to save registers
     squares = tl.zeros([BLOCK // 4], tl.float64)
     slopes = tl.zeros([BLOCK], WIDE)

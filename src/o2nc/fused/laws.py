@@ -133,21 +133,15 @@ def device_law(law: Law | None) -> DeviceLaw | None:
     return None
 
 
-class DeviceWindow(NamedTuple):
-    """A window: γ is that of `Discount` with this log b, or with a power >= 0 that of `Polynomial`."""
+def device_window(window: Window | None) -> tuple[float, float, float, float] | None:
+    """Return log b of `Discount`, the power of `Polynomial` (each −1 without it), start and every.
 
-    log_discount: float = -1.0
-    power: float = -1.0
-    start: float = 0.0
-    every: float = 1.0
-
-
-def device_window(window: Window | None) -> DeviceWindow | None:
-    """Return a window on the device, or None for one that has no device form."""
+    None stands for a window that has no device form.
+    """
     if window is None:
-        return DeviceWindow()
+        return -1.0, -1.0, 0.0, 1.0
     if type(window) is Discount:
-        return DeviceWindow(window.every * math.log(window.beta), -1.0, window.start, window.every)
+        return window.every * math.log(window.beta), -1.0, window.start, window.every
     if type(window) is Polynomial:
-        return DeviceWindow(-1.0, float(window.power), window.start, window.every)
+        return -1.0, float(window.power), window.start, window.every
     return None

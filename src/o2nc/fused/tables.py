@@ -23,7 +23,7 @@ from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
 from o2nc.persist.shards import assemble
 from o2nc.scaling import ACCEPT, OUTPUT, ROUNDING, S, seed_key
-from o2nc.vector import is_dense, is_sharded, local, local_gradient, wide
+from o2nc.vector import is_sharded, local, local_gradient, wide
 
 _TYPES = {
     torch.float64: tl.float64,
@@ -100,10 +100,8 @@ class Tables:
         self.is_sharded = any(is_sharded(row.param) for row in rows)
         self.params = [row.param for row in rows]
         self.states = [request.state.get(p) for p in self.params]
-        data = self._data()
-        self.xs = [p.detach() if is_dense(p) else p.new_empty(p.shape) for p in data]
-        self.staged = [(p, x) for p, x in zip(data, self.xs, strict=True) if not is_dense(p)]
-        self.data_known = [p.data_ptr() for p in data], [p.numel() for p in data], [p.stride() for p in data]
+        self.xs = [p.detach() for p in self._data()]
+        self.addresses_known, self.sizes_known = [x.data_ptr() for x in self.xs], [x.numel() for x in self.xs]
         self.strides = [x.stride() for x in self.xs]
         self.dtypes = [x.dtype for x in self.xs]
         self.gradients = [0] * self.n  # where they lay at the last step
@@ -241,14 +239,13 @@ class Tables:
 
     def hold(self, state: dict[Any, Any]) -> bool:
         """Return whether parameters and their state are still where they were written."""
-        data, (addresses, sizes, strides) = self._data(), self.data_known
-        holders, keys, found = self.places
+        data, (holders, keys, found) = self._data(), self.places
         return (
             all(map(is_, map(state.get, self.params), self.states))
             and all(map(is_, map(dict.get, holders, keys), found))
-            and self._lie_at(data, addresses)
-            and [*map(Tensor.numel, data)] == sizes
-            and [*map(Tensor.stride, data)] == strides
+            and self._lie_at(data, self.addresses_known)
+            and [*map(Tensor.numel, data)] == self.sizes_known
+            and [*map(Tensor.stride, data)] == self.strides
         )
 
     def _lie_at(self, tensors: Sequence[Tensor | None], addresses: list[int]) -> bool:
@@ -289,8 +286,6 @@ class Tables:
             uploaded: what `Uploads.upload` returned.
             averages: whether the averages are to be updated if this iterate counts.
         """
-        for p, x in self.staged:
-            x.copy_(p)
         if uploaded is not self.uploads.table:  # in a capture
             for launch in launches(self, uploaded, averages):
                 launch()
@@ -298,5 +293,3 @@ class Tables:
             if averages not in self.sequences:
                 self.sequences[averages] = LaunchSequence(launches(self, uploaded, averages), self.device)
             self.sequences[averages]()
-        for p, x in self.staged if self.rule.moves else ():
-            p.copy_(x)

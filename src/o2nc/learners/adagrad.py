@@ -16,7 +16,7 @@ gradient much larger than all before it is the known weakness of a step size tha
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,8 +54,6 @@ class AdaGrad:
         checks.non_negative("decay", self.decay)
         checks.choice("kappa", self.kappa, (1, 2))
         checks.flag("diagonal", self.diagonal)
-
-    device_rule: ClassVar[str] = "o2nc.fused.rules.learners:adagrad"
 
     @property
     def elementwise(self) -> bool:

@@ -11,7 +11,7 @@ Regret, for ‖u‖ <= D and nonincreasing η_t (proved by the usual telescoping
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +43,6 @@ class FTRL:
     lr: float
     decay: float = 0.0
     radius: float = float("inf")
-    device_rule: ClassVar[str] = "o2nc.fused.rules.learners:ftrl"
 
     def __post_init__(self) -> None:
         checks.non_negative("lr", self.lr)

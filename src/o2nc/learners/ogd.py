@@ -19,27 +19,12 @@ Regret, for nonincreasing η_t (h may grow by 1/β a step):
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from o2nc import checks
 from o2nc.vector import States, Vector, combine_, number
-
-Number = TypeVar("Number", float, Tensor)
-
-
-def coefficients(h: Number, decay: Number, beta: Number, growth: Number) -> tuple[Number, Number]:
-    """Return a and b of Δ_{t+1} = aΔ_t + b g_t.
-
-    Args:
-        h: h_t.
-        decay: μ.
-        beta: β.
-        growth: κ(h_t/(βh_{t+1}) − 1).
-    """
-    shrink = 1 + h * decay / beta + growth
-    return 1 / shrink, -h / shrink
 
 
 @dataclass(frozen=True)
@@ -93,7 +78,7 @@ class OGD:
             growth = h / (beta * h_next) - 1
             if self.kappa == 2:
                 growth = max(growth, 0.0)  # faster growth than 1/β would make φ_t concave
-            keep, gain = coefficients(h, self.decay, beta, self.kappa * growth)
-            a.append(keep)
-            b.append(gain)
+            shrink = 1 + h * self.decay / beta + self.kappa * growth
+            a.append(1 / shrink)
+            b.append(-h / shrink)
         combine_(deltas, a, grads, b)

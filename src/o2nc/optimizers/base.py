@@ -25,7 +25,7 @@ from o2nc.averages.windows import NO_TURN, Average, Window
 from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
 from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
-from o2nc.fused.rule import DeviceRule
+from o2nc.fused.rule import DeviceRule, Request
 from o2nc.optimizers import torch_step
 from o2nc.optimizers.accessors import Accessors
 from o2nc.optimizers.auto_lr import AUTO, take_step
@@ -316,7 +316,8 @@ class Averaged(Accessors, Optimizer):
         """Run the rule's kernels; return whether they could."""
         if AVERAGED in self.param_groups[0][KEY]:  # a step failed after it: torch takes this one
             return False
-        reason = self._engine.take(rule, self.param_groups, self.state, self._window, self._law, self._steps_done)
+        request = Request(rule, self.param_groups, self.state, self._window, self._law)
+        reason = self._engine.take(request, self._steps_done)
         if reason is None and rule.moves:
             step, version, value = self._clock
             self._clock = (step, version, value + 1)

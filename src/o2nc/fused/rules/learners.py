@@ -1,4 +1,4 @@
-"""Learners that play every coordinate by itself: OGD, FTRL, AdaGrad, and ScaleFree, which is Adam."""
+"""The learners that large models are trained with: OGD, which is SGD with momentum, and ScaleFree, which is Adam."""
 
 from typing import Any
 
@@ -35,44 +35,6 @@ def ogd_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
 
 
 @triton.jit
-def ftrl_coefficients(group, kept, prepared, s, constants):
-    beta, decay, _ = constants
-    decay_weight = 1 + beta * kept
-    lead = -group[0] * beta / (1 + group[0] * decay * decay_weight)
-    return 1.0, (beta, lead), decay_weight
-
-
-@triton.jit
-def ftrl_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
-    keep, lead = own
-    m = keep * slots[1] + g
-    delta = lead * m
-    return x + scale * delta, slots[0], (delta, m)
-
-
-@triton.jit
-def adagrad_coefficients(group, kept, prepared, s, constants):
-    beta, decay, kappa = constants
-    size = group[0]
-    last = tl.where(kept == 0, size, kept)
-    return 1.0, (size, last, beta, decay / beta, kappa), size
-
-
-@triton.jit
-def adagrad_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
-    size, last, beta, pull, kappa = own
-    last_delta, v = slots
-    v_next = beta * beta * v + g * g
-    stopped = size == 0
-    e_next = tl.where(stopped, 1.0, size) / (beta * at_least(tl.sqrt(v_next), FLOOR))
-    e = tl.where(v > 0, last / (beta * at_least(tl.sqrt(v), FLOOR)), beta * e_next)
-    growth = e / (beta * e_next) - 1
-    growth = kappa * tl.where(kappa == 2, at_least(growth, 0.0), growth)
-    delta = tl.where(stopped, 0.0, (last_delta - e * g) / (1 + e * pull + growth))
-    return x + scale * delta, last_delta, (delta, v_next)
-
-
-@triton.jit
 def scale_free_coefficients(group, kept, prepared, s, constants):
     beta, beta2, _ = constants
     return 1.0, (beta, beta2, -group[0], kept), group[0]
@@ -103,18 +65,6 @@ def ogd(learner: Any, beta: float) -> Rule:
     """Return the rule of `OGD`."""
     constants = (beta, learner.decay, float(learner.kappa))
     return _rule(ogd_coefficients, 2, ogd_update, "delta", number="last_lr", constants=constants)
-
-
-def ftrl(learner: Any, beta: float) -> Rule:
-    """Return the rule of `FTRL` without a radius."""
-    constants = (beta, learner.decay, 0.0)
-    return _rule(ftrl_coefficients, 2, ftrl_update, "delta", "momentum", number="decay_weight", constants=constants)
-
-
-def adagrad(learner: Any, beta: float) -> Rule:
-    """Return the rule of `AdaGrad` by coordinate."""
-    constants, slots = (beta, learner.decay, float(learner.kappa)), ("delta", "sum_squares")
-    return _rule(adagrad_coefficients, 5, adagrad_update, *slots, number="last_lr", constants=constants)
 
 
 def scale_free(learner: Any, beta: float) -> Rule:
