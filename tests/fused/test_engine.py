@@ -88,11 +88,11 @@ REFUSALS = {
         lambda ps, fused: o2nc.AdamW(ps, average=OwnWindow(), fused=fused),
     ),
     "a learner of one's own": (
-        "learners without a device_rule",
+        "the learner has no device form",
         lambda ps, fused: rig.algorithm_2(ps, OwnFactor(), fused),
     ),
     "a joint norm": (
-        "learners with a joint norm have no device form",
+        "no device_rule, or a joint norm",
         lambda ps, fused: rig.algorithm_2(ps, o2nc.learners.CoinBetting(), fused),
     ),
 }

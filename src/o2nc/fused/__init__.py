@@ -9,7 +9,8 @@ are. One step is a short chain of launches,
 
 Sums are added in a fixed order, without atomics, so a run repeats bitwise. What changes from step to step is on the
 device, so that a captured step can be replayed. State is not created here: a step that needs new state is taken by
-torch and `o2nc.averages`. A learner with a joint norm would need a pass of its own first: it steps eagerly.
+torch and `o2nc.averages`. Learners other than OGD and ScaleFree step eagerly; one with a joint norm would need a pass
+of its own first.
 
 `rule` says what a rule brings along, ``rules`` has those of the library and ``laws`` the laws of s and the windows as
 device functions, ``kernels`` what calls them, ``tables`` where everything lies, ``uploads`` what changes from step to

@@ -56,7 +56,7 @@ def why_not(request: Request) -> str | None:
     if device_window(request.window) is None:
         return f"the average {type(request.window).__name__} has no device form"
     if not request.rule.form:
-        return "learners with a joint norm have no device form, nor have learners without a device_rule"
+        return "the learner has no device form: no device_rule, or a joint norm"
     return None
 
 
