@@ -32,7 +32,6 @@ from o2nc_experiments import cifar10, gpt, kit, nonsmooth, text
 from o2nc_experiments.cifar10_data import Data, Epoch, load, memory_format, normalise
 from o2nc_experiments.cifar10_model import make_model
 from o2nc_experiments.gpt_model import GPT
-from o2nc_experiments.nonsmooth_runs import Arm as Momentum
 
 WINDOW = o2nc.Polynomial(12)
 LOOKS = 40  # along a run
@@ -225,7 +224,7 @@ def kinks(name: str, exponent: float, place: Place, seed: int) -> Task:
     def value() -> Tensor:
         return problem.value(model[0].detach())
 
-    lr = nonsmooth.learning_rate(oracle, Momentum(), exponent)
+    lr = nonsmooth.learning_rate(oracle, nonsmooth.Arm(), exponent)
     return Task(model, loss, value, lambda: {"loss": value().item()}, lr, 3000)
 
 

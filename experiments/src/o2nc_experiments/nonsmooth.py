@@ -4,42 +4,52 @@
     o2nc paper nonsmooth --quick      # two problems and up to 400 steps
 
 Every arm's learning rate is chosen on seeds of its own and reported on others; F is compared with that of plain
-momentum (SGDM) with a linear decay, by the geometric mean over the problems.
+momentum (SGDM) with a linear decay, by the geometric mean over the problems. Many runs are trained at once: every row
+of a tensor is an arm with a learning rate and a seed of its own, and a test compares rows with the library's
+optimizers, run by run.
 
 Result (docs/randomness.md; torch 2.13 on a CPU, 10 seeds, 8 others to tune, ± std of the logarithm over the seeds):
 after 2,000 steps F is 3.41 ± 0.39 of SGDM's with s ~ Exp(1), 1.15 ± 0.27 with Gamma(16), 0.47 ± 0.66 with Nesterov's
 lead and Gamma(16); of 210 runs on the traps 39 end above their start without scaling, none with Exp(1) or Gamma(16).
 
-Runs without a horizon, AdamW, how long a trap holds, and ratios problem by problem ran at commit 48cebb2; random
-queries, anchors, restarts, other laws, schedule-free AdamW, and ``--others`` at cf6f9b7. docs/randomness.md and
-docs/no-schedule.md keep their tables.
+The certificate at a learning rate of its own and 4,000 steps ran at commit ea07a84; runs without a horizon, AdamW,
+how long a trap holds, and ratios problem by problem at 48cebb2; random queries, anchors, restarts, other laws,
+schedule-free AdamW, and ``--others`` at cf6f9b7. docs/randomness.md and docs/no-schedule.md keep their tables.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from o2nc import Exponential, Gamma, Law, Uniform, problems
-from o2nc.problems import Additive, Climber, Oracle, Resonance, Subsampled
+from o2nc.problems import Additive, Climber, Oracle, Problem, Resonance, Subsampled
 from o2nc_experiments import kit
-from o2nc_experiments.nonsmooth_runs import Arm, Row, deconvolution, factorisation, run
-from o2nc_experiments.runs import in_processes
+from o2nc_experiments.runs import column, in_processes
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-HORIZONS = (500, 2000, 4000)
+HORIZONS = (500, 2000)
 TUNING_SEED, TUNING_SEEDS = 1000, 8  # the first, counted from --seed, and how many
 COARSE, WIDENINGS = range(-10, 7, 2), 5  # exponents of 2 of the learning rate, and how often the grid may grow
 FLOOR = {"F": 1e-12, "certificate": 1e-3}  # in units of F* and G: less counts as that, since kinks may cancel
 TRAP_STEPS, TRAP_SEEDS, FACTORS = 5000, 3, [2 ** (k / 2) for k in range(-3, 4)]
+SHARE = 0.1  # the certificate is that of the last tenth of a run, every step weighing the same
+NEAR = 0.1  # runs begin this far from the problem's start, in units of F*/G
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train: m ← βm + g, Δ = −lr·φ_t·m, x ← x + sΔ."""
+
+    law: Law | None = None  # of s
+    nesterov: bool = False  # Δ = −lr·φ_t·(g + βm)
+    decays: bool = True  # φ falls linearly to 0; else it is 1
+    momentum: float = 0.9
 
 
 LAWS: dict[str, Law] = {
@@ -57,7 +67,53 @@ ARMS = {
     "Nesterov": Arm(nesterov=True),
     **{f"Nesterov, {name}": Arm(LAWS[name], nesterov=True) for name in (*list(LAWS)[:4], "Gamma(16)")},
 }
-# ---- the problems: inf F = 0 in all of them
+
+# ---- the problems: inf F = 0 in all of them, and two that o2nc.problems does not have
+
+
+@dataclass(frozen=True)
+class Fitted(Problem):
+    """F(x) = mean |predict(x) − predict(x*)|, Lipschitz on balls only: ``lipschitz`` is ‖∇F(start)‖, a size."""
+
+    predict: Callable[[Tensor], Tensor]
+    solution: Tensor
+    origin: Tensor
+
+    @property
+    def dimension(self) -> int:
+        """The dimension d."""
+        return len(self.origin)
+
+    @cached_property
+    def lipschitz(self) -> float:
+        """‖∇F(start)‖."""
+        return self.gradient(self.origin).norm().item()
+
+    def start(self) -> Tensor:
+        """Return a random point of the law of x*."""
+        return self.origin.clone()
+
+    def _value(self, x: Tensor) -> Tensor:
+        return (self.predict(x) - self.predict(self.solution)).abs().mean(-1)
+
+
+def factorisation(size: int, rank: int) -> Fitted:
+    """Return F(U, V) = mean |UVᵀ − U*V*ᵀ| over the entries of n × n matrices of rank r."""
+    drawn = torch.randn(2, 2 * size * rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def product(x: Tensor) -> Tensor:
+        u, v = x.unflatten(-1, (2, size, rank)).unbind(-3)
+        return (u @ v.mT).flatten(-2)
+
+    return Fitted(product, *(drawn / rank**0.25))
+
+
+def deconvolution(size: int, samples: int) -> Fitted:
+    """Return F(u, v) = mean |⟨a_i, u⟩⟨b_i, v⟩ − ⟨a_i, u*⟩⟨b_i, v*⟩|, normal a_i and b_i, unit vectors u*, v*."""
+    drawn = torch.randn(samples + 2, 2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b = drawn[:-2].unbind(1)
+    units = drawn[-2:] / drawn[-2:].norm(dim=-1, keepdim=True)
+    return Fitted(lambda x: (x[..., :size] @ a.T) * (x[..., size:] @ b.T), *units.flatten(1))
 
 
 PROBLEMS: dict[str, Oracle] = {
@@ -89,6 +145,90 @@ TRAPS: dict[str, tuple[Resonance | Climber, bool]] = {
 }
 
 
+# ---- the runs
+
+
+class Row(NamedTuple):
+    """One run; rows of one seed see the same noise and begin at the same point."""
+
+    arm: Arm
+    lr: float
+    seed: int
+
+
+class Outcome(NamedTuple):
+    """What came of the rows, one number for each."""
+
+    value: Tensor  # F at the end
+    gradient: Tensor  # ‖mean of ∇F(x_t)‖ over the last tenth
+    spread: Tensor  # mean of ‖x_t − their mean‖² over it
+
+
+@lru_cache(maxsize=512)
+def _scalars(law: Any, seed: int, steps: int) -> Tensor:
+    drawn = [1.0 if law is None else law.sample(seed, t + 1) for t in range(1, steps + 1)]
+    return torch.tensor(drawn, dtype=torch.float64)
+
+
+def _noise(oracle: Oracle, seeds: Sequence[int]) -> Iterator[Tensor]:
+    """Yield what is random in the gradients of every seed, step by step: the indices of a batch, or an error."""
+    generators = [torch.Generator().manual_seed(seed * 100 + 14) for seed in seeds]
+    d = oracle.problem.dimension
+    while True:
+        if isinstance(oracle, Subsampled):
+            parts = [torch.randint(oracle.problem.samples, (500, oracle.batch), generator=g) for g in generators]
+        else:
+            drawn = [torch.randn(500, d, generator=g, dtype=torch.float64) for g in generators]
+            parts = [oracle.noise / math.sqrt(d) * part for part in drawn]
+        yield from torch.stack(parts, dim=1)
+
+
+def run(
+    oracle: Oracle,
+    rows: Sequence[Row],
+    steps: int,
+    *,
+    near: float = NEAR,
+    primed: bool = False,
+) -> Outcome:
+    """Run all rows; with ``primed`` the momentum buffer begins with the first gradient, and not with 0.
+
+    Example:
+        >>> from o2nc import problems
+        >>> well = problems.Additive(problems.DoubleWell(2), noise=0.1)
+        >>> found = run(well, [Row(Arm(), lr, seed) for lr in (0.01, 0.02) for seed in (0, 1)], 200)
+        >>> found.value.shape, bool((found.value < 1.5).all())
+        (torch.Size([4]), True)
+    """
+    problem, arms, seeds = oracle.problem, [row.arm for row in rows], list(dict.fromkeys(row.seed for row in rows))
+    at = torch.tensor([seeds.index(row.seed) for row in rows])
+    lr, beta = column([row.lr for row in rows]), column([arm.momentum for arm in arms])
+    nesterov, decays = column([arm.nesterov for arm in arms]) > 0, column([arm.decays for arm in arms])
+    laws: list[Any] = [arm.law for arm in arms]
+    s = torch.stack([_scalars(law, row.seed, steps) for law, row in zip(laws, rows, strict=True)], dim=1)
+    scale = near * problem.gap / problem.lipschitz / math.sqrt(problem.dimension)
+    drawn = [
+        torch.randn(problem.dimension, generator=torch.Generator().manual_seed(seed * 100 + 13), dtype=torch.float64)
+        for seed in seeds
+    ]
+    x = (problem.start() + scale * torch.stack(drawn))[at]
+    m, late, noise = torch.zeros_like(x), [], _noise(oracle, seeds)
+    for t in range(1, steps + 1):
+        full = problem.gradient(x)
+        if isinstance(oracle, Subsampled):
+            g = oracle.problem.term_gradient(x, next(noise)[at])
+        else:
+            g = full + next(noise)[at] if oracle.noise else full
+        if t > (1 - SHARE) * steps:
+            late.append((x, full))
+        m = beta * (g / (1 - beta) if primed and t == 1 else m) + g
+        d = torch.where(nesterov, torch.addcmul(g, m, beta), m)
+        x = torch.addcmul(x, -lr * ((steps - decays * (t - 1)) / steps) * d, s[t - 1].unsqueeze(1))
+    points, gradients = (torch.stack(part) for part in zip(*late, strict=True))
+    spread = (points - points.mean(0)).square().sum(-1).mean(0)
+    return Outcome(problem.value(x), gradients.mean(0).norm(dim=1), spread)
+
+
 # ---- tuning on some seeds, measuring on others
 
 
@@ -98,7 +238,6 @@ class Result(NamedTuple):
     problem: str
     arm: str
     horizon: int
-    tuned: str  # what lr was chosen for: "F" or "certificate"
     lr: float
     values: list[float | None]  # F − inf F
     certificates: list[float | None]  # ‖ḡ‖ + cV of the last tenth
@@ -121,32 +260,29 @@ def measure(
 
 def compare(name: str, arms: Sequence[str], steps: int, tuning: Sequence[int], seeds: Sequence[int]) -> list[Result]:
     """Tune arms on one problem and measure them: a grid of factor 4 that is widened, then refined to 2 and √2."""
-    oracle, scores = PROBLEMS[name], {arm: dict[float, tuple[float, ...]]() for arm in arms}
+    oracle, scores = PROBLEMS[name], {arm: dict[float, float]() for arm in arms}
 
     def attempt(pairs: Sequence[tuple[str, float]]) -> None:
         if new := [(arm, k) for arm, k in dict.fromkeys(pairs) if k not in scores[arm]]:
-            parts = [torch.where(part.isnan(), math.inf, part) for part in measure(oracle, new, steps, tuning)]
-            means = [part.clamp(min=1e-300).log().mean(1).tolist() for part in parts]
-            for (arm, k), *score in zip(new, *means, strict=True):
-                scores[arm][k] = tuple(score)
+            values, _ = measure(oracle, new, steps, tuning)
+            means = torch.where(values.isnan(), math.inf, values).clamp(min=1e-300).log().mean(1).tolist()
+            for (arm, k), score in zip(new, means, strict=True):
+                scores[arm][k] = score
 
-    def best(arm: str) -> dict[str, float]:
-        """Return the best exponent for F and for the certificate."""
-        return {
-            what: min(scores[arm], key=lambda k: scores[arm][k][i]) for i, what in enumerate(("F", "certificate"))
-        }
+    def best(arm: str) -> float:
+        return min(scores[arm], key=lambda k: scores[arm][k])
 
     attempt([(arm, k) for arm in arms for k in COARSE])
     for _ in range(WIDENINGS):
         edges = {arm: {min(scores[arm]): -2.0, max(scores[arm]): 2.0} for arm in arms}
-        attempt([(arm, k + edges[arm][k]) for arm in arms for k in best(arm).values() if k in edges[arm]])
+        attempt([(arm, best(arm) + edges[arm][best(arm)]) for arm in arms if best(arm) in edges[arm]])
     for step in (1.0, 0.5):
-        attempt([(arm, k + sign * step) for arm in arms for k in best(arm).values() for sign in (-1, 1)])
-    chosen = [(arm, tuned, k) for arm in arms for tuned, k in best(arm).items()]
-    columns = [part.tolist() for part in measure(oracle, [(arm, k) for arm, _, k in chosen], steps, seeds)]
+        attempt([(arm, best(arm) + sign * step) for arm in arms for sign in (-1, 1)])
+    chosen = [(arm, best(arm)) for arm in arms]
+    columns = [part.tolist() for part in measure(oracle, chosen, steps, seeds)]
     return [
-        Result(name, arm, steps, tuned, float(f"{learning_rate(oracle, ARMS[arm], k):.6g}"), *map(_short, found))
-        for (arm, tuned, k), *found in zip(chosen, *columns, strict=True)
+        Result(name, arm, steps, float(f"{learning_rate(oracle, ARMS[arm], k):.6g}"), *map(_short, found))
+        for (arm, k), *found in zip(chosen, *columns, strict=True)
     ]
 
 
@@ -212,11 +348,11 @@ class Ratio(NamedTuple):
         return f"{math.exp(self.log):.{2 if self.log < math.log(100) else 0}f} ± {self.deviation:.2f}"
 
 
-def ratio(found: Sequence[Result], arm: str, horizon: int, tuned: str = "F", what: str = "F") -> Ratio:
-    """Return F or certificate of an arm against SGDM's, both at the lr that was tuned for F or certificate."""
+def ratio(found: Sequence[Result], arm: str, horizon: int, what: str = "F") -> Ratio:
+    """Return F or certificate of an arm against SGDM's, both at the lr that was tuned for F."""
     columns: dict[str, list[list[float]]] = {arm: [], REFERENCE: []}
     for r in found:
-        if r.arm in columns and (r.horizon, r.tuned) == (horizon, tuned):
+        if r.arm in columns and r.horizon == horizon:
             of = PROBLEMS[r.problem].problem
             least = FLOOR[what] * (of.gap if what == "F" else of.lipschitz)
             values = r.values if what == "F" else r.certificates
@@ -238,12 +374,12 @@ def costs_table(found: Sequence[Result], horizons: Sequence[int]) -> kit.Table:
         law: Any = arm.law
         about = [kit.NONE] * 2 if law is None else [f"{deviation(law):.2f}", f"{law.price:.3g}"]
         cells = [ratio(found, name, h) for h in horizons]
-        cells += [ratio(found, name, horizons[-1], tuned, "certificate") for tuned in ("F", "certificate")]
+        cells.append(ratio(found, name, horizons[-1], "certificate"))
         rows.append([name, *about, *map(str, cells)])
-    head = ["", "std of s", "L", *(f"F, {h:,} steps" for h in horizons), "certificate", "the same, own lr"]
+    head = ["", "std of s", "L", *(f"F, {h:,} steps" for h in horizons), "certificate"]
     notes = (
-        "F, certificate: geometric mean over the problems against SGDM, both with a linear decay and a tuned lr; own "
-        f"lr: for the certificate; ± std of its log; certificates below {FLOOR['certificate']:g}·G count as that"
+        "F, certificate: geometric mean over the problems against SGDM, both with a linear decay and lr tuned for F; "
+        f"± std of its log; certificates below {FLOOR['certificate']:g}·G count as that"
     )
     return kit.Table(head, rows, "What randomness costs", notes)
 
@@ -267,30 +403,6 @@ def traps_table(found: Sequence[Trapped], steps: int) -> kit.Table:
     return kit.Table(head, rows, "The traps", notes)
 
 
-def picture(found: Sequence[Result], last: int) -> "Figure":
-    """Draw what a law costs after ``last`` steps, against its standard deviation."""
-    figure = kit.new_figure(5.4, 4.2)
-    axes = figure.subplots()
-    for label, colour, mark, prefix, what in (
-        ("F", "blue", "o", "", "F"),
-        ("F, Nesterov", "black", "D", "Nesterov, ", "F"),
-        ("certificate", "green", "^", "", "certificate"),
-    ):
-        names = [name for name in LAWS if prefix + name in ARMS]
-        values = [math.exp(ratio(found, prefix + name, last, "F", what).log) for name in names]
-        axes.plot([deviation(LAWS[name]) for name in names], values, mark, color=kit.COLOURS[colour], label=label)
-    axes.axhline(1.0, color=kit.COLOURS["grey"], linewidth=1.0)
-    title = f"What a law costs after {last:,} steps"
-    kit.style_panel(axes, title, "standard deviation of s", "against momentum without a law")
-    axes.set(xscale="log", yscale="log")
-    axes.set_xticks([0.05, 0.1, 0.2, 0.5, 1.0], ["0.05", "0.1", "0.2", "0.5", "1"])
-    axes.set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
-    axes.xaxis.set_minor_formatter("")
-    axes.yaxis.set_minor_formatter("")
-    axes.legend(frameon=False)
-    return figure
-
-
 def main(
     out: Path = Path("o2nc-nonsmooth"),
     seed: int = 0,
@@ -312,15 +424,13 @@ def main(
     kit.at_least(0, seed=seed)
     kit.at_least(1, seeds=seeds, workers=workers)
     terminal, names = kit.Terminal(quiet), list(PROBLEMS)[2:6:3] if quick else list(PROBLEMS)
-    horizons = (100, 400) if quick else HORIZONS[:-1]
+    horizons = (100, 400) if quick else HORIZONS
     first, count = seed + TUNING_SEED, 2 if quick else TUNING_SEEDS
     tuning, own = range(first, first + count), range(seed, seed + (2 if quick else seeds))
     steps = TRAP_STEPS // 10 if quick else TRAP_STEPS
     work: dict[str, Any] = {
         f"{name}: {h} steps": (compare, name, [*ARMS], h, tuning, own) for name in names for h in horizons
     }
-    if not quick:  # the reference of experiments/benchmarks/ladder.py
-        work |= {f"{name}: {HORIZONS[-1]}": (compare, name, [REFERENCE], HORIZONS[-1], tuning, own) for name in names}
     work |= {f"trap {t}": (count_trapped, t, range(1 if quick else TRAP_SEEDS), steps) for t in TRAPS}
     asked = {"seed": seed, "seeds": seeds, "quick": quick}
     command = kit.written_command("o2nc paper nonsmooth", main, **asked)
@@ -334,10 +444,9 @@ def main(
     tables = [costs_table(found, horizons), traps_table(trapped, steps)]
     text = "\n\n".join(table.markdown() for table in tables)
     kit.write_text(out / "nonsmooth.md", f"# Non-smooth problems\n\n`{command}`\n\n{text}\n")
-    kit.write_bytes(out / "nonsmooth_laws.png", kit.draw(picture(found, horizons[-1]), "png"))
     for table in tables:
         terminal.table(table)
-    terminal.say(f"Written to {out}: nonsmooth.json, nonsmooth.md and nonsmooth_laws.png")
+    terminal.say(f"Written to {out}: nonsmooth.json, nonsmooth.md")
 
 
 if __name__ == "__main__":
