@@ -1,19 +1,17 @@
 """The log of certificates: what is in it, that no row is ever lost, what is refused, and its picture."""
 
 import copy
-import csv
 import gc
+import math
 import sys
 
 import pytest
 import torch
 
 import o2nc
-from logged import make, read, steps, train
-from o2nc import logfile
+from logged import make, steps, train
 from o2nc.integrations.matplotlib import plot
-from o2nc.logfile import FIELDS, LAYER_FIELDS
-from o2nc.logger import CertificateLogger
+from o2nc.logger import HEADER, CertificateLogger, Row, append, read
 from registry import OURS, identical, ours_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,21 +22,6 @@ def path(tmp_path):
     return tmp_path / "certificate.csv"
 
 
-def columns(log):
-    return logfile.read(log.path, FIELDS), logfile.read(log.layers_path, LAYER_FIELDS)
-
-
-def one_step(names, path):
-    """Log one step of parameters with these names; their gradients grow."""
-    params = [(name, torch.nn.Parameter(torch.ones(2))) for name in names]
-    optimizer = o2nc.ScaledSGDM(params, lr=0.1, average=0.9)
-    with CertificateLogger(optimizer, path, every=1) as log:
-        for i, (_, p) in enumerate(params):
-            p.grad = torch.full((2,), 1.0 + i)
-        optimizer.step()
-    return log
-
-
 # --- what is in it
 
 
@@ -46,27 +29,32 @@ def one_step(names, path):
 def test_rows_are_the_optimizers_own_answers(name, path):
     """Bitwise, and the run is the same with a log; the progress is nan of those that have none."""
     (model, optimizer), (twin, alone) = make(name), make(name)
-    expected, parts = [], []
+    expected = []
 
     def ask():
         step = int(ours_of(optimizer)["step"])
         if step % 5 == 0:
-            found = optimizer.certificate(c=2.0)
-            progress = optimizer.progress if hasattr(optimizer, "progress") else "nan"
-            said = [optimizer.diagnose().verdict, optimizer.diagnose().evidence["displacement"]]
-            expected.append([step, *said, found.gradient, found.spread, found.value, progress, found.ess, 2.0])
-            parts.extend([step, key, part.gradient, part.spread] for key, part in found.by_parameter.items())
+            found, said = optimizer.certificate(c=2.0), optimizer.diagnose()
+            progress = getattr(optimizer, "progress", math.nan)
+            numbers = (found.gradient, found.spread, found.value, progress, found.ess, 2.0)
+            expected.append(Row(step, said.verdict, said.evidence["displacement"], *numbers))
             assert steps(path)[-1] == step  # a kill loses nothing
 
-    with CertificateLogger(optimizer, path, every=5, c=2.0) as log:
+    with CertificateLogger(optimizer, path, every=5, c=2.0):
         train(model, optimizer, 23, ask)
-    for file, rows, fields in ((log.path, expected, FIELDS), (log.layers_path, parts, LAYER_FIELDS)):
-        with file.open() as lines:
-            assert list(csv.reader(lines)) == [list(fields), *([str(v) for v in row] for row in rows)]
-    assert [row[0] for row in expected] == [5, 10, 15, 20]
-    assert {row[1] for row in parts} == set(dict(model.named_parameters()))
+    assert [row.step for row in expected] == [5, 10, 15, 20]
+    assert repr(read(path)) == repr(expected)  # nan is equal to nan
     train(twin, alone, 23)
     identical(optimizer.state_dict(), alone.state_dict())
+
+
+def test_a_row_computes_the_certificate_once(path, monkeypatch):
+    model, optimizer = make("AdamW")
+    calls, certificate = [], optimizer.certificate
+    monkeypatch.setattr(optimizer, "certificate", lambda c: calls.append(c) or certificate(c))
+    CertificateLogger(optimizer, path, every=2, c=3.0)
+    train(model, optimizer, 4)
+    assert calls == [3.0, 3.0]
 
 
 class Scalars:
@@ -89,23 +77,23 @@ class Values(Scalars):
 
 
 @pytest.mark.parametrize("kind", [Scalars, Values])
-def test_a_writer_gets_the_same(kind, path):
+def test_a_writer_gets_the_same_and_every_parameters_share(kind, path):
     model, optimizer = make()
     writer = kind()
-    log = CertificateLogger(optimizer, path, every=4, writer=writer)
+    CertificateLogger(optimizer, path, every=4, writer=writer)
     train(model, optimizer, 4)
-    (row,), found = read(log.path), writer.found.pop(4)
+    (row,), found = read(path), writer.found.pop(4)
     assert not writer.found
-    assert (row["verdict"], found.pop("run/verdict")) == ("too early", 0.0)  # and no displacement yet
-    expected = {"certificate/value": row["certificate"]}
-    expected |= {f"certificate/{key}": row[key] for key in ("gradient", "spread", "progress", "ess")}
-    for part in read(log.layers_path):
-        expected |= {f"{key}/{part['parameter']}": part[key] for key in ("gradient", "spread")}
+    assert (row.verdict, found.pop("run/verdict")) == ("too early", 0.0)  # and no displacement yet
+    expected = {"certificate/value": row.certificate}
+    expected |= {f"certificate/{key}": getattr(row, key) for key in ("gradient", "spread", "progress", "ess")}
+    for name, part in optimizer.certificate().by_parameter.items():
+        expected |= {f"gradient/{name}": part.gradient, f"spread/{name}": part.spread}
     assert found == expected
+    assert "spread/0.weight" in found
 
 
-@pytest.mark.parametrize("method", ["add_scalar", "flush"])
-def test_a_writer_that_fails_costs_its_rows_and_not_the_run(method, path):
+def test_a_writer_that_fails_costs_its_rows_and_not_the_run(path):
     """And it can be interrupted."""
     model, optimizer = make()
     writer = Scalars()
@@ -114,14 +102,14 @@ def test_a_writer_that_fails_costs_its_rows_and_not_the_run(method, path):
     def fail(*_):
         raise next(failing)
 
-    setattr(writer, method, fail)
+    writer.add_scalar = fail
     log = CertificateLogger(optimizer, path, every=1, writer=writer)
     with pytest.warns(UserWarning, match=r"the log .*certificate.csv lacks rows.* the server is gone"):
         train(model, optimizer, 1)
     train(model, optimizer, 1)  # with no other warning
     with pytest.raises(KeyboardInterrupt):
         train(model, optimizer, 1)
-    delattr(writer, method)
+    del writer.add_scalar
     train(model, optimizer, 1)
     assert steps(log.path) == [1, 2, 3, 4]
     assert 4 in writer.found
@@ -137,18 +125,6 @@ def test_a_checkpoint_without_a_certificate_costs_rows_and_not_the_run(path):
     optimizer.load_state_dict(without.state_dict())
     train(model, optimizer, 1)
     assert steps(path) == [1]
-
-
-NAMES = ["=1+1", "+x", "-y", "@SUM(A1)", "'quoted", "\tz", "plain", 'a, "b"', "a\nb", "-", "'=both"]
-
-
-def test_parameter_names_are_no_formulas(path):
-    """A name that begins with = + - @ is a formula to a spreadsheet; `read` returns the name as it was."""
-    log = one_step(NAMES, path)
-    raw = [row["parameter"] for row in read(log.layers_path)]
-    assert not [name for name in raw if name.startswith(("=", "+", "-", "@", "\t"))]
-    assert raw[6:9] == NAMES[6:9]
-    assert columns(log)[1]["parameter"] == NAMES
 
 
 def test_record_writes_a_row_of_its_own_once(path):
@@ -167,13 +143,13 @@ def test_compiled_steps_are_logged(fullgraph, path):
     """From within the one node that a step is, so that no break is needed."""
     torch._dynamo.reset()
     model, optimizer = make()
-    log = CertificateLogger(optimizer, path, every=2)
+    CertificateLogger(optimizer, path, every=2)
     model(torch.ones(1, 4)).sum().backward()
     step = torch.compile(optimizer.step, backend="aot_eager", fullgraph=fullgraph)
     for _ in range(4):
         step()
-    assert steps(log.path) == [2, 4]
-    assert read(log.path)[-1]["certificate"] == optimizer.certificate().value
+    assert steps(path) == [2, 4]
+    assert read(path)[-1].certificate == optimizer.certificate().value
     torch._dynamo.reset()
 
 
@@ -187,11 +163,11 @@ def test_a_resumed_run_reads_as_an_unbroken_one(opened, path, tmp_path):
     whole = CertificateLogger(optimizer, tmp_path / "whole.csv", every=3)
     train(model, optimizer, 20)
     model, optimizer = make()
-    with CertificateLogger(optimizer, path, every=3) as log:
+    with CertificateLogger(optimizer, path, every=3):
         train(model, optimizer, 7)
         saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
         train(model, optimizer, 6)
-    before = [file.read_bytes() for file in (log.path, log.layers_path)]
+    before = path.read_bytes()
     model, optimizer = make()
     if opened == "before":
         CertificateLogger(optimizer, path, every=3)
@@ -201,26 +177,17 @@ def test_a_resumed_run_reads_as_an_unbroken_one(opened, path, tmp_path):
         CertificateLogger(optimizer, path, every=3)
     train(model, optimizer, 13)
     assert steps(path) == [3, 6, 9, 12, 9, 12, 15, 18]
-    assert repr(columns(log)) == repr(columns(whole))  # nan is equal to nan
-    for old, file in zip(before, (log.path, log.layers_path), strict=True):
-        assert file.read_bytes().startswith(old)
+    assert repr(read(path)) == repr(read(whole.path))  # nan is equal to nan
+    assert path.read_bytes().startswith(before)
 
 
 def test_a_run_from_scratch_keeps_the_rows_of_an_earlier_one(path):
     for count in (10, 4):
         model, optimizer = make()
-        with CertificateLogger(optimizer, path, every=2) as log:
+        with CertificateLogger(optimizer, path, every=2):
             train(model, optimizer, count)
     assert steps(path) == [2, 4, 6, 8, 10, 2, 4]
-    assert [found["step"] for found in columns(log)] == [[2, 4], [2] * 4 + [4] * 4]
-
-
-def test_a_row_that_a_kill_cut_off_costs_no_other(path):
-    row = [1.0] * len(FIELDS)
-    logfile.append(path, FIELDS, [row])
-    path.write_text(path.read_text(encoding="utf-8") + "2.0,trav", encoding="utf-8")
-    logfile.append(path, FIELDS, [[3.0, *row[1:]]])
-    assert logfile.read(path, FIELDS)["step"] == [1.0, 3.0]
+    assert [row.step for row in read(path)] == [2, 4]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the size of files")
@@ -228,9 +195,9 @@ def test_a_full_disk_costs_rows_and_not_the_run(path):
     import resource
 
     model, optimizer = make()
-    log = CertificateLogger(optimizer, path, every=1)
+    CertificateLogger(optimizer, path, every=1)
     train(model, optimizer, 2)
-    before = log.path.read_bytes()
+    before = path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 30, limits[1]))
     try:
@@ -240,9 +207,9 @@ def test_a_full_disk_costs_rows_and_not_the_run(path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     train(model, optimizer, 2)
-    found = columns(log)[0]["step"]
+    found = [row.step for row in read(path)]
     assert (found[:2], found[-1]) == ([1, 2], 6)
-    assert log.path.read_bytes().startswith(before)
+    assert path.read_bytes().startswith(before)
 
 
 # --- what is refused, and how it ends
@@ -269,7 +236,7 @@ def test_refusals(path, tmp_path):
     assert not optimizer._watchers
 
 
-@pytest.mark.parametrize("text", ["step,loss\n1,2\n", "\0" * 10_000, ",".join(FIELDS)[:-1] + "\n1,2,3\n"])
+@pytest.mark.parametrize("text", ["step,loss\n1,2\n", "\0" * 10_000, HEADER[:-1] + "\n1,2,3\n"])
 def test_files_of_others_are_left_alone_and_not_drawn(text, path):
     path.write_text(text)
     with pytest.raises(ValueError, match="is not a log of certificates"):
@@ -319,39 +286,21 @@ def test_only_the_first_process_writes(monkeypatch, path, tmp_path):
 
 
 def test_the_picture(path, tmp_path):
-    """A log is read without the run, and without the file of its parameters."""
-    model, optimizer = make()
-    log = CertificateLogger(optimizer, path, every=1)
-    train(model, optimizer, 12)
+    model, optimizer = make("AdamW")
+    log = CertificateLogger(optimizer, path, every=20, c=3.0)
+    train(model, optimizer, 200)
     figure = log.plot(tmp_path / "certificate.png")
     assert (tmp_path / "certificate.png").read_bytes().startswith(b"\x89PNG")
-    terms, progress, *shares = figure.axes
-    assert (terms.get_xscale(), terms.get_yscale(), progress.get_yscale()) == ("log", "log", "linear")
+    moves, terms = figure.axes
+    assert {ax.get_xscale() for ax in figure.axes} == {ax.get_yscale() for ax in figure.axes} == {"log"}
+    assert list(moves.lines[0].get_ydata())[-1] == optimizer.diagnose().evidence["displacement"]
     value, gradient, spread = (line.get_ydata() for line in terms.lines)
+    assert list(spread) == [3.0 * row.spread for row in read(path)]
     assert value == pytest.approx([a + b for a, b in zip(gradient, spread, strict=True)])
-    for ax, field in zip(shares, ("gradient", "spread"), strict=True):
-        names = [text.get_text() for text in ax.get_legend().get_texts()]
-        drawn = {name: list(line.get_ydata()) for name, line in zip(names, ax.lines, strict=True)}
-        rows = read(log.layers_path)
-        assert drawn == {
-            n: [row[field] for row in rows if row["parameter"] == n] for n in dict(model.named_parameters())
-        }
-    log.layers_path.unlink()
-    assert len(plot(path).axes) == 2
-
-
-def test_names_in_the_picture_are_what_they_are(path, tmp_path):
-    """$…$ is no formula, and names that begin with _ are not left out."""
-    names = ["a$b$", "$x_{$", "_orig_mod.weight", "_hidden"]
-    figure = one_step(names, path).plot(tmp_path / "certificate.svg")
-    assert [text.get_text() for text in figure.axes[2].get_legend().get_texts()] == names[::-1]
 
 
 @pytest.mark.parametrize("numbers", [(), (0.0,), (float("nan"), 1.0), (float("inf"), 0.0, 2.0), (1.0,) * 60])
 def test_pictures_of_odd_logs(numbers, path, tmp_path):
     """No rows, zeros, nans and infinities are drawn without a warning."""
-    rows = [(k, "too early", v, v, v, v, v, 1.0, 1.0) for k, v in enumerate(numbers, 1)]
-    logfile.append(path, FIELDS, rows)
-    parts = [(k, f"p{i}", v, v) for k, v in enumerate(numbers, 1) for i in range(8)]
-    logfile.append(logfile.layers_path(path), LAYER_FIELDS, parts)
+    append(path, *(Row(k, "too early", v, v, v, v, v, 1.0, 1.0) for k, v in enumerate(numbers, 1)))
     plot(path, tmp_path / "certificate.svg")

@@ -96,13 +96,6 @@ def test_the_command_begins_without_torch():
     assert not {"o2nc", "torch", "numpy"} & names
 
 
-def test_who_has_the_library_alone_is_told_what_to_install():
-    code = "import runpy, sys; sys.modules['o2nc_experiments'] = None; runpy.run_module('o2nc', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 1
-    assert done.stderr == "The command line is a package of its own: pip install o2nc-experiments\n"
-
-
 def test_the_versions_of_torch_are_tested_and_told():
     """The oldest is that of pyproject.toml; docs/versions.md has what was found on it and above."""
     rows = versions.rows()

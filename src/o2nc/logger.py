@@ -1,20 +1,19 @@
-"""Certificates to CSV and TensorBoard while an optimizer trains.
+"""Verdict and certificate to CSV and TensorBoard while an optimizer trains.
 
-There are two files. ``certificate.csv`` has one row per logged step; ``certificate.layers.csv`` has one row per step
-and parameter, because parameters can be many and can be added later. `o2nc.logfile` reads them.
+Rows are only ever appended to the file, which is closed after each of them. Where its steps go back, a run was
+resumed from an earlier checkpoint or started again: `read` returns the rows of the last run.
 """
 
 import math
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import proxy
 
 from o2nc import checks
-from o2nc.averages.reading import has_certificate, progress_of
+from o2nc.averages.reading import has_certificate
 from o2nc.certificates.certificate import Certificate
-from o2nc.certificates.diagnosis import VERDICTS, Diagnosis
-from o2nc.logfile import FIELDS, LAYER_FIELDS, append, layers_path, quote
+from o2nc.certificates.diagnosis import VERDICTS, diagnose
 from o2nc.optimizers.wrapped import averaged_optimizer
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.shards import is_first_process
@@ -23,22 +22,88 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def scalars(diagnosis: Diagnosis, certificate: Certificate, progress: float) -> dict[str, float]:
-    """Return a run's numbers under the names that they have in TensorBoard and other trackers.
+class Row(NamedTuple):
+    """What is logged of a run at some step; progress is nan for optimizers that have none."""
 
-    Trackers take numbers: ``run/verdict`` is the place, from 0, of the verdict in
-    `o2nc.certificates.diagnosis.VERDICTS`. What is nan is left out: AdamW's progress, a displacement too early.
+    step: int
+    verdict: str
+    displacement: float
+    gradient: float
+    spread: float
+    certificate: float
+    progress: float
+    ess: float
+    c: float
+
+    def scalars(self) -> dict[str, float]:
+        """Return the numbers under the names that they have in TensorBoard and other trackers, without those unknown.
+
+        ``run/verdict`` is the place of the verdict, from 0, in `o2nc.certificates.diagnosis.VERDICTS`.
+        """
+        found = {
+            "run/verdict": float(VERDICTS.index(self.verdict)),
+            "run/displacement": self.displacement,
+            "certificate/value": self.certificate,
+            "certificate/gradient": self.gradient,
+            "certificate/spread": self.spread,
+            "certificate/progress": self.progress,
+            "certificate/ess": self.ess,
+        }
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def measure(optimizer: Any, c: float = 1.0) -> tuple[Row, Certificate]:
+    """Return the row of a run as it is now, and its certificate at the price c of spread."""
+    found = optimizer.certificate(c)
+    said = diagnose(optimizer, certificate=found)
+    progress = getattr(optimizer, "progress", math.nan)
+    numbers = (found.gradient, found.spread, found.value, progress, found.ess, float(c))
+    return Row(optimizer._steps_done(), said.verdict, said.evidence["displacement"], *numbers), found
+
+
+HEADER = ",".join(Row._fields)
+
+
+def append(path: Path, *rows: Row) -> None:
+    """Append rows to a log, to a new one if there is none.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: it exists and is not a log.
     """
-    found = {
-        "run/verdict": float(VERDICTS.index(diagnosis.verdict)),
-        "run/displacement": diagnosis.evidence["displacement"],
-        "certificate/value": certificate.value,
-        "certificate/gradient": certificate.gradient,
-        "certificate/spread": certificate.spread,
-        "certificate/progress": progress,
-        "certificate/ess": certificate.ess,
-    }
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
+        if file.tell() == 0:
+            file.write(HEADER + "\n")
+        file.seek(0)
+        _check_header(path, file)
+        file.writelines(",".join(map(str, row)) + "\n" for row in rows)
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a log, without those that a later run replaced or a full disk cut off.
+
+    Raises:
+        ValueError: the file is not a log.
+    """
+    rows: list[Row] = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        _check_header(path, file)
+        for line in file:
+            step, *values = line.rstrip("\n").split(",")
+            try:
+                row = Row(int(step), values[0], *map(float, values[1:]))
+            except (ValueError, TypeError, IndexError):  # cut off
+                continue
+            while rows and rows[-1].step >= row.step:
+                rows.pop()
+            rows.append(row)
+    return rows
+
+
+def _check_header(path: Path, file: Any) -> None:
+    if file.readline(len(HEADER) + 2).strip() != HEADER:
+        raise ValueError(f"{path} is not a log of certificates, whose first line is {HEADER}: choose another path")
 
 
 class CertificateLogger:
@@ -51,13 +116,13 @@ class CertificateLogger:
     and path replaces the first. The logger does not keep its optimizer alive.
 
     Args:
-        optimizer: one with averages and a certificate, also wrapped by accelerate or Lightning. Parameters have
-            names if it was made with ``model.named_parameters()``, numbers otherwise.
-        path: of the CSV file; that of the parameters is beside it, ``NAME.layers.csv``.
+        optimizer: one with averages and a certificate, also wrapped by accelerate or Lightning.
+        path: of the CSV file.
         every: steps from row to row, >= 1.
         c: the price of spread, > 0.
         writer: TensorBoard's SummaryWriter or anything else with ``add_scalar(tag, value, step)``; or an Accelerator,
-            a wandb run or anything else with ``log(values, step=step)``.
+            a wandb run or anything else with ``log(values, step=step)``. It gets the numbers of the row, and gradient
+            and spread of every parameter, by name if the optimizer was made with ``model.named_parameters()``.
 
     Raises:
         TypeError, ValueError: the optimizer has no averages or no certificate, or the file is something else.
@@ -66,7 +131,7 @@ class CertificateLogger:
     Example:
         >>> import tempfile, torch, o2nc
         >>> model = torch.nn.Linear(3, 1)
-        >>> opt = o2nc.ScaledSGDM(model.named_parameters(), lr=0.01, momentum=0.9, average=0.99)
+        >>> opt = o2nc.ScaledSGDM(model.parameters(), lr=0.01, momentum=0.9, average=0.99)
         >>> folder = tempfile.TemporaryDirectory()
         >>> with CertificateLogger(opt, folder.name + "/certificate.csv", every=10) as log:
         ...     for _ in range(25):
@@ -75,8 +140,6 @@ class CertificateLogger:
         ...         opt.step()
         >>> [line.split(",")[0] for line in log.path.read_text().splitlines()]
         ['step', '10', '20']
-        >>> log.layers_path.name
-        'certificate.layers.csv'
         >>> folder.cleanup()
     """
 
@@ -94,13 +157,10 @@ class CertificateLogger:
         if writer is not None and not (hasattr(writer, "add_scalar") or hasattr(writer, "log")):
             raise TypeError(f"writer must have add_scalar(tag, value, step) or log(values, step=…), got {writer!r}")
         optimizer = averaged_optimizer(optimizer, certificate=True)
-        self.path = Path(path).absolute()
-        self.layers_path = layers_path(self.path)
-        self.every, self.c, self.writer = every, c, writer
+        self.path, self.every, self.c, self.writer = Path(path).absolute(), every, c, writer
         self._logged, self._has_warned = 0, False
         if is_first_process():
-            append(self.path, FIELDS)
-            append(self.layers_path, LAYER_FIELDS)
+            append(self.path)
         self.optimizer = proxy(optimizer)
         self._watchers, self._key = optimizer._watchers, f"log of certificates: {self.path}"
         self._watchers[self._key] = self._after_step
@@ -116,25 +176,20 @@ class CertificateLogger:
             return
         self._logged = step
         if is_first or optimizer._is_sharded:  # a sharded certificate needs all processes
-            found = optimizer.diagnose(), optimizer.certificate(self.c), progress_of(optimizer)
+            row, certificate = measure(optimizer, self.c)
             if is_first:
-                self._write(step, *found)
+                self._write(row, certificate)
 
-    def _write(self, step: int, diagnosis: Diagnosis, certificate: Certificate, progress: float) -> None:
-        said, parts = (diagnosis.verdict, diagnosis.evidence["displacement"]), certificate.by_parameter.items()
-        numbers = (certificate.gradient, certificate.spread, certificate.value, progress, certificate.ess, self.c)
-        found = scalars(diagnosis, certificate, progress)
-        found |= {f"{field}/{name}": getattr(part, field) for name, part in parts for field in ("gradient", "spread")}
+    def _write(self, row: Row, certificate: Certificate) -> None:
         try:
-            append(self.path, FIELDS, [(step, *said, *numbers)])
-            rows = [(step, quote(name), part.gradient, part.spread) for name, part in parts]
-            append(self.layers_path, LAYER_FIELDS, rows)
+            append(self.path, row)
+            found = row.scalars()
+            for name, part in certificate.by_parameter.items():
+                found |= {f"gradient/{name}": part.gradient, f"spread/{name}": part.spread}
             if hasattr(self.writer, "log"):
-                self.writer.log(found, step=step)
+                self.writer.log(found, step=row.step)
             for tag, number in found.items() if hasattr(self.writer, "add_scalar") else ():
-                self.writer.add_scalar(tag, number, step)
-            if hasattr(self.writer, "flush"):
-                self.writer.flush()
+                self.writer.add_scalar(tag, number, row.step)
         except Exception as error:  # a full disk or a tracker that is gone must not end a run
             if not self._has_warned:
                 warnings.warn(f"the log {self.path} lacks rows, and training goes on: {error}", stacklevel=2)

@@ -12,7 +12,6 @@ import torch
 import o2nc
 from o2nc.certificates.diagnosis import ADVICE, STATIONARY, STRAIGHT, VERDICTS, verdict_of
 from o2nc.certificates.displacement import COORDINATES, MOST, USED, displacements, measure, sample, sums, walk
-from o2nc.logger import scalars
 from problem import parameters, set_gradients
 from registry import OURS, identical, ours_of
 
@@ -387,14 +386,6 @@ def test_it_is_printed_readably_in_any_encoding(monkeypatch):
     assert "x̄" in text
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
     assert str(opt.diagnose()).isascii()
-
-
-def test_trackers_have_verdict_and_displacement_first():
-    opt = run(sgd(d=20, certificate=True), lambda t, x: (x - 101).sign(), 800)
-    found = scalars(opt.diagnose(), opt.certificate(), 0.0)
-    assert list(found)[:3] == ["run/verdict", "run/displacement", "certificate/value"]
-    assert VERDICTS[int(found["run/verdict"])] == "stationary"
-    assert found["run/displacement"] == opt.diagnose().evidence["displacement"]
 
 
 def test_a_loaded_run_begins_its_trail_again():

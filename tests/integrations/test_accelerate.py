@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import o2nc  # noqa: E402
-from logged import read  # noqa: E402
-from o2nc.logger import CertificateLogger  # noqa: E402
+from o2nc.logger import CertificateLogger, read  # noqa: E402
 from o2nc.optimizers.wrapped import averaged_optimizer  # noqa: E402
 from registry import OURS, claims, same  # noqa: E402
 
@@ -80,7 +79,7 @@ def test_certificate_and_average_are_within_reach(tmp_path):
     assert averaged_optimizer(optimizer) is optimizer.optimizer
     assert 0 < certificate.gradient <= 0.1  # as it was clipped
     assert list(certificate.by_parameter) == [name for name, _ in model.named_parameters()]
-    assert [(row["step"], row["certificate"]) for row in read(log.path)][1:] == [(8, certificate.value)]
+    assert [(row.step, row.certificate) for row in read(log.path)][1:] == [(8, certificate.value)]
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     assert [event.step for event in events.Scalars("gradient/0.weight")] == [4, 8]
     assert events.Scalars("certificate/value")[-1].value == pytest.approx(certificate.value, rel=1e-6)

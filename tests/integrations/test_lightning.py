@@ -13,7 +13,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import o2nc
@@ -188,26 +188,20 @@ def test_after_fit_the_module_holds_the_average(tmp_path):
     assert "net.0.weight" in trainer.optimizers[0].certificate().by_parameter  # from the module
 
 
-def test_scores_before_the_window_do_not_compete(tmp_path):
-    """The first, of x, is the largest and would be the best; also of a run that was resumed in between."""
+def test_before_the_window_x_is_validated_and_saved(tmp_path):
+    """With one warning; a run that is resumed from there ends where the unbroken one does."""
 
-    def run(ckpt_path=None):
+    def run(folder, ckpt_path=None):
         module = Tiny(lambda module: o2nc.AdamW(module.parameters(), lr=0.01, average=o2nc.Polynomial(3, start=10)))
-        keep = ModelCheckpoint(tmp_path / "kept", monitor="val_loss", mode="max", filename="{step}")
-        other = ModelCheckpoint(tmp_path / "other", monitor="loss", save_top_k=-1, filename="{step}")
-        stop = EarlyStopping("val_loss", patience=2, mode="max")
-        fit(tmp_path, module, AveragingCallback(), checkpoints=[keep, other, stop], ckpt_path=ckpt_path, epochs=6)
-        assert Path(keep.best_model_path).stem.startswith("step=16")
-        assert f"{score(torch.load(keep.best_model_path)['state_dict']):.6f}" == f"{keep.best_model_score:.6f}"
-        assert stop.stopped_epoch == 3  # counted from the first validation of x̄, in epoch 1
-        assert len(other.best_k_models) == (3 if ckpt_path else 4)  # of training: not touched
+        keep = ModelCheckpoint(tmp_path / folder, monitor="val_loss", save_top_k=-1, filename="{step}-{val_loss:.7f}")
+        fit(tmp_path, module, AveragingCallback(), checkpoints=[keep], epochs=3, ckpt_path=ckpt_path)
+        return module, sorted((tmp_path / folder).glob("*.ckpt"))
 
-    with pytest.warns(
-        UserWarning, match="nothing is averaged yet: AveragingCallback leaves the model at x"
-    ) as warned:
-        run()
+    with pytest.warns(UserWarning, match="nothing is averaged yet.* leaves the model at x") as warned:
+        whole, (_, _, first) = run("whole")  # of the steps 16, 24, 8
     assert sum("nothing is averaged" in str(w.message) for w in warned) == 1
-    run(tmp_path / "kept" / "step=8.ckpt")  # nothing was deleted
+    assert f"val_loss={score(torch.load(first)['state_dict']):.7f}" in first.stem
+    assert same(run("resumed", first)[0].state_dict(), whole.state_dict())
 
 
 class Every(Tiny):

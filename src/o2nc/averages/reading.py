@@ -1,6 +1,5 @@
 """Reads an optimizer's averages, or says why there are none yet; changes nothing."""
 
-import math
 from typing import Any, NamedTuple
 
 from o2nc.averages.update import Entry
@@ -79,11 +78,6 @@ def decays_of(optimizer: Any) -> dict[Any, float]:
     if not optimizer.couples_decay:
         return dict.fromkeys(groups, 0.0)
     return {p: float(group["weight_decay"]) * (-1 if group["maximize"] else 1) for p, group in groups.items()}
-
-
-def progress_of(optimizer: Any) -> float:
-    """Return the progress, or nan if the optimizer has none."""
-    return getattr(optimizer, "progress", math.nan)
 
 
 def made_with(optimizer: Any) -> dict[str, Any]:

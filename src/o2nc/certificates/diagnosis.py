@@ -31,7 +31,7 @@ from torch.nn.parameter import is_lazy
 from o2nc import vector
 from o2nc.averages import reading
 from o2nc.certificates.certificate import Certificate
-from o2nc.certificates.displacement import USED, displacements, measure, measure_gradients, momenta_of
+from o2nc.certificates.displacement import USED, Trail, displacements, measure, measure_gradients, momenta_of
 from o2nc.persist.plain import KEY
 from o2nc.text import printable
 
@@ -113,7 +113,7 @@ def diagnose(
         evidence |= _heat(optimizer, loss) if has_averages and not faults else {"heat": math.nan}
     if reading.has_certificate(optimizer) and not faults:
         evidence |= _noise(certificate or optimizer.certificate(), measured.gradient_square)
-    trail, names = optimizer._trail, reading.parameter_names(optimizer)
+    trail, names = optimizer._trail or Trail(), reading.parameter_names(optimizer)
     rest = optimizer._window.start + 1 - optimizer._steps_done()
     values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps, rest), "spike_step": math.nan, **evidence}
     alone = {}
@@ -165,7 +165,8 @@ class _Measured(NamedTuple):
 def _measure(optimizer: Any) -> _Measured:
     """Measure displacements and look for what is not finite; where parameters are sharded, collectively."""
     params, entries = optimizer._known_params, reading.entries_of(optimizer)
-    xs, taken = vector.values(params), [] if optimizer._engine.has_captured else optimizer._trail.latest()
+    xs, trail = vector.values(params), optimizer._trail or Trail()
+    taken = [] if optimizer._engine.has_captured else trail.latest()
     kept = [{"x": x} | entries.get(p, {}) for x, p in zip(xs, params, strict=True)]
     home = xs[0].device
     rows = [
@@ -193,7 +194,7 @@ def _measure(optimizer: Any) -> _Measured:
         "turnover": float((sizes * changed).sum() / (sizes * (spreads > 0)).sum().clamp(min=1.0)),
         "growth": math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
     }
-    begun = optimizer._steps_done() - optimizer._trail.steps  # the trail may have begun later
+    begun = optimizer._steps_done() - trail.steps  # the trail may have begun later
     for key, at_snapshot in (("spike_step", _spike(increments)), ("finite_at", _last_finite(increments))):
         if at_snapshot is not None:
             evidence[key] = float(begun + times[at_snapshot])

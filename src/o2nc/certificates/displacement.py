@@ -146,13 +146,8 @@ class Trail:
         self.taken: list[Snapshot] = []
         self.stride, self.steps, self.due = FIRST_STRIDE, 0, moment(1, FIRST_STRIDE)
 
-    def follow(self, optimizer: Any) -> None:
-        """Count a step that begins, and take a snapshot if it is due, before the rule moves x or writes into g."""
-        if optimizer._window is not None and self.steps >= self.due:
-            self._take(optimizer)
-        self.steps += 1
-
-    def _take(self, optimizer: Any) -> None:
+    def take(self, optimizer: Any) -> None:
+        """Take a snapshot of x_t and g_t, before the rule moves the one or writes into the other."""
         xs, g = values(optimizer._known_params), None
         if optimizer.param_groups[0][KEY]["certificate"]:
             found = zip(xs, gradients(optimizer._known_params), strict=True)

@@ -9,8 +9,8 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from o2nc.averages.reading import has_averages, has_certificate, progress_of
-from o2nc.logger import scalars
+from o2nc.averages.reading import has_averages, has_certificate
+from o2nc.logger import measure
 from o2nc.optimizers.wrapped import averaged, averaged_optimizer
 from o2nc.persist.batchnorm import Statistics
 from o2nc.persist.private import BatchNorm
@@ -111,8 +111,8 @@ class Averaging:
         for k, optimizer in enumerate(self.optimizers):
             suffix = "" if len(self.optimizers) == 1 else f"/{k}"
             if has_certificate(optimizer):
-                own = scalars(optimizer.diagnose(), optimizer.certificate(), progress_of(optimizer))
-                found |= {name + suffix: value for name, value in own.items()}
+                row, _ = measure(optimizer)
+                found |= {name + suffix: value for name, value in row.scalars().items()}
         return found
 
     def _statistics(self) -> State:

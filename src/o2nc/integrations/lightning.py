@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -22,9 +21,8 @@ class AveragingCallback(Callback):
     whole checkpoint has x as well, and ``trainer.fit(…, ckpt_path=…)`` with this callback continues bitwise. After
     ``fit`` the module holds x̄.
 
-    Before the window begins (``start``) there is no x̄: a warning says once that x is validated and saved, and its
-    scores do not compete with those of x̄ later. Of optimizers with ``certificate=True`` the verdict and the
-    certificate are logged whenever Lightning logs.
+    Before the window begins (``start``) there is no x̄: x is validated and saved, and a warning says so once. Of
+    optimizers with ``certificate=True`` the verdict and the certificate are logged whenever Lightning logs.
 
     Args:
         batches: inputs of the module, such as the training DataLoader, for BatchNorm statistics of x̄; read once per
@@ -39,14 +37,14 @@ class AveragingCallback(Callback):
     """
 
     def __init__(self, batches: Iterable[Any] | None = None) -> None:
-        self._averaging, self._swapped, self._iterate = Averaging(batches), ExitStack(), State()
-        self._has_scored_x = False  # whether x was validated, since there was no x̄ yet
+        self._averaging, self._swapped = Averaging(batches), ExitStack()
+        self._iterate = State()  # of a checkpoint that a run is resumed from; after training, x
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Have the strategy hand out x̄ where a checkpoint is made: Lightning has no hook for weights alone."""
         self._is_fitting = stage == "fit"
         if self._is_fitting:
-            self._iterate, self._has_scored_x = State(), False
+            self._iterate = State()
             vars(trainer.strategy)["lightning_module_state_dict"] = partial(self._model_state, trainer.strategy)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -68,22 +66,6 @@ class AveragingCallback(Callback):
         is_training = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         if is_training and self._averaging.is_ready():
             self._swapped.enter_context(self._averaging.swapped())
-        elif is_training:
-            self._has_scored_x = True
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """At the first validation of x̄, make the callbacks that monitor its metrics forget the scores of x."""
-        is_training = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        if not (is_training and self._has_scored_x and self._averaging.is_ready()):
-            return
-        self._has_scored_x = False
-        callbacks: list[Any] = list(trainer.callbacks)  # type: ignore[attr-defined]
-        for callback in callbacks:
-            if getattr(callback, "monitor", None) in trainer._logger_connector.metrics["callback"]:
-                worst = torch.tensor(torch.inf if callback.mode == "min" else -torch.inf)
-                fresh: dict[str, Any] = {"best_k_models": {}, "best_model_path": "", "kth_best_model_path": ""}
-                fresh |= {"kth_value": worst, "best_model_score": None, "best_score": worst, "wait_count": 0}
-                vars(callback).update((name, value) for name, value in fresh.items() if hasattr(callback, name))
 
     def on_validation_end(self, *_: Any, **__: Any) -> None:
         """Put x back; `ModelCheckpoint` comes after all other callbacks."""
@@ -97,14 +79,13 @@ class AveragingCallback(Callback):
             self._iterate = self._averaging.leave_average()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return x, if the model in the checkpoint is x̄, and whether x was scored."""
-        iterate = self._iterate or (self._averaging.copy() if self._averaging.is_ready() else {})
-        return {"iterate": iterate, "has_scored_x": self._has_scored_x}
+        """Return x, if the model in the checkpoint is x̄."""
+        return {"iterate": self._iterate or (self._averaging.copy() if self._averaging.is_ready() else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take x from a checkpoint if a run is resumed; all else that loads the file wants x̄."""
         if self._is_fitting:
-            self._iterate, self._has_scored_x = state_dict["iterate"], state_dict["has_scored_x"]
+            self._iterate = state_dict["iterate"]
 
     def _model_state(self, strategy: Strategy) -> dict[str, Any]:
         """Return the state dict of x̄, or of the module as it is if that is x̄ already or there is none."""

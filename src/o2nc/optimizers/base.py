@@ -85,7 +85,7 @@ class Averaged(Accessors, Optimizer):
     _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
     _host_copies: HostCopies
-    _trail: Trail  # snapshots for diagnose()
+    _trail: Trail | None  # snapshots for diagnose()
     _model: Callable[[], nn.Module | None]  # weak reference to a trainer's model, for parameter names
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -161,7 +161,7 @@ class Averaged(Accessors, Optimizer):
 
     def _advance(self) -> None:
         """Average x_t if it counts, let the rule move the parameters, count the step; by kernels where they apply."""
-        self._trail.follow(self)
+        self._follow()
         rule = self._device_rule()
         is_averaged = rule is not None and self._step_fused(rule)
         if rule is None or not (is_averaged and rule.moves):
@@ -171,6 +171,14 @@ class Averaged(Accessors, Optimizer):
             self.param_groups[0][KEY][AVERAGED] = True
             self._move(iterate)
             self._finish(new)
+
+    def _follow(self) -> None:
+        """Count the step that begins for diagnose(); a snapshot is taken now and then, before the rule writes."""
+        if self._trail is None:
+            self._trail = Trail()
+        if self._window is not None and self._trail.steps >= self._trail.due:
+            self._trail.take(self)
+        self._trail.steps += 1
 
     def _has_gradients(self) -> bool:
         """Return whether there are gradients; raise if one is sparse."""
@@ -337,7 +345,7 @@ class Averaged(Accessors, Optimizer):
 
     def _note_params(self) -> None:
         """Record the parameters and what kind they are: sharded, complex, differentiable."""
-        self._trail = Trail()
+        self._trail = None  # a new one begins with the next step
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):

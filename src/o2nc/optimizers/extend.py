@@ -200,7 +200,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
     def average() -> None:
         nonlocal new
         if new is None and self._has_gradients():
-            self._trail.follow(self)
+            self._follow()
             new = self._update_averages(self._iterate())
             self.param_groups[0][KEY][AVERAGED] = True
 
