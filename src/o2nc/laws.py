@@ -9,8 +9,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,17 +18,8 @@ from o2nc import checks, renewal
 from o2nc.scaling import make_plain_, uniform
 
 
-class _Priced:
-    """The price of a law, which a grid finds where it has no formula."""
-
-    @property
-    def price(self) -> float:
-        """L of s over its mean: 2.8 for U(0, 2), 40 for U(¾, 5/4); ¼, 0.45, 4.8 for Gamma of shape 2, 4, 16."""
-        return _price(self)
-
-
 @dataclass(frozen=True)
-class Uniform(_Priced):
+class Uniform:
     """U(low, high), mean (low + high)/2: U(0, 2) and U(¾, 5/4) have mean 1, U(0, 1) is Algorithm 1's law.
 
     Args:
@@ -63,6 +53,13 @@ class Uniform(_Priced):
     def second_moment(self) -> float:
         """E s² = (low² + low·high + high²)/3."""
         return (self.low**2 + self.low * self.high + self.high**2) / 3
+
+    @cached_property
+    def price(self) -> float:
+        """L of s over its mean: 2.8 for U(0, 2), 40 for U(¾, 5/4)."""
+        low, width = self.low / self.mean, (self.high - self.low) / self.mean
+        jumps = ((low, 1 / width), (low + width, -1 / width))
+        return renewal.price(lambda u: np.clip((u - low) / width, 0.0, 1.0), width**2 / 12, jumps)
 
     def sample(self, seed: int, step: int) -> float:
         """Return s_step = low + (high − low)·u."""
@@ -104,7 +101,7 @@ class Jitter(Uniform):
 
 
 @dataclass(frozen=True)
-class _ShapeScale(_Priced, ABC):
+class _ShapeScale(ABC):
     """A law with a shape and a scale, which is the one of mean 1 if left out."""
 
     shape: float
@@ -158,6 +155,14 @@ class Weibull(_ShapeScale):
         """E s² = λ²Γ(1 + 2/k)."""
         return math.exp(math.lgamma(1 + 2 / self.shape) + 2 * math.log(self.scale))  # Γ alone may overflow
 
+    @cached_property
+    def price(self) -> float:
+        """L of s over its mean. For k <= 1 the renewal density falls to 1 (Brown 1980), so that L is |E s²/2 − 1|."""
+        variance, scale = self.second_moment / self.mean**2 - 1, self.scale / self.mean
+        if self.shape <= 1:
+            return abs(variance - 1) / 2
+        return renewal.price(lambda u: -np.expm1(-((u / scale) ** self.shape)), variance)
+
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by inversion: λ(−log u)^{1/k}."""
         return self.scale * (-math.log(uniform(seed, step))) ** (1 / self.shape)
@@ -195,6 +200,18 @@ class Gamma(_ShapeScale):
         """E s² = k(k + 1)θ²."""
         return self.shape * (self.shape + 1) * self.scale**2
 
+    @cached_property
+    def price(self) -> float:
+        """L of s over its mean: ¼, 0.45, 4.8 for shape 2, 4, 16.
+
+        For k <= 1 the renewal density falls to 1 (Brown 1980), for 1 <= k <= 2 it rises to it: its Laplace transform
+        1/((1 + z/k)^k − 1) has a cut and no pole but 0. Then L is |E s²/2 − 1|.
+        """
+        if self.shape <= 2:
+            return abs(1 / self.shape - 1) / 2
+        k = torch.tensor(self.shape, dtype=torch.float64, device="cpu")
+        return renewal.price(lambda u: torch.special.gammainc(k, k * torch.from_numpy(u)).numpy(), 1 / self.shape)
+
     def sample(self, seed: int, step: int) -> float:
         """Return s_step by Marsaglia and Tsang's rejection; every trial has its own counters."""
         # below 1: Gamma(k) = Gamma(k + 1) · U^{1/k}
@@ -218,25 +235,3 @@ class Gamma(_ShapeScale):
         if survival == 0.0:  # beyond e^{−745}: two terms of the asymptotic series
             return self.scale * (1 + (k - 1) / z)
         return self.scale * math.exp(math.log(survival) + math.lgamma(k) + z + (1 - k) * math.log(z))
-
-
-@lru_cache(maxsize=256)
-def _price(law: Any) -> float:
-    """Return L = ∫ u|dk(u)| of s/E s.
-
-    For a falling hazard (shape <= 1) the renewal density falls to 1 (Brown 1980), for Gamma with 1 <= shape <= 2 it
-    rises: its Laplace transform 1/((1 + z/k)^k − 1) has a cut and no pole but 0. Then L is what k integrates to.
-    """
-    mean = law.mean
-    variance = law.second_moment / mean**2 - 1
-    if isinstance(law, Uniform):
-        low, width = law.low / mean, (law.high - law.low) / mean
-        jumps = ((low, 1 / width), (low + width, -1 / width))
-        return renewal.price(lambda u: np.clip((u - low) / width, 0.0, 1.0), width**2 / 12, jumps)
-    if law.shape <= (2 if isinstance(law, Gamma) else 1):
-        return abs(variance - 1) / 2
-    shape, scale = law.shape, law.scale / mean
-    if isinstance(law, Weibull):
-        return renewal.price(lambda u: -np.expm1(-((u / scale) ** shape)), variance)
-    k = torch.tensor(shape, dtype=torch.float64, device="cpu")
-    return renewal.price(lambda u: torch.special.gammainc(k, torch.from_numpy(u / scale)).numpy(), variance)
