@@ -83,9 +83,9 @@ def read_slots(at, i, mask, like, SLOTS: tl.constexpr):
 @triton.jit
 def open_kernel(
     step, pending, keys, constants, now, gradients, scalars, group_of, state_numbers, coefficients, prepared, n,
-    SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, ESTIMATES: tl.constexpr, AVERAGED: tl.constexpr,
-    OUTPUTS: tl.constexpr, MOVES: tl.constexpr, COEFFICIENTS: tl.constexpr, OWN_COUNT: tl.constexpr,
-    DECOUPLED: tl.constexpr, WIDTH: tl.constexpr,
+    SAMPLE: tl.constexpr, WEIGHT_OF: tl.constexpr, AVERAGED: tl.constexpr, OUTPUTS: tl.constexpr,
+    MOVES: tl.constexpr, COEFFICIENTS: tl.constexpr, OWN_COUNT: tl.constexpr, DECOUPLED: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Draw s, find γ, advance the counter. Then the coefficients of every tensor."""
     t = tl.load(step) + 1
@@ -94,7 +94,7 @@ def open_kernel(
     key = tl.load(keys)
     s = SAMPLE(key, t + 1, a, b)
     weight = tl.load(constants + LAW_MEAN)
-    if ESTIMATES:
+    if WEIGHT_OF is not None:
         weight = WEIGHT_OF(SAMPLE(key, t, a, b), a, b)
     tl.store(now + S, s)
     tl.store(now + WEIGHT, weight)

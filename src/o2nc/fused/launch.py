@@ -89,12 +89,9 @@ def launches(tables: Any, uploaded: Tensor, averages: bool) -> list[Action]:
     )
     opened = {
         "SAMPLE": tables.law.sample,
-        "WEIGHT_OF": tables.law.weight,
-        "ESTIMATES": rule.progress and tables.law.estimates,
+        "WEIGHT_OF": tables.law.weight if rule.progress else None,
         "AVERAGED": averages,
         "OUTPUTS": averages and tables.outputs,
-    }
-    opened |= {
         "MOVES": rule.moves,
         "COEFFICIENTS": rule.coefficients,
         "OWN_COUNT": rule.own,

@@ -48,11 +48,6 @@ def _one(key, step, a, b):
 
 
 @triton.jit
-def _no_weight(s, a, b):
-    return s * 0.0 + 1.0
-
-
-@triton.jit
 def _exponential(key, step, a, b):
     return -tl.log(uniform(key, step)) / a
 
@@ -79,11 +74,6 @@ def _gamma(key, step, a, b):
 
 
 @triton.jit
-def _exponential_weight(s, a, b):
-    return 1.0 / a
-
-
-@triton.jit
 def _uniform(key, step, a, b):
     return a + (b - a) * uniform(key, step)
 
@@ -104,32 +94,28 @@ def _weibull_weight(s, a, b):
 
 
 class DeviceLaw(NamedTuple):
-    """A law of s: sample(key, step, a, b), weight(s, a, b), its mean and two parameters.
-
-    ``estimates``: the progress carries the weight.
-    """
+    """A law of s: sample(key, step, a, b), its mean and two parameters."""
 
     sample: Any
-    weight: Any
     mean: float = 1.0
     a: float = 0.0
     b: float = 0.0
-    estimates: bool = True
+    weight: Any = None  # weight(s, a, b), if the progress carries it in the place of the mean
 
 
 def device_law(law: Law | None) -> DeviceLaw | None:
     """Return a law on the device, or None for one that has no device form."""
     if law is None:
-        return DeviceLaw(_one, _no_weight)
+        return DeviceLaw(_one)
     mean = scaling.mean(law)
     if type(law) is scaling.Exponential:
-        return DeviceLaw(_exponential, _exponential_weight, mean, law.rate)
+        return DeviceLaw(_exponential, mean, law.rate)  # its weight is its mean
     if type(law) is laws.Uniform or type(law) is laws.Jitter:
-        return DeviceLaw(_uniform, _uniform_weight, mean, law.low, law.high, law.estimates)
+        return DeviceLaw(_uniform, mean, law.low, law.high, _uniform_weight if law.estimates else None)
     if type(law) is laws.Weibull:
-        return DeviceLaw(_weibull, _weibull_weight, mean, law.shape, law.scale, law.estimates)
+        return DeviceLaw(_weibull, mean, law.shape, law.scale, _weibull_weight if law.estimates else None)
     if type(law) is laws.Gamma and not law.estimates:  # else its weight is needed
-        return DeviceLaw(_gamma, _no_weight, mean, law.shape, law.scale, estimates=False)
+        return DeviceLaw(_gamma, mean, law.shape, law.scale)
     return None
 
 
