@@ -3,9 +3,9 @@
     python experiments/benchmarks/auto_lr.py --out results/auto-lr --seeds 14,15
     python experiments/benchmarks/auto_lr.py --out results/auto-lr-tuned --models tuned --seeds 0
 
-Constant learning rates warm up over 50 steps and are √2 apart. "0.3·d from x_0" takes more of d, and goes back to the
-first weights after the probe. All steps count, those of the probe too. GPTs read Python's standard library, a byte a
-token; digits need scikit-learn. A finished run is not repeated. Result, seeds and hardware: docs/no-learning-rate.md.
+Constant learning rates warm up over 50 steps and are √2 apart. All steps count, those of the probe too. GPTs read
+Python's standard library, a byte a token; digits need scikit-learn. A finished run is not repeated. Result, seeds and
+hardware: docs/no-learning-rate.md.
 """
 
 import math
@@ -28,9 +28,6 @@ HORIZONS = (300, 1000)
 WARMUP = 50  # steps, of constant learning rates
 GRID = [2 ** (k / 2) for k in range(-22, -3)]
 GPT_GRID = GRID[2:10]  # it grows until the best is inside
-BEFORE = "0.3·d from x_0"
-CHOSEN = auto_lr.SHARE, auto_lr.KEPT
-ARMS = ("auto", BEFORE)
 
 
 # ---- the models: "tuned" are those on which the constants of lr="auto" were chosen
@@ -128,67 +125,29 @@ MODELS: dict[str, dict[str, Callable[[int], Task]]] = {
 }
 
 
-def train_stack(
-    make: Callable[[int], Task], seed: int, rates: Sequence[float], horizons: Sequence[int], warmup: int
-) -> list[dict[str, Any]]:
-    """Return the losses at x̄ for every constant learning rate; all are trained at once, as one stack of models."""
-    task = make(seed)
-    names = [name for name, _ in task.model.named_parameters()]
-    copies = [[nn.Parameter(p.detach().clone()) for p in task.model.parameters()] for _ in rates]
-    opt = o2nc.AdamW([{"params": own} for own in copies], average=o2nc.Polynomial(12), foreach=True, **task.options)
-
-    class Called(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = task.model
-
-        def forward(self, t: int) -> Tensor:
-            return task.evaluate() if t < 0 else task.loss(t)
-
-    called, found = Called(), [dict[str, float]() for _ in rates]
-
-    def losses(t: int) -> Tensor:
-        stacks = {f"model.{name}": torch.stack(own) for name, *own in zip(names, *copies, strict=True)}
-        return torch.func.vmap(lambda params: torch.func.functional_call(called, params, (t,)))(stacks)
-
-    for t in range(1, horizons[-1] + 1):
-        opt.zero_grad()
-        losses(t - 1).sum().backward()
-        for group, lr in zip(opt.param_groups, rates, strict=True):
-            group["lr"] = lr * min(1, t / warmup)
-        opt.step()
-        if t in horizons:
-            with torch.no_grad(), opt.averaged():
-                for own, loss in zip(found, losses(-1).tolist(), strict=True):
-                    own[str(t)] = loss
-    return [{"loss": own, "lr": lr, "probed": 0} for own, lr in zip(found, rates, strict=True)]
-
-
 # ---- the comparison
 
 
-def train(make: Callable[[int], Task], seed: int, arm: str | float) -> dict[str, Any]:
+def train(make: Callable[[int], Task], seed: int, lr: float | str) -> dict[str, Any]:
     """Return the loss at x̄ at every horizon, lr at the end, and lr and loss along the way."""
     task = make(seed)
-    lr: Any = arm if isinstance(arm, float) else "auto"
-    auto_lr.SHARE, auto_lr.KEPT = (0.3, 0.0) if arm == BEFORE else CHOSEN
     opt = o2nc.AdamW(task.model.parameters(), lr=lr, average=o2nc.Polynomial(12), **task.options)
     settings, rates, losses, found, probed = opt.param_groups[0]["o2nc"], [], [], dict[str, float](), 0
     for t in range(1, HORIZONS[-1] + 1):
         opt.zero_grad()
         loss = task.loss(t - 1)
         loss.backward()
-        if isinstance(arm, float):
-            opt.param_groups[0]["lr"] = arm * min(1, t / WARMUP)
+        if isinstance(lr, float):
+            opt.param_groups[0]["lr"] = lr * min(1, t / WARMUP)
+        probed += "d" in settings.get("auto", ())
         opt.step()
-        probed = t if "d" in settings.get("auto", ()) else probed
         rates.append(opt.param_groups[0]["lr"])
         losses.append(float(loss.detach()))
         if t in HORIZONS:
             with torch.no_grad(), opt.averaged():
                 found[str(t)] = float(task.evaluate())
-    run = {"loss": found, "lr": rates[-1], "probed": probed + (arm in ARMS)}
-    if arm == "auto":
+    run = {"loss": found, "lr": rates[-1], "probed": probed}
+    if lr == "auto":
         kept = [t for t in range(len(rates)) if t < 100 or t % 10 == 9]
         run["course"] = [[t + 1, float(f"{rates[t]:.3g}"), float(f"{losses[t]:.3g}")] for t in kept]
     return run
@@ -236,24 +195,19 @@ def main(out: Path, models: str = "reported", seeds: str = "14,15", quiet: bool 
                     terminal.say(f"{key}: {store.runs[key]['loss']}")
                 return dict(store.runs[key])
 
-            grid = GPT_GRID if name.startswith("GPT") else GRID
-            if f"{name}, seed {seed}, {grid[0]:.6g}" not in store.runs:
-                for lr, run in zip(grid, train_stack(make, seed, grid, HORIZONS, WARMUP), strict=True):
-                    store.runs[f"{name}, seed {seed}, {lr:.6g}"] = run
-            for h, (loss, lr) in best_constant(get, grid).items():
+            for h, (loss, lr) in best_constant(get, GPT_GRID if name.startswith("GPT") else GRID).items():
                 found.setdefault((h, "best"), []).append(loss)
                 found.setdefault((h, "lr"), []).append(lr)
-                for arm in ARMS:
-                    found.setdefault((h, arm), []).append(loss_of(get(arm), int(h)) - loss)
+                found.setdefault((h, "more"), []).append(loss_of(get("auto"), int(h)) - loss)
             found.setdefault(("", "auto lr"), []).append(get("auto")["lr"])
             found.setdefault(("", "probed"), []).append(get("auto")["probed"])
         for h in map(str, HORIZONS):
-            cells = [kit.mean_std(found[h, arm], 3) for arm in ("best", *ARMS)]
+            cells = [kit.mean_std(found[h, kind], 3) for kind in ("best", "more")]
             lists = [", ".join(f"{lr:.2g}" for lr in found[key]) for key in ((h, "lr"), ("", "auto lr"))]
             probed = ", ".join(f"{n:g}" for n in found["", "probed"])
-            rows.append([f"{name}; {h}", cells[0], *lists, *cells[1:], probed])
-    head = ["model; steps", "best constant lr", "that lr", "lr found", *(f"{arm}: more" for arm in ARMS), "probe"]
-    table = kit.Table(head, rows, "Held-out loss at x̄, mean ± std over seeds; the arms' is relative to the best")
+            rows.append([f"{name}; {h}", cells[0], *lists, cells[1], probed])
+    head = ["model; steps", "best constant lr: loss", "that lr", "lr at the end", "auto: more", "probe, steps"]
+    table = kit.Table(head, rows, "Held-out loss at x̄, mean ± std over seeds; auto's is relative to the best")
     terminal.table(table)
     kit.write_text(out / "auto_lr.md", table.markdown() + "\n")
     if models == "reported":
