@@ -10,9 +10,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 
 from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, ScaleFree
+from online import play
 
 SHAPES = [(2,), (1, 1)]
 DIM = 3
@@ -74,19 +74,10 @@ def silence(t, delta, rng):
 ADVERSARIES = [noise, drift, flip, slow_flip, punish, lure, toss, heavy, silence]
 
 
-def play(learner, adversary, beta, lrs, rng):
+def meet(learner, adversary, beta, lrs, rng):
     """Return g_t and Δ_t for t = 1..n, each as an array n × d; lrs[t − 1] is the lr in call t."""
-    deltas = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
-    states = [learner.init(delta) for delta in deltas]
-    history = []
-    for t, lr in enumerate(lrs, 1):
-        delta = torch.cat([d.reshape(-1) for d in deltas]).numpy()
-        g = adversary(t, delta, rng)
-        history.append((g, delta))
-        parts = torch.as_tensor(g).split([d.numel() for d in deltas])
-        grads = [part.reshape(d.shape) for part, d in zip(parts, deltas, strict=True)]
-        learner.update(deltas, grads, states, [lr] * len(deltas), beta)
-    return (np.array(column) for column in zip(*history, strict=True))
+    g, delta = play(learner, lambda t, delta: adversary(t, delta, rng), beta, lrs, shapes=SHAPES)
+    return g, delta[:-1]
 
 
 def admissible_schedule(lr, beta, rng):
@@ -234,7 +225,7 @@ def assert_bound(learner, beta):
         rng = np.random.default_rng(seed)
         scheduled = seed and isinstance(learner, OGD | BallOGD | FTRL)
         lrs = admissible_schedule(learner.lr, beta, rng) if scheduled else [learner.lr] * STEPS
-        g, delta = play(learner, adversary, beta, lrs, rng)
+        g, delta = meet(learner, adversary, beta, lrs, rng)
         bound = BOUNDS[type(learner)](learner, g, delta, np.array([lrs[0], *lrs]), beta)
         decay, diagonal = getattr(learner, "decay", 0.0), getattr(learner, "diagonal", False)
         radius = learner.lr if isinstance(learner, BallAdaGrad) else getattr(learner, "radius", np.inf)
@@ -264,11 +255,11 @@ def test_scale_free_with_a_longer_memory(diagonal, radius, beta, more):
 def shortened(adversary, bound):
     """Return the adversary with gradients of norm at most ``bound``, which it meets where it can."""
 
-    def play(t, delta, rng):
+    def short(t, delta, rng):
         g = adversary(t, delta, rng)
         return g * min(1.0, bound / max(np.linalg.norm(g), 1e-300))
 
-    return play
+    return short
 
 
 @pytest.mark.parametrize("beta", BETAS)
@@ -282,7 +273,7 @@ def test_coin_betting_never_loses_more_than_its_wealth(multiplied, beta):
     for seed, adversary in product(range(3), ADVERSARIES):
         rng = np.random.default_rng(seed)
         lrs = rng.uniform(0, 1, size=STEPS).tolist() if multiplied else [1.0] * STEPS
-        g, delta = play(learner, shortened(adversary, learner.lipschitz), beta, lrs, rng)
+        g, delta = meet(learner, shortened(adversary, learner.lipschitz), beta, lrs, rng)
         t = np.arange(1, STEPS + 1)
         regret_at_zero = np.cumsum(power(beta, -t) * (g * delta).sum(1))
         assert (regret_at_zero <= power(beta, -t) * learner.wealth * (1 + 1e-10)).all(), adversary.__name__
@@ -306,7 +297,7 @@ def test_coin_betting_against_any_comparator(wealth):
     learner = CoinBetting(wealth=wealth, lipschitz=2.0)
     for seed, adversary in product(range(2), ADVERSARIES):
         rng = np.random.default_rng(seed)
-        g, delta = play(learner, shortened(adversary, learner.lipschitz), 1.0, [1.0] * STEPS, rng)
+        g, delta = meet(learner, shortened(adversary, learner.lipschitz), 1.0, [1.0] * STEPS, rng)
         loss = np.cumsum((g * delta).sum(1))
         sums = zip(loss, np.cumsum(g, axis=0), np.cumsum(np.linalg.norm(g, axis=1)), strict=True)
         assert max(coin_excess(*of_n, wealth, learner.lipschitz) for of_n in sums) <= 1e-10, adversary.__name__
