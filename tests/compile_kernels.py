@@ -28,7 +28,6 @@ from o2nc.fused import engine, launch
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.int64: "*i64", torch.int32: "*i32", torch.float64: "*fp64", torch.float32: "*fp32"}
-OTHERS = (torch.float64, torch.bfloat16, torch.float16)
 CUOBJDUMP = Path(os.path.dirname(triton.__file__)) / "backends/nvidia/bin/cuobjdump"
 SPILLED = 16  # bytes of a thread: with few elements in float32 none, elsewhere a number or two
 compiled = {}
@@ -105,27 +104,14 @@ def main():
 
 
 def compile_all():
-    for momentum, nesterov, average in itertools.product((0, 0.9), (False, True), (None, 0.99)):
-        if momentum or not nesterov:
-            options = {"momentum": momentum, "nesterov": nesterov, "average": average}
-            compile_for(f"ScaledSGDM {options}", sgdm(**options))
-            compile_for(f"SGD {options}", lambda ps, o=options: o2nc.SGD(ps, scaling=o2nc.Jitter(0.25), **o))
-    for learner in rig.LEARNERS:
-        compile_for(learner, algorithm_2(learner))
-        compile_for(f"{learner}, decay", algorithm_2(learner, weight_decay=0.1))
-    for learner in rig.LEARNERS[-3:]:
-        compile_for(f"{learner}, no averages", algorithm_2(learner, average=False))
-    for dtype in OTHERS:  # a dtype changes loads, stores and the width of the arithmetic
-        compile_for("momentum", sgdm(momentum=0.9, average=0.99), dtype)
-        for learner in rig.LEARNERS if dtype == torch.bfloat16 else rig.LEARNERS[-3:]:
-            compile_for(learner, algorithm_2(learner), dtype)
-        compile_for("averages alone, certificate", partial(observed, certificate=True), dtype)
-    options = itertools.product((torch.float32, *OTHERS), (False, True), (None, 0.9), (False, True))
-    for dtype, amsgrad, average, certificate in options:
-        arguments = {"amsgrad": amsgrad, "average": average, "certificate": certificate and average is not None}
-        compile_for(f"AdamW {arguments}", adamw(**arguments), dtype)
-    # only the opening knows the law
-    for law in (None, o2nc.Uniform(), o2nc.Weibull(2.5), o2nc.Gamma(4)):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for (name, make), average in itertools.product(rig.CASES.items(), (None, 0.99)):
+            compile_for(f"{name}, average={average}", partial(make, average=average), dtype)
+        for learner in rig.LEARNERS:
+            compile_for(f"{learner}, decay", algorithm_2(learner, weight_decay=0.1), dtype)
+        for amsgrad in (False, True):
+            compile_for(f"AdamW, amsgrad={amsgrad}, x̄", adamw(average=0.9, amsgrad=amsgrad), dtype)
+    for law in (None, *rig.LAWS):  # only the opening knows the law
         compile_for(f"momentum, {law}", sgdm(momentum=0.9, average=0.99, scaling=law))
 
 
