@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from o2nc.fused.rule import DeviceRule, OtherDtype, Request, Rule
+from o2nc.fused.rule import DeviceRule, Request, Rule
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.plain import KEY
 from o2nc.vector import is_dense, local
@@ -107,10 +107,10 @@ class Engine:
                     return reason
             tables = self.tables
             assert tables is not None
-            try:
-                addresses, _copies = tables.locate()  # the copies live until the kernels are launched
-            except OtherDtype:  # `grad_dtype` can make it so
+            located = tables.locate()
+            if located is None:  # `grad_dtype` can make it so
                 return "gradients have another dtype than their parameters"
+            addresses, _copies = located  # the copies live until the kernels are launched
             scalars: list[Any] = [v for group in request.groups for v in tables.rule.scalars(group)]
             tensors = [(i, v) for i, v in enumerate(scalars) if isinstance(v, Tensor)]
             for i, v in tensors:

@@ -37,10 +37,6 @@ class DeviceRule(NamedTuple):
         return found
 
 
-class OtherDtype(Exception):
-    """A gradient has not the dtype of its parameter."""
-
-
 class Request(NamedTuple):
     """One step, as kernels are asked to take it."""
 

@@ -17,7 +17,7 @@ from o2nc.fused import kernels
 from o2nc.fused.launch import Sequence as LaunchSequence
 from o2nc.fused.launch import launches
 from o2nc.fused.laws import device_law, device_window
-from o2nc.fused.rule import CHUNK, OtherDtype, Request, Rule
+from o2nc.fused.rule import CHUNK, Request, Rule
 from o2nc.fused.uploads import Uploads
 from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
@@ -253,8 +253,11 @@ class Tables:
             return bool(same_pointers(tensors, addresses, self.numbered))
         return [*map(Tensor.data_ptr, tensors)] == addresses  # type: ignore[arg-type]
 
-    def locate(self) -> tuple[list[int], list[Tensor]]:
-        """Return where the gradients lie, 0 for none, and copies of those that do not lie as their parameter does."""
+    def locate(self) -> tuple[list[int], list[Tensor]] | None:
+        """Return where the gradients lie, 0 for none, and copies of those that do not lie as their parameter does.
+
+        None if a gradient has another dtype than its parameter.
+        """
         grads: list[Any] = (
             [local_gradient(p) for p in self.params] if self.is_sharded else [p.grad for p in self.params]
         )
@@ -274,7 +277,7 @@ class Tables:
                 continue
             checks.gradient(g)
             if g.dtype != x.dtype:
-                raise OtherDtype
+                return None
             copies.append(laid_like(x, g.detach(), x.dtype))
             addresses.append(copies[-1].data_ptr() or _NOWHERE)
         return addresses, copies
