@@ -241,12 +241,11 @@ def test_float32_follows_float64_past_the_overflow_of_the_naive_form(learner):
 
 @pytest.mark.some(2)
 @pytest.mark.parametrize("learner", LEARNERS, ids=name)
-@pytest.mark.parametrize("cycles", [5, pytest.param(50, marks=pytest.mark.slow)])
-def test_float32_stays_finite_for_100_000_steps(learner, cycles):
+def test_float32_stays_finite_over_long_silences(learner):
     """The zeros in every cycle last until β^{2n} has underflown; what follows must not divide by it."""
     cycle = gradients(2000)
     cycle[1000:1600] = 0.0
-    gs = np.tile(cycle, (cycles, 1))
+    gs = np.tile(cycle, (5, 1))
     _, deltas = play(learner, gs, 0.9, steady(learner, gs), dtype=torch.float32)
     assert np.linalg.norm(deltas, axis=1).max() < 100  # and so finite
     assert np.linalg.norm(deltas[-1]) > 1e-3
