@@ -10,7 +10,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from o2nc.problems import Chain, Oracle, ZeroChainOracle, hard_instance, prog
+from o2nc.problems import Chain, Oracle, ZeroChainOracle, hard_instance
+from o2nc.problems.chain import prog
 
 CHAINS = [Chain(2), Chain(7), Chain(5, height=0.3, width=0.02)]
 
@@ -55,8 +56,9 @@ def test_prog():
 
 def partial_points(problem, n=50):
     """Points whose coordinates along the chain stop at every length, and whose sizes vary."""
-    y = problem.width * 2 * normal(n, problem.length) * (torch.rand(n, 1, generator=torch.Generator().manual_seed(2)))
-    return y * (torch.arange(problem.length) < torch.arange(n).unsqueeze(-1) % (problem.length + 1))
+    y, size = normal(n, problem.dimension), torch.rand(n, 1, generator=torch.Generator().manual_seed(2))
+    shown = torch.arange(problem.dimension) < torch.arange(n).unsqueeze(-1) % (problem.dimension + 1)
+    return 2 * problem.width * y * size * shown
 
 
 @pytest.mark.parametrize("problem", CHAINS, ids=str)
@@ -114,12 +116,12 @@ def test_steps_is_a_true_tail_bound(delta):
 @pytest.mark.parametrize(("gap", "smoothness", "noise"), [(10.0, 5.0, 1.0), (3.0, 40.0, 0.1), (100.0, 1.0, 0.0)])
 def test_an_instance_has_the_constants_asked_for(eps, gap, smoothness, noise):
     oracle = hard_instance(eps, gap=gap, smoothness=smoothness, noise=noise)
-    problem, length = oracle.problem, oracle.problem.length
+    problem, length = oracle.problem, oracle.problem.dimension
     assert problem.smoothness == pytest.approx(smoothness, rel=1e-12)
     assert gap * length / (length + 1) <= problem.gap * (1 + 1e-12) <= gap * (1 + 2e-12)
     assert oracle.noise == pytest.approx(noise, rel=1e-9, abs=1e-12)
     assert length == math.floor(gap * smoothness / (12 * 152 * (2 * eps) ** 2))
-    assert problem.steepness == pytest.approx(2 * eps)
+    assert problem.height / problem.width == pytest.approx(2 * eps)
     assert problem.lipschitz <= 0.54 * math.sqrt(gap * smoothness)
     # ‖∇F‖ > 2ε at points that lack the last link
     x = partial_points(problem, 20)
@@ -133,6 +135,6 @@ def test_too_large_an_eps_is_refused_with_the_largest_that_is_not():
     with pytest.raises(ValueError, match=r"^eps must be at most .* decrease eps, or increase gap .* or smoothness"):
         hard_instance(1.0, **known)
     largest = math.sqrt(1 / (24 * 152 * 4))
-    assert hard_instance(0.999 * largest, **known).problem.length == 2
+    assert hard_instance(0.999 * largest, **known).problem.dimension == 2
     with pytest.raises(ValueError, match="eps must be at most"):
         hard_instance(1.001 * largest, **known)

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,15 +85,6 @@ def test_more_steps_promise_more(n, known, constants):
     assert later <= now * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(("eps", "printed"), [(0.5, 1.12e6), (0.1, 2.97e8)])
-def test_printed_steps(eps, printed):
-    """The least N; test_energy.py has the sharp ones."""
-    n = theory.steps_for(eps, **UNIT, constants="paper")
-    assert n == pytest.approx(printed, rel=5e-3)
-    before, there = (theory.plan(k, **UNIT, constants="paper").bound for k in (n - 1, n))
-    assert there <= eps < before
-
-
 @pytest.mark.parametrize("regime", [{"c": 1.0}, {"smoothness": 1.0}, {"second_order": 1.0}])
 @pytest.mark.parametrize("constants", theory.CONSTANTS)
 def test_no_step_is_needed_for_what_holds_everywhere(constants, regime):
@@ -153,25 +143,6 @@ def test_best_c_of_the_smooth_regime():
 # ---- the variance lemma
 
 
-@pytest.mark.parametrize("beta", [0.3, 0.9, 0.999])
-@pytest.mark.parametrize("n", [1, 2, 17])
-def test_variance_weights_are_the_double_sum(n, beta):
-    """Proposition: "λ_{n,t} = 4 Σ_{i=t}^n Σ_{i'=1}^{t−1} p_{n,i} p_{n,i'} (i − i')"."""
-    p = beta ** np.arange(n - 1.0, -1, -1)
-    p /= p.sum()
-    direct = [
-        4 * sum(p[i - 1] * p[j - 1] * (i - j) for i in range(t, n + 1) for j in range(1, t)) for t in range(1, n + 1)
-    ]
-    np.testing.assert_allclose(theory.variance_weights(n, beta), direct, rtol=1e-8, atol=1e-15)
-
-
-def test_variance_weights_near_one():
-    """As β → 1, p → 1/n and λ_{n,t} → 4 Σ_{i>=t>i'} (i − i')/n² = 2(t − 1)(n − t + 1)/n."""
-    n, t = 5, np.arange(1, 6)
-    for beta in (1 - 1e-9, 1 - 1e-15):
-        np.testing.assert_allclose(theory.variance_weights(n, beta), 2 * (t - 1) * (n - t + 1) / n, rtol=1e-7)
-
-
 @given(st.floats(0.01, 0.9999))
 @settings(deadline=None)
 def test_spread_constant_is_at_most_one(beta):
@@ -180,7 +151,6 @@ def test_spread_constant_is_at_most_one(beta):
     c = theory.spread_constant(beta)
     assert c == pytest.approx(beta * ((beta + q) / (1 + beta)) ** 2, rel=1e-12)
     assert c <= 1
-    assert theory.spread_constant(beta, "paper") == 12
 
 
 # ---- the rest

@@ -1,4 +1,4 @@
-"""Stopping times, ladders and checks with noise: the theorems of `o2nc.theory.stopping`, each with a twin."""
+"""Stopping times and ladders; row `stop-with-noise` of `o2nc paper verify` has the checks with noise."""
 
 import math
 
@@ -53,25 +53,9 @@ def test_asymptotic_constants():
 @pytest.mark.parametrize(("noise", "known"), [(0.0, 30_421), (1.0, 183_372)])
 def test_ladders(noise, known):
     """(F* + Σ_{j<K} r_j b_j/(1 + y_j))/r_K + Σ_k b_k; row `ladder` has the linear program behind it."""
-    stages = theory.ladder(0.1, **UNIT, first=0.4, ratio=0.5, noise=noise)
-    assert [stage.eps for stage in stages] == pytest.approx([0.4, 0.2, 0.1])
+    stages = [theory.stopping_plan(eps, **UNIT, noise=noise) for eps in (0.4, 0.2, 0.1)]
     r, b, y = (np.array([getattr(s, name) for s in stages]) for name in ("fall", "overhead", "excess"))
     found = theory.ladder_steps(stages, gap=1.0)
     assert found == pytest.approx((1 + (r * b / (1 + y))[:-1].sum()) / r[-1] + b.sum())
     assert found == pytest.approx(known, rel=1e-4)
     assert stages[-1].steps(1.0, checked=10.0, failure=0.5) == pytest.approx(1 / r[-1] + 21 * b[-1])
-
-
-def test_checks_with_noise():
-    """Pinelis' r for Σβ^{2(n−t)} <= 1/(1 − β²), times α/(1 − β^n); K >= 2(2Ā/ωε)² log(2/p_j), and no fewer.
-
-    Row `stop-with-noise` has the failures of averages of signs.
-    """
-    beta, n, p = 0.9, 60, 0.2
-    for j in (1, 3):
-        share = p / (j * (j + 1))
-        r = 2.0 * math.sqrt(2 / (1 - beta**2) * math.log(2 / share))
-        margin = theory.noise_margin(j, n, beta, noise=2.0, failure=p)
-        assert margin == pytest.approx((1 - beta) / (1 - beta**n) * r, rel=1e-12)
-        k = theory.holdout_samples(j, 0.8, largest=2.0, failure=p)
-        assert k - 1 < 2 * (2 * 2.0 / 0.8) ** 2 * math.log(2 / share) <= k

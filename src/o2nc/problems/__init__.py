@@ -3,20 +3,18 @@
 A `Problem` is F with G, F*, H and ρ; an `Oracle` is a stochastic gradient of it with σ.
 
 * `traps`: periodic slopes that hold momentum without random scaling, and the climber that it walks up.
-* `washboard`: a slope among fine ripples, on which momentum is as slow as its theorem says.
-* `separable`: Σ_i f(x_i)/√d, with kinks (`DoubleWell`, `MultiKink`) and smooth (`Cosine`, `Ripple`).
+* `separable`: Σ_i f(x_i)/√d, with kinks (`DoubleWell`, `MultiKink`) and smooth (`Cosine`).
 * `polyhedral`: piecewise linear and coupled (`MaxAffine`, `ChebyshevRosenbrock`).
 * `finite_sums`: regression whose terms an oracle subsamples (`PhaseRetrieval`, `ReluRegression`).
 * `chain`: the chain behind the lower bounds, and its oracle.
 """
 
-from o2nc.problems.chain import Chain, ZeroChainOracle, hard_instance, prog
+from o2nc.problems.chain import Chain, ZeroChainOracle, hard_instance
 from o2nc.problems.finite_sums import FiniteSum, PhaseRetrieval, ReluRegression, Subsampled
 from o2nc.problems.polyhedral import ChebyshevRosenbrock, MaxAffine
 from o2nc.problems.problem import Additive, Oracle, Problem
-from o2nc.problems.separable import Cosine, DoubleWell, MultiKink, Ripple
+from o2nc.problems.separable import Cosine, DoubleWell, MultiKink
 from o2nc.problems.traps import Climber, Resonance, Trap
-from o2nc.problems.washboard import Washboard
 
 __all__ = [
     "Additive",
@@ -33,11 +31,8 @@ __all__ = [
     "Problem",
     "ReluRegression",
     "Resonance",
-    "Ripple",
     "Subsampled",
     "Trap",
-    "Washboard",
     "ZeroChainOracle",
     "hard_instance",
-    "prog",
 ]

@@ -11,11 +11,7 @@ With prog_a(x) the last i such that |x_i| > a (0 if there is none):
 * F_T(0) − inf F_T <= 12T. Indeed Ψ < e and Φ < √(2πe) < 4.14, so each link is >= −11.3; and F_T(0) < 0.
 * ‖∇F_T‖_∞ <= 23, as |∂_i| <= Ψ'Φ + ΨΦ' with Ψ' < 4.46 and Φ' <= √e: 18.43 + 4.49.
 * ∇F_T is 152-Lipschitz: ∇²F_T is tridiagonal, with |Ψ''|Φ + Ψ|Φ''| <= 134 + 2.72 on the diagonal (|Ψ''| < 32.4,
-  |Φ''| <= 1) and Ψ'Φ' <= 7.36 beside it, twice.
-* ∇²F_T is 2100-Lipschitz: along a unit vector u the third derivative is at most
-  Σ_i A|u_{i−1}|³ + 3Bu_{i−1}²|u_i| + 3C|u_{i−1}|u_i² + D|u_i|³ <= A + 3B + 3C + D < 2075, where A = max|Ψ'''|Φ,
-  B = max|Ψ''|Φ', C = max Ψ'|Φ''|, D = max Ψ|Φ'''|, with |Ψ'''| < 458 and |Φ'''| <= √e. (The maxima of Ψ', Ψ'' and
-  Ψ''' are computed.)
+  |Φ''| <= 1) and Ψ'Φ' <= 7.36 beside it, twice. (The maxima of Ψ' and Ψ'' are computed.)
 * **‖∇F_T(x)‖ > 1 unless prog_1(x) = T**: for i = prog_1(x) + 1 both terms of ∂_i are <= 0, and the first is
   −Ψ(|x_{i−1}|)Φ'(x_i) <= −Ψ(1)Φ'(1) = −1.
 * ∂_i F_T(x) = 0 for i > prog_{1/4}(x) + 1, as then Ψ(±x_{i−1}) = Ψ'(±x_i) = 0.
@@ -35,86 +31,60 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.problems.problem import Oracle, Problem
 
-# of F_T: the gap per link, max ‖∇‖_∞, the Lipschitz constants of ∇ and of ∇²
-GAP, SLOPE, CURVATURE, JERK = 12.0, 23.0, 152.0, 2100.0
+# of F_T: the gap per link, max ‖∇‖_∞, the Lipschitz constant of ∇
+GAP, SLOPE, CURVATURE = 12.0, 23.0, 152.0
 
 
 def prog(x: Tensor, level: float) -> Tensor:
-    """Return the last i, counted from 1, with |x_i| > level; 0 if there is none.
-
-    Example:
-        >>> prog(torch.tensor([[2.0, 0.3, 0.0], [0.0, 0.0, 0.0]]), 0.25)
-        tensor([2, 0])
-    """
+    """Return the last i, counted from 1, with |x_i| > level; 0 if there is none."""
     return ((x.abs() > level) * torch.arange(1, x.shape[-1] + 1, device=x.device)).amax(-1)
 
 
-def _psi(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Ψ and Ψ'; below t = 0.03 the exponential is 0 in float64 anyway."""
+def _psi(x: Tensor) -> Tensor:
+    """Return Ψ; below t = 0.03 the exponential is 0 in float64 anyway."""
     t = (2 * x - 1).clamp(min=0.03)
-    psi = torch.exp(1 - 1 / (t * t))
-    return psi, 4 * psi / t**3
+    return torch.exp(1 - 1 / (t * t))
 
 
 def _phi(x: Tensor) -> Tensor:
     return math.sqrt(math.pi * math.e / 2) * torch.special.erfc(-x / math.sqrt(2))
 
 
-def _previous(y: Tensor) -> Tensor:
-    return torch.cat([torch.ones_like(y[..., :1]), y[..., :-1]], dim=-1)
-
-
 @dataclass(frozen=True)
 class Chain(Problem):
-    """F(x) = h·F_T(x/w): G = 23√T·h/w, F* = 12Th, H = 152h/w², ρ = 2100h/w³; ‖∇F(x)‖ > h/w unless prog_1(x/w) = T.
+    """F(x) = h·F_T(x/w): G = 23√T·h/w, F* = 12Th, H = 152h/w²; ‖∇F(x)‖ > h/w unless prog_1(x/w) = T.
 
-    The start is 0. Searches find ‖∇F‖ up to 0.68G, a gap of 0.9F* for long chains, curvature up to 0.87H
-    and 0.89ρ.
+    The start is 0. Searches find ‖∇F‖ up to 0.68G, a gap of 0.9F* for long chains and curvature up to 0.87H.
 
     Args:
-        length: T >= 1, the number of links and the dimension.
+        dimension: T >= 1, the number of links.
         height: h > 0.
         width: w > 0.
 
     Example:
-        >>> chain = Chain(length=5)
+        >>> chain = Chain(dimension=5)
         >>> chain.gradient(chain.start())  # the first link only
         tensor([-1.6487,  0.0000,  0.0000,  0.0000,  0.0000], dtype=torch.float64)
     """
 
-    length: int
+    dimension: int
     height: float = 1.0
     width: float = 1.0
 
     @property
-    def dimension(self) -> int:
-        """d = T."""
-        return self.length
-
-    @property
-    def steepness(self) -> float:
-        """h/w."""
-        return self.height / self.width
-
-    @property
     def lipschitz(self) -> float:
         """G = 23√T·h/w."""
-        return SLOPE * math.sqrt(self.length) * self.steepness
+        return SLOPE * math.sqrt(self.dimension) * self.height / self.width
 
     @property
     def gap(self) -> float:
         """F* = 12Th."""
-        return GAP * self.length * self.height
+        return GAP * self.dimension * self.height
 
     @property
     def smoothness(self) -> float:
         """H = 152h/w²."""
         return CURVATURE * self.height / self.width**2
-
-    @property
-    def second_order(self) -> float:
-        """ρ = 2100h/w³."""
-        return JERK * self.height / self.width**3
 
     def start(self) -> Tensor:
         """Return 0."""
@@ -122,21 +92,14 @@ class Chain(Problem):
 
     def _value(self, x: Tensor) -> Tensor:
         y = x / self.width
-        a = _previous(y)
+        a = torch.cat([torch.ones_like(y[..., :1]), y[..., :-1]], dim=-1)  # x_{i−1}
         # only one of Ψ(a) and Ψ(−a) is not 0: a link is −sgn(a)Ψ(|a|)Φ(sgn(a)y)
-        return -self.height * (a.sign() * _psi(a.abs())[0] * _phi(a.sign() * y)).sum(-1)
-
-    def _gradient(self, x: Tensor) -> Tensor:
-        y = x / self.width
-        g = -_psi(_previous(y).abs())[0] * torch.exp((1 - y * y) / 2)
-        head = y[..., :-1]
-        g[..., :-1] -= _psi(head.abs())[1] * _phi(head.sign() * y[..., 1:])
-        return self.steepness * g
+        return -self.height * (a.sign() * _psi(a.abs()) * _phi(a.sign() * y)).sum(-1)
 
     def reveal(self, x: Tensor, factor: Tensor) -> Tensor:
         """Return ∇F with the coordinates after prog_{1/4}(x/w) times ``factor``, one number for every row of x."""
-        g = self._gradient(x.detach())
-        new = torch.arange(1, self.length + 1, device=x.device) > prog(x / self.width, 0.25).unsqueeze(-1)
+        g = self.gradient(x)
+        new = torch.arange(1, self.dimension + 1, device=x.device) > prog(x / self.width, 0.25).unsqueeze(-1)
         return torch.where(new, g * factor.unsqueeze(-1), g)
 
 
@@ -149,7 +112,7 @@ class ZeroChainOracle(Oracle):
         probability: p in (0, 1].
 
     Example:
-        >>> oracle = ZeroChainOracle(Chain(length=5), probability=0.25)
+        >>> oracle = ZeroChainOracle(Chain(5), probability=0.25)
         >>> x = torch.zeros(1000, 5, dtype=torch.float64)
         >>> shown = oracle.sample(x, torch.Generator().manual_seed(0))[:, 0] != 0
         >>> f"{shown.double().mean().item():.2f}"
@@ -163,7 +126,7 @@ class ZeroChainOracle(Oracle):
     @property
     def noise(self) -> float:
         """σ = 23(h/w)√((1 − p)/p): one coordinate is random, and its derivative is at most 23h/w."""
-        return SLOPE * self.problem.steepness * math.sqrt((1 - self.probability) / self.probability)
+        return SLOPE * self.problem.height / self.problem.width * math.sqrt(1 / self.probability - 1)
 
     def steps(self, delta: float = 0.5) -> int:
         """Return ⌊(T − log(1/δ))/(2p)⌋: so many queries leave prog < T with probability >= 1 − δ.
@@ -177,7 +140,7 @@ class ZeroChainOracle(Oracle):
         the last for 2pk <= T − log(1/δ). (The constant 2 may be e − 1 = 1.72.)
         """
         checks.known(delta=delta)
-        return max(0, math.floor((self.problem.length + math.log(delta)) / (2 * self.probability)))
+        return max(0, math.floor((self.problem.dimension + math.log(delta)) / (2 * self.probability)))
 
     def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return one g for every row of x, independently."""
@@ -201,7 +164,7 @@ def hard_instance(eps: float, *, gap: float, smoothness: float, noise: float) ->
 
     Example:
         >>> oracle = hard_instance(0.01, gap=10.0, smoothness=1.0, noise=1.0)
-        >>> oracle.problem.length, round(oracle.problem.smoothness, 9), round(oracle.noise, 9)
+        >>> oracle.problem.dimension, round(oracle.problem.smoothness, 9), round(oracle.noise, 9)
         (13, 1.0, 1.0)
         >>> oracle.steps(0.5)
         35

@@ -17,7 +17,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from o2nc import checks
 from o2nc.problems.problem import Oracle, Problem, differentiate
 
 
@@ -39,18 +38,19 @@ class FiniteSum(Problem):
         (True, False)
     """
 
+    largest_weight: ClassVar[float]  # the greatest |w_i| in (1) and (2)
     samples: int
     seed: int
 
     @cached_property
     def lipschitz(self) -> float:
         """G = max|w_i|·‖A‖/√m, by (1)."""
-        return self._largest_weight * torch.linalg.matrix_norm(self._data.rows, 2).item() / math.sqrt(self.samples)
+        return self.largest_weight * torch.linalg.matrix_norm(self._data.rows, 2).item() / math.sqrt(self.samples)
 
     @cached_property
     def term_lipschitz(self) -> float:
         """max|w_i|·‖A‖_F/√m, by (2): a bound of √((1/m) Σ_i ‖∇f_i(x)‖²), wherever ``lipschitz`` holds."""
-        return self._largest_weight * torch.linalg.matrix_norm(self._data.rows).item() / math.sqrt(self.samples)
+        return self.largest_weight * torch.linalg.matrix_norm(self._data.rows).item() / math.sqrt(self.samples)
 
     @property
     def solution(self) -> Tensor:
@@ -74,14 +74,8 @@ class FiniteSum(Problem):
 
     @cached_property
     def _data(self) -> Data:
-        generator = torch.Generator().manual_seed(self.seed)
-        a, solution, start = self._draw(generator)
+        a, solution, start = self._draw(torch.Generator().manual_seed(self.seed))
         return Data(a, self._predict(solution, a), solution, start)
-
-    @property
-    @abstractmethod
-    def _largest_weight(self) -> float:
-        """The greatest |w_i| in (1) and (2)."""
 
     @abstractmethod
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +88,7 @@ class FiniteSum(Problem):
 
 @dataclass(frozen=True)
 class PhaseRetrieval(FiniteSum):
-    """Robust phase retrieval F(x) = (1/m) Σ_i |h(⟨a_i, x⟩) − h(⟨a_i, x*⟩)|, where h(u) = u² for |u| <= K.
+    """Robust phase retrieval F(x) = (1/m) Σ_i |h(⟨a_i, x⟩) − h(⟨a_i, x*⟩)|, where h(u) = u² for |u| <= K = 2.
 
     With h(u) = u² everywhere F would not be Lipschitz. Beyond K, h goes on in a straight line, h(u) = 2K|u| − K²,
     which leaves F as it was where it matters and makes it Lipschitz on all of R^d: |h'| <= 2K, so by (1)
@@ -105,7 +99,6 @@ class PhaseRetrieval(FiniteSum):
         dimension: d >= 1.
         samples: m >= 1.
         seed: of a_i, x* and the start; a_i is standard normal, x* and the start are random unit vectors.
-        cap: K > 0; typical |⟨a_i, x*⟩| are of order 1.
 
     Example:
         >>> problem = PhaseRetrieval(dimension=5, samples=50)
@@ -113,14 +106,11 @@ class PhaseRetrieval(FiniteSum):
         True
     """
 
+    cap: ClassVar[float] = 2.0  # K; typical |⟨a_i, x*⟩| are of order 1
+    largest_weight: ClassVar[float] = 2 * cap
     dimension: int
     samples: int
     seed: int = 0
-    cap: float = 2.0
-
-    @property
-    def _largest_weight(self) -> float:
-        return 2 * self.cap
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         draws = torch.randn(self.samples + 2, self.dimension, generator=generator, dtype=torch.float64)
@@ -137,8 +127,8 @@ class PhaseRetrieval(FiniteSum):
 class ReluRegression(FiniteSum):
     """F(x) = (1/m) Σ_i |Σ_j v_j max(⟨w_j, a_i⟩, 0) − y_i|, x = (w_1, …, w_h, v): a two-layer network, absolute loss.
 
-    A product of weights is not Lipschitz on all of R^d: G and the oracle's σ hold on the ball ‖x‖ <= R = ``radius``,
-    outside of which both grow as ‖x‖/R. By (1), applied to every hidden unit (the signs s_i of the residuals and the
+    A product of weights is not Lipschitz on all of R^d: G and the oracle's σ hold on the ball ‖x‖ <= R = 5, outside
+    of which both grow as ‖x‖/R. By (1), applied to every hidden unit (the signs s_i of the residuals and the
     0s and 1s of the units are weights <= 1),
 
         ‖∇_{v_j}F‖ <= ‖w_j‖‖A‖/√m,   ‖∇_{w_j}F‖ <= |v_j|‖A‖/√m,   hence   G = R‖A‖/√m,
@@ -151,7 +141,6 @@ class ReluRegression(FiniteSum):
         hidden: h >= 1, the number of hidden units; d = h(n + 1).
         samples: m >= 1.
         seed: of a_i (standard normal), x* and the start, which has the norm of x*.
-        radius: R >= √8 = 2.83, so that the start and x* are in the ball.
 
     Example:
         >>> problem = ReluRegression(inputs=3, hidden=4, samples=30)
@@ -161,24 +150,17 @@ class ReluRegression(FiniteSum):
         0.0
     """
 
+    radius: ClassVar[float] = 5.0  # R; the start and x* are well inside
+    largest_weight: ClassVar[float] = radius
     inputs: int
     hidden: int
     samples: int
     seed: int = 0
-    radius: float = 5.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.number("radius", self.radius, "a finite number >= √8", lambda v: v >= math.sqrt(8))
 
     @property
     def dimension(self) -> int:
         """The dimension d = h(n + 1)."""
         return self.hidden * (self.inputs + 1)
-
-    @property
-    def _largest_weight(self) -> float:
-        return self.radius
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         a = torch.randn(self.samples, self.inputs, generator=generator, dtype=torch.float64)

@@ -98,11 +98,9 @@ class Oracle(ABC):
 
     kind: ClassVar[type] = Problem  # what the problem must be
 
-    if TYPE_CHECKING:  # fields or properties of the subclasses
+    problem: Problem
 
-        @property
-        def problem(self) -> Problem:
-            """The objective F."""
+    if TYPE_CHECKING:  # a field or a property of the subclasses
 
         @property
         def noise(self) -> float:

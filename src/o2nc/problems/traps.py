@@ -1,23 +1,23 @@
 """Resonance traps: momentum whose steps match the period of the slope sees one phase of it, for ever.
 
-A trap f rises gently for most of its period P and falls steeply in the rest. Its mean slope is zero: over a whole
-period nothing is gained or lost. But an optimizer whose steps are exactly P long lands at the same phase each time.
+A trap f rises gently for most of its period 1 and falls steeply in the rest. Its mean slope is zero: over a whole
+period nothing is gained or lost. But an optimizer whose steps are exactly 1 long lands at the same phase each time.
 It sees the gentle slope only, never the steep fall between, and takes the sample for the whole: the momentum buffer
-holds that one slope, lr times the slope is again P, and so it walks on. What it counts as steady descent is none at
+holds that one slope, lr times the slope is again 1, and so it walks on. What it counts as steady descent is none at
 all; tilt f a little, as the climber does, and it walks uphill. The ramp makes the orbit attract: a step too long
 lands where the slope corrects it, so small noise does not free the optimizer either. A random scalar s ~ Exp(1) on
 every step does: the iterates then land at all phases, and the slopes they see average to the true one.
 
-With th the share of the fall, a the slope, r the ramp, L = (1 − th)P the length of the rise, u = x mod P:
+With th the share of the fall, a the slope, r the ramp, L = 1 − th the length of the rise, u = x mod 1:
 
     f'(x) = a(1 + r(2u/L − 1))   and   f(x) = au(1 + r(u/L − 1))           on the rise, 0 <= u < L,
-    f'(x) = −a(1 − th)/th        and   f(x) = (a(1 − th)/th)(P − u)        on the fall, L <= u < P,
+    f'(x) = −aL/th               and   f(x) = (aL/th)(1 − u)               on the fall, L <= u < 1,
 
-    f(x + P) = f(x),   |f'| <= G = max(a(1 + r), a(1 − th)/th).
+    f(x + 1) = f(x),   |f'| <= G = max(a(1 + r), aL/th).
 
 The climber in d dimensions adds a valley around 0 that is too shallow to be seen from within the trap:
 
-    F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d,   th = 0.2, a = 0.25, r = 0.6, P = 1.
+    F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d,   th = 0.2, a = 0.25, r = 0.6.
 
 At −4.6, in the middle of a rise, f' = 0.25 and the valley's slope is −0.1, so a step with lr = √d/0.15 moves every
 coordinate by −1, one period away from the minimum: F grows by 0.1√d per step, without end. In several dimensions the
@@ -26,7 +26,7 @@ coordinates start up to 0.05 off, each at a phase of its own, and the orbit draw
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,7 +45,6 @@ class Trap:
         threshold: th, the share of the period on which f falls, in (0, 1).
         slope: a > 0, the mean slope of the rise.
         ramp: r in [0, 1]; the slope of the rise grows from a(1 − r) to a(1 + r).
-        period: P > 0.
 
     Example:
         >>> trap = Trap(threshold=0.2, slope=0.25)
@@ -59,20 +58,19 @@ class Trap:
     threshold: float
     slope: float
     ramp: float = 0.0
-    period: float = 1.0
 
     def __post_init__(self) -> None:
         checks.known(**vars(self))
 
     @property
     def rise(self) -> float:
-        """L = (1 − th)P, the length of the rise."""
-        return (1 - self.threshold) * self.period
+        """L = 1 − th, the length of the rise."""
+        return 1 - self.threshold
 
     @property
     def fall(self) -> float:
-        """a(1 − th)/th, how steep the fall is: as much down as the rise is up."""
-        return self.slope * (1 - self.threshold) / self.threshold
+        """aL/th, how steep the fall is: as much down as the rise is up."""
+        return self.slope * self.rise / self.threshold
 
     @property
     def lipschitz(self) -> float:
@@ -81,13 +79,13 @@ class Trap:
 
     def value(self, x: Tensor) -> Tensor:
         """Return f of every element; autograd through it agrees with `gradient`."""
-        u = torch.remainder(x, self.period)
+        u = torch.remainder(x, 1)
         up = self.slope * u * (1 + self.ramp * (u / self.rise - 1))
-        return torch.where(u >= self.rise, self.fall * (self.period - u), up)
+        return torch.where(u >= self.rise, self.fall * (1 - u), up)
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return f' of every element, outside of autograd."""
-        u = torch.remainder(x.detach(), self.period)
+        u = torch.remainder(x.detach(), 1)
         up = self.slope * (1 + self.ramp * (2 * u / self.rise - 1))
         return torch.where(u >= self.rise, -self.fall, up)  # so that nan stays nan
 
@@ -96,29 +94,22 @@ class Trapped(Separable):
     """F(x) = Σ_i (f(x_i) + v|x_i|)/√d: a trap in a valley of slope v; the least value is 0 at 0."""
 
     valley: ClassVar[float] = 0.0
-
-    if TYPE_CHECKING:  # a field or a class attribute of the subclasses
-
-        @property
-        def trap(self) -> Trap:
-            """The function f."""
+    trap: Trap
 
     @property
     def lr(self) -> float:
-        """√d·P/(a − v), with which a step at slope a away from the minimum moves a coordinate by one period."""
-        return math.sqrt(self.dimension) * self.trap.period / (self.trap.slope - self.valley)
+        """√d/(a − v), with which a step at slope a away from the minimum moves a coordinate by one period."""
+        return math.sqrt(self.dimension) / (self.trap.slope - self.valley)
 
     @property
     def lipschitz(self) -> float:
         """The largest ‖∇F‖, the same in every dimension."""
         return self.trap.lipschitz + self.valley
 
-    def f(self, x: Tensor) -> Tensor:
-        """Return f of the trap and of the valley."""
+    def _f(self, x: Tensor) -> Tensor:
         return self.trap.value(x) + self.valley * x.abs()
 
-    def derivative(self, x: Tensor) -> Tensor:
-        """Return its derivative; at a kink of the trap, the limit from the right."""
+    def _slope(self, x: Tensor) -> Tensor:  # at a kink of the trap, the limit from the right
         return self.trap.gradient(x) + self.valley * x.sign()
 
 
@@ -126,13 +117,13 @@ class Trapped(Separable):
 class Resonance(Trapped):
     """F(x) = Σ_i f(x_i)/√d with the step, the momentum and the start that stay in the trap f for ever.
 
-    With lr = √d·P/a and a buffer that is the mean m ← β̃m + (1 − β̃)g, a coordinate that sees f' = a for long moves
-    by −P per step. Which buffer and which start do so from the first step on is the trap's own:
+    With lr = √d/a and a buffer that is the mean m ← β̃m + (1 − β̃)g, a coordinate that sees f' = a for long moves
+    by −1 per step. Which buffer and which start do so from the first step on is the trap's own:
 
     * `buffer`: the buffer begins with the first gradient (torch's, with dampening = momentum). Then m = a at once,
-      every step is P long, and every phase of the rise will do.
-    * `zero`: the buffer begins with 0, and the t-th step is only P(1 − β̃^t) long: by then the phase has moved on by
-      P(β̃ + … + β̃^t), in all Pβ̃/(1 − β̃). The fall is so short, and the start so placed, that each landing misses it.
+      every step is 1 long, and every phase of the rise will do.
+    * `zero`: the buffer begins with 0, and the t-th step is only 1 − β̃^t long: by then the phase has moved on by
+      β̃ + … + β̃^t, in all β̃/(1 − β̃). The fall is so short, and the start so placed, that each landing misses it.
     * `locked`: as `buffer`, but with the ramp that makes the phase in the middle of the rise attract.
 
     ‖∇F‖ <= max |f'|, attained; inf F = 0, attained at 0.
@@ -206,7 +197,7 @@ class Climber(Trapped):
     """
 
     dimension: int
-    trap: ClassVar[Trap] = Trap(threshold=0.2, slope=0.25, ramp=0.6, period=1.0)
+    trap = Trap(threshold=0.2, slope=0.25, ramp=0.6)  # one for all, and so no field
     valley: ClassVar[float] = 0.1
 
     def start(self) -> Tensor:

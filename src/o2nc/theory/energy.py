@@ -23,13 +23,12 @@ docs/paper.md has the proof. A constant ℓ and β = b make it E‖∇F(x̄)‖_
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from o2nc import scaling
-from o2nc.scaling import Law
 from o2nc.theory import lemmas
 
 
@@ -50,6 +49,7 @@ class Falling(NamedTuple):
 class Rates(NamedTuple):
     """What the theorem needs to know of ℓ_1, …, ℓ_N."""
 
+    steps: int  # N
     total: float  # Σ_{t<=N} ℓ_{t−1}, with ℓ_0 = ℓ_1
     first: float  # ℓ_1
     last: float  # ℓ_{N−1} = w_N
@@ -63,7 +63,7 @@ class Rates(NamedTuple):
         """Return those of ℓ_t = ℓ: w_n = (1 − b²)ℓ."""
         keep = (1 - momentum) * (1 + momentum)
         inverse = (steps - 1) / (keep * lr)
-        return cls(lr * steps, lr, lr, (steps - 1) * lr**2, 0.0, inverse, lr / keep if steps > 1 else 0.0)
+        return cls(steps, lr * steps, lr, lr, (steps - 1) * lr**2, 0.0, inverse, lr / keep if steps > 1 else 0.0)
 
     @classmethod
     def scheduled(cls, lrs: NDArray[np.float64], momentum: float) -> "Rates":
@@ -83,63 +83,57 @@ class Rates(NamedTuple):
         first = lrs[0]
         last = moving[-1] if len(moving) else first
         sums = (moving**2).sum(), np.abs(np.diff(moving)).sum(), (1 / w).sum(), (moving**2 / w).max(initial=0.0)
-        return cls(*map(float, (first + moving.sum(), first, last, *sums)))
+        return cls(len(lrs), *map(float, (first + moving.sum(), first, last, *sums)))
 
 
 class Run(NamedTuple):
-    """A run of momentum, as far as the theorem looks at it; the mean of s is counted in the rates."""
+    """Momentum with random scaling as the theorem sees it; the mean of s is counted in the rates."""
 
-    steps: int  # N
-    rates: Rates
     momentum: float  # b
     average: float  # β
-    dampening: float  # τ; with it torch's first buffer, g_1, is 1/(1 − τ) times too long
-    law: Law  # of s
-    output: str  # "uniform" or "geometric"
+    law: Any  # of s, with a second_moment and a price
+    dampening: float = 0.0  # τ
+
+    @property
+    def head(self) -> float:
+        """How much E‖g_1‖² counts in the buffer: torch's first one, g_1, is 1/(1 − τ) times too long."""
+        return (1 - self.dampening) ** -2
 
 
-def law_energy(
-    lipschitz: float, size: float, momentum: float, law: Law, rates: Rates, steps: int, head: float = 1.0
-) -> float:
+def law_energy(run: Run, rates: Rates, lipschitz: float, size: float) -> float:
     """Return 2bGL times the bound on Σ_{t<N} E‖Δ_{t+1} − Δ_t‖ + E‖Δ_N‖: what a law other than Exp adds to T.
 
     With E‖m_t‖ <= Aκ, κ = max(1/(1 − b), √head), there are two bounds: Cauchy–Schwarz against the energy of the
     changes, and the triangle inequality ‖m_t − m_{t−1}‖ <= ‖g_t‖ + (1 − b)‖m_{t−1}‖, which is better for b < ¼.
     """
-    price: float = law.price  # type: ignore[attr-defined]
-    if price == 0 or steps < 2 or momentum == 0:
+    b, price = run.momentum, run.law.price
+    if price == 0 or rates.steps < 2 or b == 0:
         return 0.0
-    first, rest = math.sqrt(head), 1 - momentum
+    first, rest = math.sqrt(run.head), 1 - b
     longest = max(1 / rest, first)
-    path = math.sqrt((rates.squares + rates.last**2 * momentum / rest) * (steps - 2 + head) / momentum)
+    path = math.sqrt((rates.squares + rates.last**2 * b / rest) * (rates.steps - 2 + run.head) / b)
     triangle = first * rates.first + (1 + rest * longest) * (rates.total - 2 * rates.first) + longest * rates.last
-    return 2 * momentum * lipschitz * price * size * (min(path, triangle) + longest * rates.variation)
+    return 2 * b * lipschitz * price * size * (min(path, triangle) + longest * rates.variation)
 
 
-def run_energy(steps: int, momentum: float, lipschitz: float, noise: float, law: Law) -> float:
-    """Return E of T/ℓ = 2bF*/ℓ + E at a constant ℓ: A²N, and what the law adds."""
-    size = math.hypot(lipschitz, noise)
-    rates = Rates.constant(1.0, momentum, steps)
-    return size**2 * steps + law_energy(lipschitz, size, momentum, law, rates, steps)
-
-
-def second_moment(law: Law) -> float:
+def second_moment(law: Any) -> float:
     """Return E s²/(E s)²."""
-    return float(law.second_moment) / scaling.mean(law) ** 2  # type: ignore[attr-defined]
+    return float(law.second_moment) / scaling.mean(law) ** 2
 
 
-def energy_terms(run: Run, *, c: float, gap: float, lipschitz: float, noise: float) -> dict[str, float]:
+def energy_terms(
+    run: Run, rates: Rates, output: str, *, c: float, gap: float, lipschitz: float, noise: float
+) -> dict[str, float]:
     """Return the summands of the bound, by what they pay for."""
-    n, rates, b, beta = run.steps, run.rates, run.momentum, run.average
+    n, b, beta = rates.steps, run.momentum, run.average
     alpha, size, keep = 1 - beta, math.hypot(lipschitz, noise), (1 - beta) * (1 + beta)
-    head = (1 - run.dampening) ** -2  # how much E‖g_1‖² counts in the buffer
     energy = {
         "gap": 2 * b * gap,
-        "energy": size**2 * (rates.total + (head - 1) * rates.first),
-        "law": law_energy(lipschitz, size, b, run.law, rates, n, head),
+        "energy": size**2 * (rates.total + (run.head - 1) * rates.first),
+        "law": law_energy(run, rates, lipschitz, size),
     }
     total = sum(energy.values())
-    share, geometric = alpha + abs(beta - b), run.output == "geometric"
+    share, geometric = alpha + abs(beta - b), output == "geometric"
     inverse = share**2 * rates.inverse + (1.0 if geometric else alpha**2) / rates.last
     start = 0.0 if geometric else lipschitz * beta * -math.expm1(n * math.log1p(-alpha)) / (alpha * n)
     root = math.sqrt(inverse / total) / n

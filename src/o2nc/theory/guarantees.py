@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from torch.optim import Optimizer
@@ -89,11 +89,7 @@ def guarantee(
     Args:
         optimizer: a `ScaledSGDM` or an `ExponentiatedO2NC` with `OGD`, whose learning rate, momentum, discount of the
             averages and law are read; or None to name them.
-        steps: N >= 1.
-        c: the price of spread, > 0.
-        gap: F* > 0.
-        lipschitz: G > 0.
-        noise: σ >= 0.
+        steps, c, gap, lipschitz, noise: as in `plan`.
         lr: torch's learning rate: a number > 0, or N of them, or a function of the step 1, …, N; it may grow by less
             than 1/momentum² a step. It must be fixed before the run: for a list that was recorded from a scheduler
             which looks at the run (ReduceLROnPlateau) nothing is proved; give its range, `Falling`. Beside an
@@ -116,6 +112,7 @@ def guarantee(
     """
     known = {"c": c, "gap": gap, "lipschitz": lipschitz, "noise": noise}
     checks.known(steps=steps, **known)
+    given = lr
     if optimizer is None:
         if lr is None or momentum is None:
             raise TypeError(f"give an optimizer, or lr and momentum, got lr={lr!r} and momentum={momentum!r}")
@@ -123,39 +120,27 @@ def guarantee(
         checks.known(momentum=momentum)
         checks.fraction("average", average)
         check_law(law)
-        read = Momentum(lr, 1.0, float(momentum), float(average), law)
+        factor, run = 1.0, Run(float(momentum), float(average), law)
         output = output or "uniform"
     elif momentum is None and average is None and law == Exponential():
-        read = _read(optimizer, lr)
+        lr, factor, run = _read(optimizer, lr)
         output = output or made_with(optimizer).get("output", "uniform")
     else:
         raise TypeError("momentum, average and law are read from the optimizer: leave them out beside it")
     checks.choice("output", output, lemmas.OUTPUTS)
-    if isinstance(read.lr, Falling) and read.law.price:
-        raise ValueError(f"lr={lr!r} has a theorem for s ~ Exp only, got {read.law!r}: fix lr in advance")
-    if output == "uniform" and energy.second_moment(read.law) > 4 / (1 - read.average):
+    if isinstance(lr, Falling) and run.law.price:
+        raise ValueError(f"lr={lr!r} has a theorem for s ~ Exp only, got {run.law!r}: fix lr in advance")
+    if output == "uniform" and energy.second_moment(run.law) > 4 / (1 - run.average):
         only = "for which only output='geometric' has a theorem"
-        raise ValueError(f"law={read.law!r} has E s² > 4/(1 − β), {only}, got {output!r}")
+        raise ValueError(f"law={run.law!r} has E s² > 4/(1 − β), {only}, got {output!r}")
 
     def compute() -> dict[str, float]:
-        rates = _rates(read.lr, read.factor * scaling.mean(read.law), read.momentum, int(steps))
-        run = Run(int(steps), rates, read.momentum, read.average, read.dampening, read.law, output)
-        return energy.energy_terms(run, **known)
+        rates = _rates(lr, factor * scaling.mean(run.law), run.momentum, int(steps))
+        return energy.energy_terms(run, rates, output, **known)
 
-    shown = {"lr": lr if isinstance(lr, float | int) else None, **known}
+    shown = {"lr": given if isinstance(given, float | int) else None, **known}
     terms = lemmas.in_float64(compute, lambda found: 0 < sum(found.values()) < math.inf, **shown)
     return Guarantee(int(steps), float(c), float(lipschitz), output, terms)
-
-
-class Momentum(NamedTuple):
-    """Momentum with random scaling as the theorem sees it, from arguments or from an optimizer."""
-
-    lr: Schedule
-    factor: float  # of ℓ to lr
-    momentum: float
-    average: float
-    law: Any  # with a second_moment and a price
-    dampening: float = 0.0
 
 
 def _rates(lr: Schedule, factor: float, momentum: float, steps: int) -> Rates:
@@ -191,8 +176,8 @@ def _voids(law: object) -> str | None:
     return None if math.isfinite(law.price) else f"{law!r} has an infinite price"
 
 
-def _read(optimizer: Optimizer, lr: Schedule | None) -> Momentum:
-    """Return an optimizer's momentum, or refuse it with all that voids the theorem."""
+def _read(optimizer: Optimizer, lr: Schedule | None) -> tuple[Schedule, float, Run]:
+    """Return an optimizer's lr, the factor of ℓ to it, and its run; or refuse it with all that voids the theorem."""
     groups, group = optimizer.param_groups, made_with(optimizer)
     is_sgdm, learner = type(optimizer) is ScaledSGDM, cast(Any, group.get("learner"))
     if not is_sgdm and not (type(optimizer) is ExponentiatedO2NC and type(learner) is OGD):
@@ -227,4 +212,4 @@ def _read(optimizer: Optimizer, lr: Schedule | None) -> Momentum:
     }
     if reasons := [reason for reason, holds in voids.items() if holds]:
         raise ValueError("no theorem holds: " + "; ".join(reasons))
-    return Momentum(rate, factor, b, average.beta, law, dampening)
+    return rate, factor, Run(b, average.beta, law, dampening)

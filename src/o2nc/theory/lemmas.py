@@ -1,4 +1,4 @@
-"""What the lemmas contribute to a bound: the weights and the constant of spread, the law of the output."""
+"""What the lemmas contribute to a bound: the constant of spread, the law of the output."""
 
 import math
 from collections.abc import Callable
@@ -39,39 +39,14 @@ def least(at: Callable[[float], tuple[float, Found]], low: float) -> Found:
     return found[best][1]
 
 
-def variance_weights(n: int, beta: float) -> NDArray[np.float64]:
-    """Return λ_{n,1}, …, λ_{n,n} of the variance lemma, E V_n <= Σ_t λ_{n,t} E‖Δ_t‖².
+def spread_constant(beta: float, *, second_moment: float = 2.0) -> float:
+    """Return C of the variance lemma, Σ_n E V_n <= (C/(1 − β)²) Σ_n E‖Δ_n‖²: at most 1 for Exp(1); 12 is printed.
 
-    λ_{n,t} = 4 Σ_{i>=t>i'} p_i p_i'(i − i') with p_i ∝ β^{n−i}.
-    Half of it is true too, since V = ½ Σ p_i p_j‖x_i − x_j‖².
-
-    Args:
-        n: at least 1.
-        beta: β in (0, 1).
-
-    Example:
-        >>> variance_weights(3, 0.5)
-        array([0.        , 0.81632653, 1.30612245])
-    """
-    checks.known(n=n, beta=beta)
-    p = beta ** np.arange(n - 1.0, -1, -1)
-    p /= p.sum()
-    since = p[::-1].cumsum()[::-1]  # Σ_{i>=t} p_i
-    before = p.cumsum() - p  # Σ_{i'<t} p_i'
-    # Σ_{i>=t} p_i(i − t) and Σ_{i'<t} p_i'(t − i'): i − i' is the sum of two distances, and nothing cancels
-    weights: NDArray[np.float64] = 4 * (before * (since[::-1].cumsum()[::-1] - since) + since * before.cumsum())
-    return weights
-
-
-def spread_constant(beta: float, constants: str = "sharp", *, second_moment: float = 2.0) -> float:
-    """Return C of the variance lemma, Σ_n E V_n <= (C/(1 − β)²) Σ_n E‖Δ_n‖²: 12 as printed, at most 1 sharp.
-
-    Sharp, C = β((β + q)/(1 + β))² with q² = β² + (1 − β²)·E s²; it holds for the output law `output_weights`
-    "geometric" as well, and there for every E s².
+    C = β((β + q)/(1 + β))² with q² = β² + (1 − β²)·E s²; it holds under the law `output_weights` as well, and there
+    for every E s².
 
     Args:
         beta: β in (0, 1).
-        constants: "sharp" or "paper".
         second_moment: E s² of a law of mean 1, which Exp(1) has 2 of.
 
     Example:
@@ -79,33 +54,26 @@ def spread_constant(beta: float, constants: str = "sharp", *, second_moment: flo
         [0.738, 0.988, 1.0]
     """
     checks.fraction("beta", beta)
-    checks.choice("constants", constants, CONSTANTS)
     checks.number("second_moment", second_moment, "a finite number >= 1", lambda v: v >= 1)
-    if constants == "paper":
-        return PRINTED
     q = math.sqrt(beta**2 + (1 - beta) * (1 + beta) * second_moment)
     return beta * ((beta + q) / (1 + beta)) ** 2
 
 
-def output_weights(n: int, beta: float, output: str = "geometric") -> NDArray[np.float64]:
-    """Return the law of the index that the theorems draw the output x̄_n by, P(1), …, P(N).
+def output_weights(n: int, beta: float) -> NDArray[np.float64]:
+    """Return P(1), …, P(N), the law of the index n in the output x̄_n that is called "geometric".
 
-    "uniform" is the paper's. "geometric" is P(n) = (1 − β^n)/N and P(N) = (1 − β^N)/((1 − β)N): draw t uniformly from
-    1 … N, then wait for a geometric time, at most to the end. It forgets the first averages, which have seen little.
+    P(n) = (1 − β^n)/N and P(N) = (1 − β^N)/((1 − β)N): draw t uniformly from 1 … N, then wait for a geometric time,
+    at most to the end. It forgets the first averages, which have seen little. The paper draws n uniformly.
 
     Args:
         n: N >= 1.
         beta: β in (0, 1), the discount of the averages.
-        output: "uniform" or "geometric".
 
     Example:
         >>> output_weights(3, 0.5)
         array([0.16666667, 0.25      , 0.58333333])
     """
     checks.known(n=n, beta=beta)
-    checks.choice("output", output, OUTPUTS)
-    if output == "uniform":
-        return np.full(n, 1 / n)
     weights: NDArray[np.float64] = -np.expm1(np.arange(1.0, n + 1) * math.log(beta)) / n
     weights[-1] /= 1 - beta
     return weights

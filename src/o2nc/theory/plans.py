@@ -38,16 +38,11 @@ class Plan(Guarantee):
     constants, and the paper's "uniform" with the printed ones.
 
     Attributes:
-        gap: F* >= F(x_0) − inf F.
-        noise: σ, the root mean square error of a stochastic gradient.
-        constants: "sharp" (the energy theorem) or "paper".
+        gap, noise, constants, law, smoothness, second_order: as given to `plan`.
         alpha: α = 1 − β.
         radius: D, the length of the comparator; sharp, the root mean square length of the updates, at most.
         lr: η, the learner's step size.
         decay: μ, the strength of the variance regulariser; the energy theorem needs none.
-        law: the law of s.
-        smoothness: H when the smooth regime chose c, else None.
-        second_order: ρ when the second-order regime chose c, else None.
 
     Example:
         >>> from o2nc.theory import plan
@@ -128,7 +123,7 @@ class Plan(Guarantee):
             ...     x.abs().sum().backward()
             ...     opt.step()
             ...     values.append(opt.certificate(p.c).value)
-            >>> bool(output_weights(p.steps, p.beta, p.output) @ values < p.bound < p.lipschitz)
+            >>> bool(output_weights(p.steps, p.beta) @ values < p.bound < p.lipschitz)
             True
         """
         learner = OGD(lr=self.lr, decay=self.decay)
@@ -154,7 +149,7 @@ def plan(
         c: the price of spread, > 0; leave it out to give ``smoothness`` or ``second_order``.
         gap: F* > 0, at least F(x_0) − inf F.
         lipschitz: G > 0.
-        noise: σ >= 0.
+        noise: σ >= 0, the root mean square error of a stochastic gradient.
         constants: "sharp" for those of the energy theorem: plain momentum, no decay. "paper" for the printed ones.
         smoothness: H > 0; chooses c = H²/ε with ε the bound itself, as the paper does for smooth F, or, sharp, the c
             with the least bound on E‖∇F(x̄)‖.
@@ -244,17 +239,20 @@ def _sharp(
 ) -> dict[str, Any]:
     """Return the α <= ½ and lr with the least bound of the energy theorem, on ‖∇F‖_c or for smooth F on ‖∇F‖.
 
-    With f = βF* and e as in `energy.run_energy` the bound is a√(2f/ℓ + e) + cW and noise, where W = k(2fℓ + eℓ²). Its
+    With f = βF* and T = 2f + eℓ the bound is a√(2f/ℓ + e) + cW and noise, where W = k(2fℓ + eℓ²). Its
     derivative in ℓ vanishes where 2ck(f + eℓ)ℓ²√(2f/ℓ + e) = af, which Newton's method finds in log ℓ: there the left
     side's logarithm is convex, its slope between 3/2 and 3. For smooth F the best c makes cW + H²/(4c) = H√W, and the
     equation is H√k(f + eℓ)ℓ = af.
     """
-    moment, y = energy.second_moment(law), 0.0  # y = log ℓ; the last one is near the next
+    moment, size = energy.second_moment(law), math.hypot(lipschitz, noise)
+    y = 0.0  # log ℓ; the last one is near the next
 
     def at(alpha: float) -> tuple[float, tuple[float, float, float, float]]:
         nonlocal y
         beta, keep = 1 - alpha, alpha * (2 - alpha)
-        e, f = energy.run_energy(steps, beta, lipschitz, noise, law), beta * gap
+        unit = energy.Rates.constant(1.0, beta, steps)
+        e = size**2 * steps + energy.law_energy(energy.Run(beta, beta, law), unit, lipschitz, size)
+        f = beta * gap
         a = math.sqrt(alpha**2 * (steps - 1) / keep + 1) / steps
         k = lemmas.spread_constant(beta, second_moment=moment) / (alpha**2 * keep * steps)
         if smoothness is None:
@@ -279,8 +277,8 @@ def _sharp(
     low = max(min(0.1 / steps, 1e-12 + 1e-8 / steps), 1e-15)
     alpha, radius, step, price = lemmas.least(at, low)
     beta, rates = 1 - alpha, energy.Rates.constant(step, 1 - alpha, steps)
-    run = energy.Run(steps, rates, beta, beta, 0.0, law, "geometric")
-    terms = energy.energy_terms(run, c=price, gap=gap, lipschitz=lipschitz, noise=noise)
+    known = {"c": price, "gap": gap, "lipschitz": lipschitz, "noise": noise}
+    terms = energy.energy_terms(energy.Run(beta, beta, law), rates, "geometric", **known)
     lr = step / (beta * scaling.mean(law))
     return {"c": price, "alpha": alpha, "radius": radius, "lr": lr, "terms": terms}
 
@@ -327,9 +325,7 @@ def lower_bound(eps: float, c: float, *, gap: float, lipschitz: float) -> float:
     Corollary lower-bound, for stochastic gradients with E‖g‖² <= 2G². `o2nc.problems.hard_instance` has a constant.
 
     Args:
-        eps: ε > 0.
-        c: the price of spread, > 0.
-        gap: F* > 0.
+        eps, c, gap: as in `steps_for`.
         lipschitz: G >= √F*·(cε)^¼; the corollary does not speak of smaller ones.
 
     Example:

@@ -131,10 +131,8 @@ def sharp_stage(sharpness: float, momentum: float, *, distance: float, lipschitz
 
     Args:
         sharpness: μ > 0.
-        momentum: b in [0, 1).
-        distance: D >= ‖x_1 − x*‖.
         lipschitz: G >= μ.
-        noise: σ >= 0.
+        momentum, distance, noise: as in `convex_bound`.
 
     Example:
         >>> stage = sharp_stage(0.5, 0.9, distance=1.0, lipschitz=1.0, noise=1.0)

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from o2nc import Exponential, Law
-from o2nc.learners import OGD, BallAdaGrad
+from o2nc.learners import OGD
 from o2nc.problems import Additive, DoubleWell, MultiKink, Oracle, Resonance
 from o2nc_experiments.runs import scalars
-from o2nc_experiments.verify.lemmas import output_law, spread_factor
 from o2nc_experiments.verify.row import Array, Sides, Z, discounted, enough, mean_error, row, worst
 
 
@@ -22,6 +21,13 @@ class Trace(NamedTuple):
     updates: Array  # Δ_1 = 0, …, Δ_N
     gradients: Array  # g_1, …, g_N as the learner saw them
     full: Array  # ∇F(x_1), …, ∇F(x_N)
+
+    def certificates(self, beta: float, c: float) -> tuple[Array, Array]:
+        """Return the weighted means of the true gradients, and ‖∇̄_n‖ + cV_n, for every run and n."""
+        weight = discounted(np.ones((self.points.shape[1], 1)), beta)
+        mean, average = discounted(self.full, beta) / weight, discounted(self.points, beta) / weight
+        squares = discounted((self.points**2).sum(-1, keepdims=True), beta) / weight
+        return mean, np.linalg.norm(mean, axis=-1) + c * (squares[..., 0] - (average**2).sum(-1))
 
 
 def traces(
@@ -45,39 +51,30 @@ def traces(
 
 
 def conversion(
-    oracle: Oracle, beta: float, lr: float, c: float, radius: float, steps: int, seeds: Sequence[int], sharp: bool
-) -> Iterator[tuple[Array, Array]]:
-    """Yield the left and the right side for every run, with its own regret: as printed, or sharp for both outputs.
+    oracle: Oracle, beta: float, lr: float, c: float, radius: float, steps: int, seeds: Sequence[int]
+) -> tuple[Array, Array]:
+    """Return the left and the right side for every run, with its own regret.
 
     In discounted form, β^n Reg_n(u) = Σ_t β^{n−t}(⟨g_t, Δ_t − u⟩ + (μ/2)(‖Δ_t‖² − ‖u‖²)).
     """
     problem, alpha = oracle.problem, 1 - beta
-    constant = spread_factor(beta) if sharp else 12.0
-    mu = 2 * constant * c * radius / alpha**2
+    mu = 24 * c * radius / alpha**2
     runs = traces(oracle, OGD(lr, decay=mu), beta, steps, seeds)
     weight = discounted(np.ones((steps, 1)), beta)
-    mean, average = discounted(runs.full, beta) / weight, discounted(runs.points, beta) / weight
-    squares = discounted((runs.points**2).sum(-1, keepdims=True), beta) / weight
-    certificates = np.linalg.norm(mean, axis=-1) + c * (squares[..., 0] - (average**2).sum(-1))
+    mean, certificates = runs.certificates(beta, c)
     u = -radius * mean / np.maximum(np.linalg.norm(mean, axis=-1), 1e-300)[..., None]
     losses = (runs.gradients * runs.updates).sum(-1) + mu / 2 * (runs.updates**2).sum(-1)
     regret = discounted(losses[..., None], beta)[..., 0] - (discounted(runs.gradients, beta) * u).sum(-1)
     regret -= mu / 2 * radius**2 * weight[:, 0]
     paid = beta * regret[:, -1] + alpha * regret.sum(1)
-    known = problem.gap / (radius * steps) + constant * c * radius**2 / alpha**2
-    if not sharp:
-        known += (2 * problem.lipschitz + oracle.noise) / (alpha * steps) + oracle.noise * math.sqrt(alpha)
-        yield certificates.mean(1), known + paid / (radius * steps)
-        return
-    known += oracle.noise * (alpha + beta / steps) / math.sqrt(1 - beta**2)
-    start = beta * problem.lipschitz / (alpha * steps)
-    yield certificates.mean(1), known + start + paid / (radius * steps)
-    paid = regret[:, -1] + alpha * regret[:, :-1].sum(1)
-    yield certificates @ output_law(beta, steps), known + paid / (radius * steps)
+    known = problem.gap / (radius * steps) + 12 * c * radius**2 / alpha**2
+    known += (2 * problem.lipschitz + oracle.noise) / (alpha * steps) + oracle.noise * math.sqrt(alpha)
+    return certificates.mean(1), known + paid / (radius * steps)
 
 
-def converted(sharp: bool, seed: int, scale: float) -> Sides:
-    """Two kinked problems, and a trap, where the conversion fails without random scaling."""
+@row("theorem-o2nc", "E‖∇F(x̄)‖_c ≤ F*/DN + … + regret/DN")
+def theorem_o2nc(seed: int, scale: float) -> Sides:
+    """Theorem O2NC with measured regrets: two kinked problems, and a trap, where it fails without random scaling."""
     trap = Resonance.zero(1, momentum=0.5)
     cases: list[tuple[Oracle, float, float, float, float]] = [
         (Additive(trap, 0.0), 0.5, trap.lr, 1e-6, 1.0),
@@ -87,24 +84,12 @@ def converted(sharp: bool, seed: int, scale: float) -> Sides:
     seeds, steps = range(seed, seed + enough(48, scale, 6)), enough(300, scale, 150)
     found = []
     for case in cases:
-        for lefts, rights in conversion(*case, steps, seeds, sharp):
-            left, right, error = lefts.mean(), rights.mean(), mean_error(rights - lefts)[1]
-            found.append((left / (right + Z * error), left, right, error))
+        lefts, rights = conversion(*case, steps, seeds)
+        left, right, error = lefts.mean(), rights.mean(), mean_error(rights - lefts)[1]
+        found.append((left / (right + Z * error), left, right, error))
     _, left, right, error = worst(found)
     measured = f"tightest on 3 problems, {len(seeds)} runs of {steps} steps; right is {right:.4f} + {Z:g}·{error:.4f}"
     return Sides(measured, left, right + Z * error)
-
-
-@row("theorem-o2nc", "E‖∇F(x̄)‖_c ≤ F*/DN + … + regret/DN")
-def theorem_o2nc(seed: int, scale: float) -> Sides:
-    """Theorem O2NC, formal version, with measured regrets."""
-    return converted(False, seed, scale)
-
-
-@row("conversion-sharp", "the same with sharp constants, μ = 2CcD/α²")
-def conversion_sharp(seed: int, scale: float) -> Sides:
-    """The conversion with the constants that docs/paper.md proves, for the uniform output and for the law P."""
-    return converted(True, seed, scale / 2)
 
 
 # ---- Theorem OGD at its exact worst case. In one dimension (coordinates orthogonal to u gain nothing) Δ is a linear
@@ -169,31 +154,3 @@ def ogd_2(seed: int, scale: float) -> Sides:
     ratios = [worst_regret(2, *run) for run in schedules(seed, enough(1000, scale))]
     measured = f"exact supremum, in units of (2/η_{{n+1}}+μ_{{n+1}}/2)‖u‖², greatest of {len(ratios)} schedules"
     return Sides(measured, float(np.max(ratios)), 1.0)
-
-
-def greedy_regret(radius: float, beta: float, rng: np.random.Generator, steps: int) -> float:
-    """Return the greatest Reg_n(u)/(2√2·D√Q_n) along a run in which every gradient is the worst of 40.
-
-    The worst u is −D M_n/‖M_n‖, so that β^n Reg_n = Σ_t β^{n−t}⟨g_t, Δ_t⟩ + D‖M_n‖; and β^n√Q_n = √v_n.
-    """
-    learner, delta = BallAdaGrad(lr=radius), torch.zeros(2, dtype=torch.float64)
-    state, loss, m, v, found = learner.init(delta), 0.0, np.zeros(2), 0.0, []
-    for _ in range(steps):
-        tried = rng.normal(size=(40, 2)) * np.exp(1.5 * rng.normal(size=(40, 1)))
-        losses, sums, squares = beta * loss + tried @ delta.numpy(), beta * m + tried, beta**2 * v + (tried**2).sum(1)
-        regrets = (losses + radius * np.linalg.norm(sums, axis=1)) / (2 * math.sqrt(2) * radius * np.sqrt(squares))
-        best = int(regrets.argmax())
-        loss, m, v = losses[best], sums[best], squares[best]
-        found.append(float(regrets[best]))
-        learner.update([delta], [torch.from_numpy(tried[best])], [state], [radius], beta)
-    return float(np.max(found))
-
-
-@row("adaptive-regret", "BallAdaGrad: Reg_n(u) ≤ 2√2·D√Q_n, ‖u‖ ≤ D")
-def adaptive_regret(seed: int, scale: float) -> Sides:
-    """The regret of the adaptive learner against a greedy adversary."""
-    rng, count = np.random.default_rng(seed), enough(24, scale, 8)
-    betas = (0.5, 0.9, 0.99, 1.0)
-    ratios = [greedy_regret(float(10 ** rng.uniform(-2, 2)), betas[i % 4], rng, 100) for i in range(count)]
-    measured = f"greatest regret over the bound in {count} games of 100 steps, every gradient the worst of 40"
-    return Sides(measured, float(np.max(ratios)), 1.0, also=max(ratios) > 0.7)

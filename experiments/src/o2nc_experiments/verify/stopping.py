@@ -12,7 +12,6 @@ from o2nc import Exponential, Gamma, Law, problems, theory
 from o2nc.learners import OGD, CoinBetting
 from o2nc.problems import Additive
 from o2nc_experiments.runs import scalars
-from o2nc_experiments.verify.lemmas import spread_factor
 from o2nc_experiments.verify.regret import traces
 from o2nc_experiments.verify.row import Array, Sides, Z, discounted, enough, mean_error, row, worst
 
@@ -22,7 +21,7 @@ from o2nc_experiments.verify.row import Array, Sides, Z, discounted, enough, mea
 def rates_by_hand(alpha: float, eta: float, eps: float, c: float, size: float, noise: float) -> tuple[float, float]:
     """Return r and b of the stopping theorem for G² + σ² = size², with the root q by SciPy."""
     beta = 1 - alpha
-    k, e = c * spread_factor(beta) * (eta * beta / alpha) ** 2, eps - noise * math.sqrt(alpha / (1 + beta))
+    k, e = c * theory.spread_constant(beta) * (eta * beta / alpha) ** 2, eps - noise * math.sqrt(alpha / (1 + beta))
     q = optimize.brentq(lambda q: alpha * math.sqrt(q) + k * q - e, 0, (e / alpha) ** 2, xtol=1e-15, rtol=1e-14)
     y = (1 - beta**2) * q / size**2 - 1
     return eta * size**2 * y / 2, 2 / alpha * eps / e * (1 + 1 / y)
@@ -40,10 +39,7 @@ def stopping_time(seed: int, scale: float) -> Sides:
             rates_by_hand(p.alpha, eta, p.eps, c, math.hypot(g, noise), noise), (p.fall, p.overhead), rtol=1e-5
         )
         runs = traces(Additive(problem, noise), OGD(eta), beta, 600, range(seed, seed + enough(100, scale, 50)))
-        weight = discounted(np.ones((600, 1)), beta)
-        mean, average = discounted(runs.full, beta) / weight, discounted(runs.points, beta) / weight
-        squares = discounted((runs.points**2).sum(2, keepdims=True), beta) / weight
-        stops = np.linalg.norm(mean, axis=2) + c * (squares[..., 0] - (average**2).sum(2)) <= p.eps
+        stops = runs.certificates(beta, c)[1] <= p.eps
         agrees &= bool(stops.any(1).all())
         at, every = stops.argmax(1), np.arange(len(stops))  # τ − 1
         values = problem.value(torch.from_numpy(runs.points)).numpy()
@@ -67,7 +63,7 @@ def ladder(seed: int, scale: float) -> Sides:
     """Stages that telescope: the worst falls of F that the stages allow for, by a linear program."""
     found = []
     for noise in (0.0, 1.0):
-        stages = theory.ladder(0.1, 1.0, first=0.4, ratio=0.5, lipschitz=1.0, noise=noise)
+        stages = [theory.stopping_plan(eps, 1.0, lipschitz=1.0, noise=noise) for eps in (0.4, 0.2, 0.1)]
         r, b, y = (np.array([getattr(s, name) for s in stages]) for name in ("fall", "overhead", "excess"))
         partial = np.tril(np.ones((len(r), len(r))))
         limits = np.concatenate([[1.0], np.cumsum(r * b / (1 + y))])

@@ -1,20 +1,22 @@
 """Theorem SGDM, the energy theorem, the adaptive theorem, stability, rates, and the lower bound."""
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from o2nc import Exponential, ExponentiatedO2NC, Gamma, Jitter, ScaledSGDM, problems, theory
+from o2nc import Exponential, ExponentiatedO2NC, Gamma, Jitter, ScaledSGDM, theory
 from o2nc.learners import OGD
 from o2nc.problems import (
     Additive,
+    Climber,
     Cosine,
     DoubleWell,
     MultiKink,
@@ -24,11 +26,8 @@ from o2nc.problems import (
     hard_instance,
 )
 from o2nc_experiments.runs import Setting, algorithm_2
-from o2nc_experiments.verify.lemmas import memory, spread_factor
 from o2nc_experiments.verify.regret import traces
 from o2nc_experiments.verify.row import Array, Sides, Z, discounted, enough, mean_error, row, worst
-
-OUTPUTS = ("geometric", "uniform")
 
 # ---- Theorem SGDM
 
@@ -94,74 +93,95 @@ def sgdm_map(seed: int, scale: float) -> Sides:
 # Δ_{n+1} = −ηβm_n, and T = 2F*/η + A²N bounds the energy (1 − β²) Σ_{n<N} E‖m_n‖² + E‖m_N‖² of a run.
 
 
-def energy_bound(setting: Setting, steps: int, gap: float, lipschitz: float, noise: float, output: str) -> float:
-    """Return the bound on E‖∇F(x̄)‖_c, x̄ = x̄_n with n uniform or drawn by `output_law`; apart from `o2nc.theory`."""
-    lr, beta, c, *_ = setting
-    alpha, q = 1 - beta, 1 - beta**2
-    energy = 2 * gap / lr + (lipschitz**2 + noise**2) * steps
-    spread = c * spread_factor(beta) * lr**2 * beta**2 * energy / (alpha**2 * q * steps)
-    if output == "geometric":
-        mean = math.sqrt((alpha**2 * (steps - 1) / q + 1) * energy) / steps
-        return mean + noise * (alpha * (steps - 1) + 1) / (steps * math.sqrt(q)) + spread
-    mean = alpha / steps * math.sqrt(((steps - 1) / q + 1) * energy)
-    return beta * lipschitz / (alpha * steps) + mean + noise * alpha / math.sqrt(q) + spread
+@dataclass(frozen=True)
+class Washboard(Problem):
+    """F(x) = a|x_1| + Σ_{i>1} f(x_i): a slope, and zigzags f of slopes ±z too fine to be seen; a² + (d − 1)z² = 1.
+
+    A coordinate lands at a random phase each time, and what it sees of f' is a fresh sign: nothing is to be gained
+    there, and nothing tells it from a gradient. Only x_1 descends, and the best plan for ``steps`` steps uses up the
+    gap no sooner than at their end. So the energy theorem is nearly an equality.
+    """
+
+    steps: int
+    dimension: ClassVar[int] = 150
+    gap: ClassVar[float] = 1.0
+    lipschitz: ClassVar[float] = 1.0
+
+    @cached_property
+    def setting(self) -> Setting:
+        """The hyperparameters of the plan."""
+        p = theory.plan(self.steps, 1.0, gap=self.gap, lipschitz=self.lipschitz)
+        return Setting(p.lr, p.beta)
+
+    @cached_property
+    def sizes(self) -> tuple[float, float, float]:
+        """a, z and the period of f, far below the length of a step."""
+        lr, beta, *_ = self.setting
+        moves = self.steps - (1 - beta**self.steps) / (1 - beta)  # Σ_{t<=N} (1 − β^{t−1})
+        slope = math.sqrt((1 - beta) / (lr * beta * moves))
+        zigzag = math.sqrt((1 - slope**2) / (self.dimension - 1))
+        return slope, zigzag, 1e-4 * lr * beta * zigzag
+
+    def start(self) -> Tensor:
+        """Return a point with F = 1 where every zigzag has a phase of its own."""
+        slope, _, period = self.sizes
+        x = period * ((math.sqrt(5) - 1) / 2 * torch.arange(self.dimension, dtype=torch.float64) % 1)
+        x[0] = (1 - self.value(x)) / slope
+        return x
+
+    def _value(self, x: Tensor) -> Tensor:
+        slope, zigzag, period = self.sizes
+        u = torch.remainder(x[..., 1:], period)
+        return slope * x[..., 0].abs() + zigzag * torch.minimum(u, period - u).sum(-1)
 
 
-def best_energy(steps: int, c: float, gap: float, lipschitz: float, noise: float) -> Setting:
-    """Return the lr and the β at which the bound under `output_law` is least; on ever finer grids."""
+BOARD = Washboard(1000)
+NOISY: dict[Problem, float] = {DoubleWell(10): 1.0, MultiKink(10): 0.0, Cosine(10): 1.0, Climber(2): 0.3}
 
-    def setting(log_lr: float, log_alpha: float) -> Setting:
-        return Setting(math.exp(log_lr), 1 - math.exp(log_alpha), c)
 
-    unit = 2 * gap / ((lipschitz**2 + noise**2) * steps)
-    x, y, width = math.log(unit), math.log(min(steps ** (-4 / 7), 0.3)), 4.0
-    while width > 1e-6:
-        grid = [(x + i * width, min(y + j * width, math.log(0.5))) for i in (-1, 0, 1) for j in (-1, 0, 1)]
-        best = min(grid, key=lambda p: energy_bound(setting(*p), steps, gap, lipschitz, noise, "geometric"))
-        width, (x, y) = (width / 2 if best == (x, y) else width), best
-    return setting(x, y)
+def energy_bound(own: Setting, output: str, problem: Problem, noise: float) -> float:
+    """Return what the energy theorem guarantees."""
+    ran: dict[str, Any] = {"lr": own.lr * own.beta, "momentum": own.beta, "steps": BOARD.steps, "output": output}
+    known: dict[str, Any] = {"c": own.c, "gap": problem.gap, "lipschitz": problem.lipschitz, "noise": noise}
+    return theory.guarantee(**ran, **known).bound
+
+
+def adaptive_bound(own: Setting, problem: Problem, noise: float) -> float:
+    """Return the adaptive theorem's right side, lr being the radius D; apart from `o2nc.theory`."""
+    alpha, steps = 1 - own.beta, BOARD.steps
+    size = noise + 2 * math.sqrt(2) * math.hypot(problem.lipschitz, noise)
+    spread = own.c * theory.spread_constant(own.beta) * (own.lr / alpha) ** 2
+    return problem.gap / (own.lr * steps) + size * (alpha + own.beta / steps) / math.sqrt(1 - own.beta**2) + spread
 
 
 def bounded_runs(
-    oracle: Oracle, settings: Sequence[Setting], bound: Callable[..., float], seeds: range, adaptive: bool
+    problem: Problem, noise: float, settings: Sequence[Setting], seeds: range, adaptive: bool
 ) -> list[Bounded]:
-    """Run settings for 1000 steps and compare both outputs with their bounds."""
-    runs = algorithm_2(oracle, settings, 1000, seeds, adaptive=adaptive)
+    """Run settings for as many steps as the washboard is made for, and compare means of certificates with bounds."""
+    runs = algorithm_2(Additive(problem, noise), settings, BOARD.steps, seeds, adaptive=adaptive)
     found = []
-    for output in OUTPUTS:
+    for output in ("geometric",) if adaptive else ("geometric", "uniform"):
         means = getattr(runs, output).view(len(settings), -1).numpy()
-        found += [Bounded(*mean_error(m), bound(own, output=output)) for m, own in zip(means, settings, strict=True)]
+        for own, mean in zip(settings, means, strict=True):
+            bound = adaptive_bound(own, problem, noise) if adaptive else energy_bound(own, output, problem, noise)
+            found.append(Bounded(*mean_error(mean), bound))
     return found
-
-
-def kinked(steps: int) -> list[tuple[Problem, float]]:
-    """Return problems with their noise: the washboard, where momentum is as slow as its theorem says, and others."""
-    lr, beta, *_ = best_energy(steps, 1.0, 1.0, 1.0, 0.0)
-    others: list[tuple[Problem, float]] = [
-        (DoubleWell(10), 1.0),
-        (MultiKink(10), 0.0),
-        (Cosine(10), 1.0),
-        (problems.Climber(2), 0.3),
-    ]
-    return [(problems.Washboard.against(lr, beta, steps), 0.0), *others]
 
 
 @row("theorem-energy", "E‖∇F(x̄)‖_c ≤ √(αT/2N) + … for any lr, β")
 def theorem_energy(seed: int, scale: float) -> Sides:
     """The energy theorem for lr and β at random, on a trap, and on the washboard, where it is nearly tight."""
-    rng, steps, trap = np.random.default_rng(seed), 1000, Resonance.zero(1, momentum=0.5)
+    rng, trap = np.random.default_rng(seed), Resonance.zero(1, momentum=0.5)
     cases: list[tuple[Problem, float, list[Setting]]] = [(trap, 0.0, [Setting(trap.lr, trap.momentum, 1e-6)])]
-    for i, (problem, noise) in enumerate(kinked(steps)):
-        unit = 2 * problem.gap / ((problem.lipschitz**2 + noise**2) * steps)
+    cases.append((BOARD, 0.0, [BOARD.setting]))
+    for problem, noise in NOISY.items():
+        unit = 2 * problem.gap / ((problem.lipschitz**2 + noise**2) * BOARD.steps)
         powers = rng.uniform([-1.5, -2.0], [1.5, -0.2], size=(enough(4, scale), 2)).tolist()
-        settings = [Setting(unit * 10**p, 1 - 10**q) for p, q in powers]
-        cases.append((problem, noise, settings if i else [best_energy(steps, 1.0, 1.0, 1.0, 0.0)]))
+        cases.append((problem, noise, [Setting(unit * 10**p, 1 - 10**q) for p, q in powers]))
     found, seeds = [], range(seed, seed + enough(6, scale, 4))
     for problem, noise, settings in cases:
-        known: dict[str, Any] = {"gap": problem.gap, "lipschitz": problem.lipschitz, "noise": noise}
-        bound: Callable[..., float] = partial(energy_bound, steps=steps, **known)
-        found += bounded_runs(Additive(problem, noise), settings, bound, seeds, adaptive=False)
-    measured = f"tightest of {len(found)} means of {len(seeds)} runs of {steps} steps (6 problems, any lr, β)"
+        found += bounded_runs(problem, noise, settings, seeds, adaptive=False)
+    measured = f"tightest of {len(found)} means of {len(seeds)} runs of {BOARD.steps} steps (6 problems, any lr, β)"
     return tightest(found, measured, also=max(f.mean / f.bound for f in found) > 0.9)
 
 
@@ -178,11 +198,12 @@ def energy_any_law(seed: int, scale: float) -> Sides:
         first, last = oracle.problem.value(torch.from_numpy(runs.points[:, [0, -1]])).numpy().T
         moved = np.linalg.norm(np.diff(runs.updates, axis=1), axis=2).sum(1)
         moved += np.linalg.norm(runs.updates[:, -1], axis=1)
-        price = memory(r) * oracle.problem.lipschitz
+        price = Gamma(float(r)).price * oracle.problem.lipschitz
         rights = 2 / lr * (first - last) + (runs.gradients**2).sum((1, 2)) + 2 / lr * price * moved
         right = rights.mean() + Z * mean_error(rights - lefts)[1]
         found.append((lefts.mean() / right, lefts.mean(), right))
-    measured = f"tightest of 4: L = {memory(2):.3f}, {memory(4):.3f}, a trap and kinks, {len(seeds)} runs each"
+    prices = ", ".join(f"{Gamma(r).price:.3f}" for r in (2.0, 4.0))
+    measured = f"tightest of 4: L = {prices}, a trap and kinks, {len(seeds)} runs each"
     _, left, right = worst(found)
     return Sides(measured, left, right, also=all(a <= b for _, a, b in found))
 
@@ -234,31 +255,19 @@ def stability(seed: int, scale: float) -> Sides:
 # ---- The adaptive theorem: `BallAdaGrad` knows neither G nor σ
 
 
-def adaptive_bound(setting: Setting, steps: int, gap: float, lipschitz: float, noise: float, output: str) -> float:
-    """Return the theorem's right side, the setting's lr being the radius D; apart from `o2nc.theory`."""
-    radius, beta, c, *_ = setting
-    alpha, a = 1 - beta, math.hypot(lipschitz, noise)
-    unknown = (noise + 2 * math.sqrt(2) * a) * (alpha + beta / steps) / math.sqrt(1 - beta**2)
-    bound = gap / (radius * steps) + unknown + c * spread_factor(beta) * radius**2 / alpha**2
-    return bound + (0.0 if output == "geometric" else beta * lipschitz / (alpha * steps))
-
-
 @row("theorem-adaptive", "E‖∇F(x̄)‖_c ≤ F*/DN + (σ+2√2A)√(α/2) + …")
 def theorem_adaptive(seed: int, scale: float) -> Sides:
     """The adaptive theorem, with its own D and β and with others, on problems whose G and σ it is not told."""
-    rng, steps, seeds = np.random.default_rng(seed), 1000, range(seed, seed + enough(6, scale, 4))
+    rng, seeds = np.random.default_rng(seed), range(seed, seed + enough(6, scale, 4))
     found, agrees = [], True
-    for problem, noise in kinked(steps):
-        p = theory.adaptive_plan(steps, 1.0, problem.gap)
+    for problem, noise in {BOARD: 0.0, **NOISY}.items():
+        p = theory.adaptive_plan(BOARD.steps, 1.0, problem.gap)
         powers = rng.uniform([-1, -2], [1, -0.3], size=(2, 2)).tolist()
         settings = [Setting(p.radius, p.beta), *(Setting(p.radius * 10**a, 1 - 10**b) for a, b in powers)]
-        known: dict[str, Any] = {"lipschitz": problem.lipschitz, "noise": noise}
-        bound: Callable[..., float] = partial(adaptive_bound, steps=steps, gap=problem.gap, **known)
-        found += bounded_runs(Additive(problem, noise), settings, bound, seeds, adaptive=True)
-        for output in OUTPUTS:
-            told = p.bound(**known, output=output)
-            agrees = agrees and math.isclose(told, bound(settings[0], output=output), rel_tol=1e-9)
-    measured = f"tightest of {len(found)} means of {len(seeds)} runs of {steps} steps (5 problems, any D, β)"
+        found += bounded_runs(problem, noise, settings, seeds, adaptive=True)
+        told = p.bound(lipschitz=problem.lipschitz, noise=noise)
+        agrees = agrees and math.isclose(told, adaptive_bound(settings[0], problem, noise), rel_tol=1e-9)
+    measured = f"tightest of {len(found)} means of {len(seeds)} runs of {BOARD.steps} steps (5 problems, any D, β)"
     return tightest(found, measured, also=agrees)
 
 
@@ -330,5 +339,5 @@ def lower_bound(seed: int, scale: float) -> Sides:
         / theory.lower_bound(eps, 1e4, gap=1.0, lipschitz=10.0)
         for eps in (1e-4, 1e-5)
     )
-    measured = f"fewest queries of {len(counts)} runs to the end of a chain of {CHAIN.problem.length}"
+    measured = f"fewest queries of {len(counts)} runs to the end of a chain of {CHAIN.problem.dimension}"
     return Sides(measured, min(counts), right, ">=", also=abs(few / many - 1) < 0.02)
