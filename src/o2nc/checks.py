@@ -78,6 +78,7 @@ _BY_NAME: dict[str, Callable[[str, Any], None]] = {
     "eps c gap lipschitz smoothness second_order lr curvature sharpness distance gradient_squares": positive,
     "squares largest wealth margin slope height width": positive,
     "noise ratio momentum_squares checked": non_negative,
+    "position progress": lambda name, v: number(name, v, "a finite number", lambda _: True),
     "beta threshold failure": fraction,
     "ramp": lambda name, v: number(name, v, "a number in [0, 1]", lambda w: 0 <= w <= 1),
     "momentum": lambda name, v: number(name, v, "a number in [0, 1)", lambda w: 0 <= w < 1),

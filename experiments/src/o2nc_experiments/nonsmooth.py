@@ -306,16 +306,15 @@ class Trapped(NamedTuple):
 
 def trap_rows(problem: Resonance | Climber, arm: Arm, factors: Sequence[float], seeds: Sequence[int]) -> list[Row]:
     """Return runs at multiples of the learning rate that is trapped; our buffer is a sum, the traps' a mean."""
-    momentum = problem.momentum if isinstance(problem, Resonance) else 0.9
-    unit = problem.lr * (1 - momentum)
-    return [Row(replace(arm, momentum=momentum), unit * factor, seed) for factor in factors for seed in seeds]
+    unit = problem.lr * (1 - problem.momentum)
+    return [Row(replace(arm, momentum=problem.momentum), unit * factor, seed) for factor in factors for seed in seeds]
 
 
 def count_trapped(name: str, seeds: Sequence[int], steps: int) -> list[Trapped]:
     """Run all arms on one trap, decayed and at a constant learning rate."""
     problem, primed = TRAPS[name]
     start = problem.value(problem.start()).item()
-    slope = problem.trap.slope - (problem.valley if isinstance(problem, Climber) else 0.0)
+    slope = problem.slope - problem.valley
     decayed, constant = (
         run(
             Additive(problem, 0.0),

@@ -10,11 +10,11 @@ A `Problem` is F with G, F*, H and ρ; an `Oracle` is a stochastic gradient of i
 """
 
 from o2nc.problems.chain import Chain, ZeroChainOracle, hard_instance
-from o2nc.problems.finite_sums import FiniteSum, PhaseRetrieval, ReluRegression, Subsampled
+from o2nc.problems.finite_sums import PhaseRetrieval, ReluRegression, Subsampled
 from o2nc.problems.polyhedral import ChebyshevRosenbrock, MaxAffine
 from o2nc.problems.problem import Additive, Oracle, Problem
 from o2nc.problems.separable import Cosine, DoubleWell, MultiKink
-from o2nc.problems.traps import Climber, Resonance, Trap
+from o2nc.problems.traps import Climber, Resonance
 
 __all__ = [
     "Additive",
@@ -23,7 +23,6 @@ __all__ = [
     "Climber",
     "Cosine",
     "DoubleWell",
-    "FiniteSum",
     "MaxAffine",
     "MultiKink",
     "Oracle",
@@ -32,7 +31,6 @@ __all__ = [
     "ReluRegression",
     "Resonance",
     "Subsampled",
-    "Trap",
     "ZeroChainOracle",
     "hard_instance",
 ]

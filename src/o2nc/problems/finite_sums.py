@@ -30,13 +30,7 @@ class Data(NamedTuple):
 
 
 class FiniteSum(Problem):
-    """F = (1/m) Σ_i |prediction_i(x) − target_i|, whose terms a gradient oracle may subsample.
-
-    Example:
-        >>> from o2nc.problems import Cosine, PhaseRetrieval
-        >>> isinstance(PhaseRetrieval(dimension=5, samples=50), FiniteSum), isinstance(Cosine(3), FiniteSum)
-        (True, False)
-    """
+    """F = (1/m) Σ_i |prediction_i(x) − target_i|, whose terms a gradient oracle may subsample."""
 
     largest_weight: ClassVar[float]  # the greatest |w_i| in (1) and (2)
     samples: int
@@ -187,7 +181,7 @@ class Subsampled(Oracle):
     mean of ``batch`` independent ones a ``batch``-th of it: σ = L/√batch.
 
     Args:
-        problem: a finite sum F.
+        problem: a `PhaseRetrieval` or a `ReluRegression`.
         batch: the number of terms per gradient, >= 1.
 
     Example:

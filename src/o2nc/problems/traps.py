@@ -35,82 +35,38 @@ from o2nc import checks
 from o2nc.problems.separable import Separable
 
 
-@dataclass(frozen=True)
-class Trap:
-    """The periodic trap f of the module's docstring, applied to every element of a tensor.
-
-    At a kink, slope and autograd are those on the right of it.
-
-    Args:
-        threshold: th, the share of the period on which f falls, in (0, 1).
-        slope: a > 0, the mean slope of the rise.
-        ramp: r in [0, 1]; the slope of the rise grows from a(1 − r) to a(1 + r).
-
-    Example:
-        >>> trap = Trap(threshold=0.2, slope=0.25)
-        >>> x = torch.tensor([0.4, 0.9, 1.4], dtype=torch.float64)
-        >>> trap.value(x)
-        tensor([0.1000, 0.1000, 0.1000], dtype=torch.float64)
-        >>> trap.gradient(x)
-        tensor([ 0.2500, -1.0000,  0.2500], dtype=torch.float64)
-    """
-
-    threshold: float
-    slope: float
-    ramp: float = 0.0
-
-    def __post_init__(self) -> None:
-        checks.known(**vars(self))
-
-    @property
-    def rise(self) -> float:
-        """L = 1 − th, the length of the rise."""
-        return 1 - self.threshold
-
-    @property
-    def fall(self) -> float:
-        """aL/th, how steep the fall is: as much down as the rise is up."""
-        return self.slope * self.rise / self.threshold
-
-    @property
-    def lipschitz(self) -> float:
-        """G, the largest |f'|."""
-        return max(self.slope * (1 + self.ramp), self.fall)
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return f of every element; autograd through it agrees with `gradient`."""
-        u = torch.remainder(x, 1)
-        up = self.slope * u * (1 + self.ramp * (u / self.rise - 1))
-        return torch.where(u >= self.rise, self.fall * (1 - u), up)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return f' of every element, outside of autograd."""
-        u = torch.remainder(x.detach(), 1)
-        up = self.slope * (1 + self.ramp * (2 * u / self.rise - 1))
-        return torch.where(u >= self.rise, -self.fall, up)  # so that nan stays nan
-
-
 class Trapped(Separable):
-    """F(x) = Σ_i (f(x_i) + v|x_i|)/√d: a trap in a valley of slope v; the least value is 0 at 0."""
+    """F(x) = Σ_i (f(x_i) + v|x_i|)/√d: a trap f in a valley of slope v; the least value is 0 at 0."""
 
-    valley: ClassVar[float] = 0.0
-    trap: Trap
+    threshold: float  # th
+    slope: float  # a
+    ramp: float  # r
+    momentum: float  # β̃ of what is held
+    valley: ClassVar[float] = 0.0  # v
 
     @property
     def lr(self) -> float:
         """√d/(a − v), with which a step at slope a away from the minimum moves a coordinate by one period."""
-        return math.sqrt(self.dimension) / (self.trap.slope - self.valley)
+        return math.sqrt(self.dimension) / (self.slope - self.valley)
 
     @property
     def lipschitz(self) -> float:
         """The largest ‖∇F‖, the same in every dimension."""
-        return self.trap.lipschitz + self.valley
+        return max(self.slope * (1 + self.ramp), self._fall) + self.valley
+
+    @property
+    def _fall(self) -> float:  # as much down as the rise is up
+        return self.slope * (1 - self.threshold) / self.threshold
 
     def _f(self, x: Tensor) -> Tensor:
-        return self.trap.value(x) + self.valley * x.abs()
+        u, rise = torch.remainder(x, 1), 1 - self.threshold
+        up = self.slope * u * (1 + self.ramp * (u / rise - 1))
+        return torch.where(u >= rise, self._fall * (1 - u), up) + self.valley * x.abs()
 
     def _slope(self, x: Tensor) -> Tensor:  # at a kink of the trap, the limit from the right
-        return self.trap.gradient(x) + self.valley * x.sign()
+        u, rise = torch.remainder(x, 1), 1 - self.threshold
+        up = self.slope * (1 + self.ramp * (2 * u / rise - 1))
+        return torch.where(u >= rise, -self._fall, up) + self.valley * x.sign()  # nan is not >= rise and stays nan
 
 
 @dataclass(frozen=True)
@@ -130,9 +86,11 @@ class Resonance(Trapped):
 
     Args:
         dimension: d >= 1.
-        trap: the function f.
+        threshold: th, the share of the period on which f falls, in (0, 1).
+        slope: a > 0, the mean slope of the rise.
         momentum: β̃ in [0, 1).
         position: where every coordinate starts.
+        ramp: r in [0, 1]; the slope of the rise grows from a(1 − r) to a(1 + r).
 
     Example:
         >>> problem = Resonance.buffer(dimension=1)
@@ -146,32 +104,28 @@ class Resonance(Trapped):
     """
 
     dimension: int
-    trap: Trap
+    threshold: float
+    slope: float
     momentum: float
     position: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.trap, Trap):
-            raise TypeError(f"trap must be a Trap, got {self.trap!r} of type {type(self.trap).__name__}")
-        checks.number("position", self.position, "a finite number", lambda _: True)
+    ramp: float = 0.0
 
     @classmethod
     def buffer(cls, dimension: int = 1) -> "Resonance":
         """Return the zigzag of slopes ±1, with β̃ = 0.9 and a buffer that begins with the first gradient."""
-        return cls(dimension, Trap(threshold=0.5, slope=1.0), momentum=0.9, position=0.1)
+        return cls(dimension, threshold=0.5, slope=1.0, momentum=0.9, position=0.1)
 
     @classmethod
     def zero(cls, dimension: int = 1, momentum: float = 0.9) -> "Resonance":
         """Return a trap for a buffer that begins with 0, for β̃ = 0.9 or 0.5; the fall has slope −1."""
         checks.choice("momentum", momentum, (0.9, 0.5))
         threshold, position = (0.072, 0.9089) if momentum == 0.9 else (0.45, 0.525)
-        return cls(dimension, Trap(threshold, slope=threshold / (1 - threshold)), momentum, position)
+        return cls(dimension, threshold, threshold / (1 - threshold), momentum, position)
 
     @classmethod
     def locked(cls, dimension: int = 1) -> "Resonance":
         """Return the climber's trap without its valley, with β̃ = 0.9."""
-        return cls(dimension, Climber.trap, momentum=0.9, position=0.4)
+        return cls(dimension, Climber.threshold, Climber.slope, Climber.momentum, position=0.4, ramp=Climber.ramp)
 
     def start(self) -> Tensor:
         """Return x_0, in float64."""
@@ -197,7 +151,7 @@ class Climber(Trapped):
     """
 
     dimension: int
-    trap = Trap(threshold=0.2, slope=0.25, ramp=0.6)  # one for all, and so no field
+    threshold, slope, ramp, momentum = 0.2, 0.25, 0.6, 0.9  # the same for all, and so no fields
     valley: ClassVar[float] = 0.1
 
     def start(self) -> Tensor:

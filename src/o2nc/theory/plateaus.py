@@ -60,8 +60,7 @@ def fall_seen(progress: float, squares: float) -> float:
         >>> round(fall_seen(progress=-0.3, squares=0.01), 9)
         3.0
     """
-    checks.number("progress", progress, "a finite number", lambda _: True)
-    checks.known(squares=squares)
+    checks.known(progress=progress, squares=squares)
     return -progress / math.sqrt(squares)
 
 
