@@ -214,7 +214,7 @@ def test_plan_prints_what_the_theorem_says(capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [({}, "one of --steps and --eps"), ({"steps": 9, "eps": 0.1}, "one of --steps"), ({"eps": 2.0}, "needs no step"),
-     ({"steps": 100, "smoothness": 1.0}, "one of --c"), ({"steps": 100, "constants": "best"}, "--constants must be"),
+     ({"steps": 100, "smoothness": 1.0}, "one of c,"), ({"steps": 100, "constants": "best"}, "--constants must"),
      ({"steps": 100, "law": "normal"}, "--law must be"), ({"steps": 100, "law": "gamma(-1)"}, "--law gamma")],
 )  # fmt: skip
 def test_plans_that_cannot_be_made(options, words):

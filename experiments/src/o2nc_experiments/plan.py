@@ -92,8 +92,6 @@ def main(
     """
     if (steps is None) == (eps is None):
         raise kit.UsageError("give one of --steps and --eps")
-    if sum(value is not None for value in (c, smoothness, second_order)) != 1:
-        raise kit.UsageError("give one of --c, --smoothness and --second-order")
     if constants not in (*theory.CONSTANTS, "both"):
         raise kit.UsageError(f"--constants must be {', '.join(theory.CONSTANTS)} or both, got {constants!r}")
     if eps is not None and 0 < lipschitz <= eps:
@@ -108,8 +106,6 @@ def main(
             plans[version] = theory.plan(n, **known, constants=version)
         except ValueError as error:
             refusals[version] = str(error)
-        except (OverflowError, ZeroDivisionError):
-            refusals[version] = "these constants are too far apart for floating-point numbers"
     if not plans:
         raise kit.UsageError(next(iter(refusals.values())))
     terminal = kit.Terminal()

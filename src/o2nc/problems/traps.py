@@ -15,13 +15,7 @@ With th the share of the fall, a the slope, r the ramp, L = 1 − th the length 
 
     f(x + 1) = f(x),   |f'| <= G = max(a(1 + r), aL/th).
 
-The climber in d dimensions adds a valley around 0 that is too shallow to be seen from within the trap:
-
-    F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d,   th = 0.2, a = 0.25, r = 0.6.
-
-At −4.6, in the middle of a rise, f' = 0.25 and the valley's slope is −0.1, so a step with lr = √d/0.15 moves every
-coordinate by −1, one period away from the minimum: F grows by 0.1√d per step, without end. In several dimensions the
-coordinates start up to 0.05 off, each at a phase of its own, and the orbit draws them all in.
+The climber adds a valley around 0 that is too shallow to be seen from within the trap.
 """
 
 import math
@@ -134,7 +128,11 @@ class Resonance(Trapped):
 
 @dataclass(frozen=True)
 class Climber(Trapped):
-    """F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d: a trap in a shallow valley, with the least value 0 at 0.
+    """F(x) = Σ_i (f(x_i) + 0.1|x_i|)/√d, th = 0.2, a = 0.25, r = 0.6: a trap in a shallow valley; 0 is least, at 0.
+
+    At −4.6, in the middle of a rise, f' = 0.25 and the valley's slope is −0.1, so a step with `lr` moves every
+    coordinate by −1, one period away from the minimum: F grows by 0.1√d per step, without end. In several dimensions
+    the coordinates start up to 0.05 off, each at a phase of its own, and the orbit draws them all in.
 
     Args:
         dimension: d >= 1.

@@ -136,8 +136,8 @@ def noise_margin(check: int, steps: int, beta: float, *, noise: float, failure: 
         failure: p in (0, 1).
 
     Example:
-        >>> round(noise_margin(1, 10_000, 0.99, noise=1.0, failure=0.01), 3)
-        0.245
+        >>> round(noise_margin(3, 60, 0.9, noise=1.0, failure=0.01), 4)
+        0.9068
     """
     checks.known(check=check, steps=steps, beta=beta, noise=noise, failure=failure)
     log = math.log(2 * check * (check + 1) / failure)
