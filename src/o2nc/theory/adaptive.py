@@ -22,8 +22,9 @@ from o2nc.theory import lemmas
 class AdaptivePlan:
     """Hyperparameters of Algorithm 2 with `BallAdaGrad`, and what they guarantee once G and σ are named.
 
+    What `adaptive_plan` was given is kept under its own name.
+
     Attributes:
-        steps, c, gap: as given to `adaptive_plan`.
         alpha: α = 1 − β.
         radius: D, the longest update and the learner's lr.
 

@@ -35,10 +35,9 @@ class Plan(Guarantee):
     """Hyperparameters of Algorithm 2 with `OGD`, and the `Guarantee` that they have.
 
     The price of spread ``c`` is the one given, or the regime's choice. The output is "geometric" with the sharp
-    constants, and the paper's "uniform" with the printed ones.
+    constants, and the paper's "uniform" with the printed ones. What `plan` was given is kept under its own name.
 
     Attributes:
-        gap, noise, constants, law, smoothness, second_order: as given to `plan`.
         alpha: α = 1 − β.
         radius: D, the length of the comparator; sharp, the root mean square length of the updates, at most.
         lr: η, the learner's step size.
