@@ -5,21 +5,21 @@ import torch
 SHAPES = [(3, 2), (4,), (), (1, 5)]
 
 
-def parameters(dtype=torch.float64, seed=0, scale=1.0, shapes=SHAPES):
+def parameters(dtype=torch.float64, *, shapes=SHAPES):
     """The same start in every dtype, rounded to it."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     kind = torch.complex128 if dtype.is_complex else torch.float64
-    return [torch.nn.Parameter((scale * torch.randn(s, generator=generator, dtype=kind)).to(dtype)) for s in shapes]
+    return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=kind).to(dtype)) for s in shapes]
 
 
-def set_gradients(params, step, noise=0.3):
+def set_gradients(params, step):
     """Gradient of Σ|x| + ¼ sin 3x, plus noise that depends only on the step and the parameter's place."""
     for i, p in enumerate(params):
         generator = torch.Generator().manual_seed(1000 * step + i)
         kind = torch.complex128 if p.is_complex() else torch.float64
         z = torch.randn(p.shape, generator=generator, dtype=kind)
         x = p.detach().to(kind)
-        p.grad = (x.sgn() + 0.75 * torch.cos(3 * x) + noise * z).to(p.dtype)
+        p.grad = (x.sgn() + 0.75 * torch.cos(3 * x) + 0.3 * z).to(p.dtype)
 
 
 def flat(tensors):

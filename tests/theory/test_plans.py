@@ -97,24 +97,6 @@ def test_no_step_is_needed_for_what_holds_everywhere(constants, regime):
     assert theory.plan(max(n // 20, 10), **known).vacuous
 
 
-def slope(eps, **kwargs):
-    """d log N / d log ε of steps_for."""
-    n, m = (theory.steps_for(e, **kwargs) for e in (eps, eps / 4))
-    return math.log(m / n) / math.log(1 / 4)
-
-
-@pytest.mark.parametrize("constants", theory.CONSTANTS)
-def test_rates(constants):
-    """Section 4: N = O(max{(G+σ)³ε^{−3}, F*(G+σ)²c^{1/2}ε^{−7/2}}); O(ε^{−4}) smooth, O(ε^{−7/2}) of second order."""
-    known = {"gap": 1.0, "lipschitz": 1.0, "noise": 1.0, "constants": constants}
-    assert slope(1e-3, c=1.0, **known) == pytest.approx(-3.5, abs=0.03)
-    # the energy theorem's output law takes the start out of the first branch: (G+σ)²ε^{−2}
-    few = {"c": 1e-16, "gap": 1.0, "lipschitz": 1.0, "noise": 1.0, "constants": constants}
-    assert slope(0.02, **few) == pytest.approx(-2.0 if constants == "sharp" else -3.0, abs=0.03)
-    assert slope(2e-3, smoothness=1.0, **known) == pytest.approx(-4.0, abs=0.03)
-    assert slope(1e-3, second_order=1.0, **known) == pytest.approx(-3.5, abs=0.03)
-
-
 def test_printed_regimes():
     """Lemma criterion-reduction: "c = H²ε^{−1}", with ε the bound itself, or "c = ρ/2"; and 2ε as printed."""
     known = {"gap": 2.0, "lipschitz": 1.0, "noise": 0.5, "constants": "paper"}
