@@ -17,6 +17,8 @@ from registry import OURS, TORCH, claims, identical, ours_of
 pytestmark = pytest.mark.usefixtures("one_thread")
 every_optimizer = pytest.mark.parametrize("name", OURS)
 CONTINUOUS = {name: make for name, make in OURS.items() if name != "extend(Rprop)"}  # it counts changes of sign
+CONTINUOUS |= {"auto": lambda params: o2nc.AdamW(params, lr="auto", average=o2nc.Polynomial(3))}
+STEPS = {"auto": 200}  # probe, warm-up and control
 
 
 def make(dtype=torch.float64):
@@ -55,8 +57,8 @@ def same(a, b):
 def run(name):
     """Train plainly and return the optimizer."""
     model = make()
-    optimizer = OURS[name](model.parameters())
-    for step in range(10):
+    optimizer = (OURS | CONTINUOUS)[name](model.parameters())
+    for step in range(STEPS.get(name, 10)):
         optimizer.zero_grad()
         loss_of(model, batch(step)).backward()
         optimizer.step()
@@ -224,7 +226,7 @@ def test_an_overflow_consumes_nothing(name):
 WORKER = """
 import os, sys, torch
 sys.path[:0] = sys.argv[2:]
-from test_torch import CONTINUOUS, batch, loss_of, make, summary
+from test_torch import CONTINUOUS, STEPS, batch, loss_of, make, summary
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -236,7 +238,7 @@ for name, optimizer_of in CONTINUOUS.items():
     model = make()
     optimizer = optimizer_of(model.parameters())
     ddp = DistributedDataParallel(model)
-    for step in range(10):
+    for step in range(STEPS.get(name, 10)):
         optimizer.zero_grad()
         loss_of(ddp, batch(step)[rank::size]).backward()
         optimizer.step()
