@@ -357,7 +357,6 @@ def median_ms(call: Callable[[], object], device: torch.device, times: int, repe
 # ---- the picture, and the command ----------------------------------------------------------------------------------
 
 COLOURS = {
-    "too early": "grey",
     "straight": "sky",
     "travelling": "green",
     "stationary": "red",
@@ -365,39 +364,42 @@ COLOURS = {
     "spike": "pink",
     "broken": "black",
 }
-TITLES = {"gpt": "GPT, 7 M", "resnet": "ResNet-18", "digits": "digits, 2 × 64"}
+TITLES = {"gpt": "GPT, 7 M", "resnet": "ResNet-18", "digits": "digits, 2 × 64", "Rosenbrock": "Chebyshev–Rosenbrock"}
 
 
 def picture(runs: dict[str, Any]) -> Any:
-    """Draw J, coloured by verdict, the heat, and what `Ladder` does to lr, one column for every task."""
+    """Draw J coloured by verdict, the heat, and the loss at x̄ beside that with `Ladder`: a column for every task."""
     shown = {task: {run["arm"]: run for run in runs.values() if run["task"] == task} for task in TASKS}
     shown = {task: own for task, own in shown.items() if {"constant", "ladder"} <= own.keys()}
-    figure = kit.new_figure(2.3 * len(shown) + 1.0, 6.0)
-    panels = figure.subplots(3, len(shown), sharex="col", sharey="row", squeeze=False)
+    figure = kit.new_figure(2.2 * len(shown) + 0.6, 6.2)
+    panels = figure.subplots(3, len(shown), sharex="col", squeeze=False)
+    seen = {row["verdict"] for own in shown.values() for row in own["constant"]["trace"]}
     for (above, middle, below), (task, own) in zip(panels.T, shown.items(), strict=True):
-        trace = own["constant"]["trace"]
+        trace, other = own["constant"]["trace"], own["ladder"]["trace"]
         steps = [row["step"] for row in trace]
         above.axhspan(0.25, 1.5, color=kit.COLOURS["green"], alpha=0.07, linewidth=0)
         above.plot(steps, [row["displacement"] for row in trace], color=kit.COLOURS["grey"], linewidth=0.8)
-        for verdict, colour in COLOURS.items():
+        for verdict in COLOURS.keys() & seen:
             rows = [row for row in trace if row["verdict"] == verdict]
             points = [row["step"] for row in rows], [row["displacement"] for row in rows]
-            above.plot(*points, "o", color=kit.COLOURS[colour], markersize=4)
-        above.set_yscale("log")
+            above.plot(*points, "o", color=kit.COLOURS[COLOURS[verdict]], markersize=4)
+        above.set(yscale="log", ylim=(0.015, 8), yticks=[0.1, 1], yticklabels=["0.1", "1"])
         middle.axhline(0, color=kit.COLOURS["grey"], linewidth=0.8)
-        heat = [None if row["heat"] is None else row["heat"] / abs(row["loss"]) for row in trace]
-        middle.plot(steps, heat, color=kit.COLOURS["blue"], linewidth=1.4)
-        rates = own["ladder"]["trace"]
-        below.plot([row["step"] for row in rates], [row["lr"] / own["ladder"]["lr"] for row in rates])
-        below.set_yscale("log", base=2)
-        kit.style_panel(above, TITLES.get(task, task))
-        kit.style_panel(middle)
-        kit.style_panel(below, x="steps")
-    for axes, title in zip(panels[:, 0], ("J", "heat / F(x)", "lr of Ladder / its start"), strict=True):
+        middle.plot(steps, [row["heat"] for row in trace], color=kit.COLOURS["blue"], linewidth=1.4)
+        below.plot(steps, [row["loss_averaged"] for row in trace], color=kit.COLOURS["blue"], linewidth=1.8)
+        below.plot(steps, [row["loss_averaged"] for row in other], "--", color=kit.COLOURS["red"], linewidth=1.4)
+        below.set_yscale("log")
+        below.minorticks_off()
+        for axes, title, x in ((above, TITLES.get(task, task), ""), (middle, "", ""), (below, "", "steps")):
+            kit.style_panel(axes, title, x)
+            axes.tick_params(labelsize=8)
+    for axes, title in zip(panels[:, 0], ("J", "heat F(x) − F(x̄)", "F(x̄)"), strict=True):
         axes.set_ylabel(title)
-    for verdict, colour in COLOURS.items():
-        panels[0, 0].plot([], [], "o", color=kit.COLOURS[colour], label=verdict)
-    figure.legend(loc="outside lower center", ncols=7, frameon=False)
+    for verdict in [v for v in COLOURS if v in seen]:
+        panels[0, 0].plot([], [], "o", color=kit.COLOURS[COLOURS[verdict]], label=verdict)
+    panels[0, 0].plot([], [], color=kit.COLOURS["blue"], label="constant lr")
+    panels[0, 0].plot([], [], "--", color=kit.COLOURS["red"], label="with Ladder")
+    figure.legend(loc="outside lower center", ncols=8, frameon=False, fontsize=9)
     return figure
 
 

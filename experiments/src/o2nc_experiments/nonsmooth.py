@@ -9,7 +9,7 @@ of a tensor is an arm with a learning rate and a seed of its own, and a test com
 optimizers, run by run.
 
 Result (docs/randomness.md; torch 2.13 on a CPU, 10 seeds, 8 others to tune, ± std of the logarithm over the seeds):
-after 2,000 steps F is 3.41 ± 0.39 of SGDM's with s ~ Exp(1), 1.15 ± 0.27 with Gamma(16), 0.47 ± 0.66 with Nesterov's
+after 2,000 steps F is 3.42 ± 0.39 of SGDM's with s ~ Exp(1), 1.06 ± 0.20 with Gamma(16), 0.47 ± 0.65 with Nesterov's
 lead and Gamma(16); of 210 runs on the traps 39 end above their start without scaling, none with Exp(1) or Gamma(16).
 
 The certificate at a learning rate of its own and 4,000 steps ran at commit ea07a84; runs without a horizon, AdamW,
