@@ -1,12 +1,12 @@
-"""How many small errors in src/o2nc the tests would notice.
+"""How many small errors in src/o2nc the tests notice.
 
-    python tests/mutants.py before.json --tests OLD      # draws mutants, and has those tests meet each
-    python tests/mutants.py after.json --against before.json      # the same mutants, and the tests that are here
+    pip install coverage; python tests/mutants.py found.json --count 200 --seed 29 --suite DIR [pytest's options]
 
-A mutant has one operator, comparison or constant replaced, one condition negated or one statement dropped. First the
-suite runs once, in a tree whose statements note which test reaches them. Then every mutant meets the tests that reach
-it until one fails: the fastest case of every test function, then the second fastest of each, and so on; those that
-would take longer than ``--seconds`` together are left out. Of the cases of a function at most ``--cases`` are taken.
+A mutant has one operator, comparison or constant replaced, one condition negated or one statement dropped; they are
+drawn from all of this src/o2nc. DIR is a checkout whose tests meet them, by default this one. First its suite runs
+once, and coverage.py notes which test reaches which line; tests that fail are listed and left out. Then every mutant
+meets the tests that reach it, until one fails: the fastest case of every test function, the second fastest of each,
+and so on, for at most ``--seconds`` together.
 """
 
 import argparse
@@ -17,14 +17,14 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from importlib.util import cache_from_source
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 OTHERS = {
@@ -32,36 +32,10 @@ OTHERS = {
     **{"Lt": "<= >=", "LtE": "< >", "Gt": ">= <=", "GtE": "> <", "Eq": "!=", "NotEq": "==", "And": "or", "Or": "and"},
     **{"Is": "is_not", "IsNot": "is", "In": "not_in", "NotIn": "in"},
 }
-# what a mutant's place calls in the first run, and what notes the seconds and the failures of tests in every run
-NOTES = """import json, os, pytest, random
-seen = set()
-def note(*line):
-    if line not in seen:
-        seen.add(line)
-        with open(os.environ["NOTES"], "a") as file:
-            file.write(json.dumps(line) + "\\n")
-def hit(mutant):
-    note("hit", os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0], mutant)
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    began = sum(os.times()[:4])
-    yield
-    note("seconds", item.nodeid, sum(os.times()[:4]) - began)
-def pytest_runtest_logreport(report):
-    if report.failed:
-        note("failed", report.nodeid)
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    functions, most = {}, int(os.environ["CASES"])
-    for item in items:
-        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chance = random.Random(0)
-    items[:] = [item for cases in functions.values() for item in chance.sample(cases, min(most, len(cases)))]
-"""
 
 
 def mutants_of(path):
-    """Return all mutants of a file: where in its bytes which text goes, and the line of the statement around."""
+    """Return all mutants of a file: what replaces which of its bytes, and the line of the statement around."""
     source, found = path.read_bytes(), []
     starts = [0, *(i + 1 for i, byte in enumerate(source) if byte == 10)]
 
@@ -106,138 +80,114 @@ def mutants_of(path):
     return found
 
 
-def draw(rooms, n, seed):
-    """Return n mutants of these folders of src/o2nc, of every file in proportion to its lines."""
-    files = sorted(path for room in rooms for path in (ROOT / "src/o2nc" / room).rglob("*.py"))
-    chance, drawn = random.Random(seed), []
-    lines, pools = [len(path.read_text().splitlines()) for path in files], {path: mutants_of(path) for path in files}
-    while len(drawn) < n:
-        if pool := pools[chance.choices(files, lines)[0]]:
-            drawn.append(pool.pop(chance.randrange(len(pool))))
-    return drawn
+def tree(folder, suite):
+    """Copy a checkout, with the src that is here, and go there."""
+    shutil.copytree(suite, folder, ignore=shutil.ignore_patterns(".git", ".venv", "build", "__pycache__"))
+    shutil.rmtree(folder / "src")
+    shutil.copytree(ROOT / "src", folder / "src")
+    os.chdir(folder)
+    path = [str(folder), str(folder / "src"), str(folder / "experiments" / "src")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
+    sys.path[:1] = path
 
 
-class Tree:
-    """A copy of what the suite needs, with the tests of any folder."""
+class Notes:
+    """A plugin of pytest: the seconds of every test, which of them fail, and which lines each has reached."""
 
-    def __init__(self, folder, tests, cases):
-        self.folder = Path(folder)
-        ignored = shutil.ignore_patterns(".*", "build", "dist", "tests", "__pycache__")
-        shutil.copytree(ROOT, self.folder, ignore=ignored)
-        shutil.copytree(tests, self.folder / "tests")
-        (self.folder / "notes.py").write_text(NOTES)
-        path = os.pathsep.join(str(self.folder / part) for part in (".", "src", "experiments/src"))
-        self.environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NOTES": str(self.folder / "noted")}
-        self.environment["CASES"] = str(cases)
+    def __init__(self, coverage=None):
+        self.coverage, self.found = coverage, {"seconds": {}, "failed": [], "reached": {}}
 
-    def notes(self, kind):
-        file = self.folder / "noted"
-        lines = map(json.loads, file.read_text().splitlines() if file.exists() else ())
-        return [rest for first, *rest in lines if first == kind]
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        if self.coverage:
+            self.coverage.start()
+            self.coverage.switch_context(item.nodeid)
+        began = sum(os.times()[:4])
+        yield
+        self.found["seconds"][item.nodeid] = sum(os.times()[:4]) - began
+        if self.coverage:
+            self.coverage.stop()
 
-    def reach(self, mutants, suite, jobs):
-        """Run the suite once; return the tests that reach each mutant, in the order to meet it, and their seconds."""
-        by_file = defaultdict(lambda: defaultdict(list))
-        for i, mutant in enumerate(mutants):
-            by_file[mutant["file"]][mutant["statement"]].append(i)
-        for name, statements in by_file.items():
-            module = ast.parse((self.folder / name).read_text())
-            bodies = [getattr(node, key, ()) for node in ast.walk(module) for key in ("body", "orelse", "finalbody")]
-            for body in bodies:
-                for k in reversed(range(len(body) if isinstance(body, list) else 0)):
-                    body[k:k] = [ast.parse(f"_hit({i})").body[0] for i in statements.pop(body[k].lineno, ())]
-            is_head = [
-                isinstance(node, ast.Expr) or getattr(node, "module", "") == "__future__" for node in module.body
-            ]
-            module.body[is_head.index(False) : 0] = ast.parse("from notes import hit as _hit").body
-            (self.folder / name).write_text(ast.unparse(module))
-        run = [sys.executable, "-m", "pytest", "-p", "notes", "-p", "no:cacheprovider", "-m", "not slow"]
-        parallel = [*run, "-n", str(jobs), "--dist", "worksteal", *suite]
-        subprocess.run(parallel, cwd=self.folder, env=os.environ | self.environment, check=False)
-        hits, failed = self.notes("hit"), sorted({test for (test,) in self.notes("failed")})
-        seconds = dict(self.notes("seconds"))
-        for name in by_file:
-            shutil.copy(ROOT / name, self.folder / name)
-        if failed:  # because of the notes? a test that fails anyway kills nothing
-            (self.folder / "noted").unlink()
-            subprocess.run([*run, *failed], cwd=self.folder, env=os.environ | self.environment, check=False)
-            for (test,) in self.notes("failed"):
-                seconds.pop(test, None)
-        reached = [{test for test, k in hits if k == i} & seconds.keys() for i in range(len(mutants))]
-        for i, mutant in enumerate(mutants):  # what runs at import alone: all that use the file
-            if not reached[i]:
-                reached[i].update(*(reached[k] for k, m in enumerate(mutants) if m["file"] == mutant["file"]))
-        return [_in_turn(sorted(tests, key=seconds.get)) for tests in reached], seconds
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.found["failed"].append(report.nodeid)
 
-    def meet(self, mutant, tests, expected):
-        """Run tests on a mutant, in a process that has imported torch; return the one that failed, or None."""
-        file, source = self.folder / mutant["file"], (ROOT / mutant["file"]).read_bytes()
+    pytest_collectreport = pytest_runtest_logreport
+
+
+def run(arguments, limit, watch=False):
+    """Run pytest in a process that has imported torch; return what it notes, or how it ended."""
+    answer = Path("noted.json")
+    answer.unlink(missing_ok=True)
+    if not (child := os.fork()):
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))  # endless loops are noticed, too
+        signal.alarm(5 * limit)
+        os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        coverage = __import__("coverage").Coverage(include=["src/*"], data_file=None) if watch else None
+        notes = Notes(coverage)
+        code = pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", *arguments], [notes])
+        if code and not notes.found["failed"]:  # a mutant that cannot be imported
+            notes.found["failed"].append(f"pytest ended with {code}")
+        if watch:
+            data = coverage.get_data()
+            reached = {name: data.contexts_by_lineno(name) for name in data.measured_files()}
+            notes.found["reached"] = {os.path.relpath(name): lines for name, lines in reached.items()}
+        answer.write_text(json.dumps(notes.found))
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return json.loads(answer.read_text()) if status == 0 else {"failed": [f"exit status {status}"]}
+
+
+def meet(mutant, tests, seconds):
+    """Return the test that fails on a mutant, or None."""
+    file, source = Path(mutant["file"]), (ROOT / mutant["file"]).read_bytes()
+    for part in filter(None, (tests[:8], tests[8:])):
+        Path(cache_from_source(file)).unlink(missing_ok=True)  # which may look as new
         file.write_bytes(source[: mutant["begin"]] + mutant["new"].encode() + source[mutant["end"] :])
-        (self.folder / "noted").unlink(missing_ok=True)
-        child = os.fork()
-        if child == 0:
-            import pytest
-
-            os.setsid()
-            signal.alarm(600)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(20 + 4 * expected),) * 2)  # endless loops are noticed, too
-            os.environ |= self.environment
-            os.chdir(self.folder)
-            sys.path[:0] = self.environment["PYTHONPATH"].split(os.pathsep)
-            os.dup2(os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-            os.dup2(1, 2)
-            os._exit(pytest.main(["-x", "-p", "notes", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        failed = run(["-x", *part], int(20 + 4 * sum(map(seconds.get, part))))["failed"]
+        Path(cache_from_source(file)).unlink(missing_ok=True)
         file.write_bytes(source)
-        return None if status == 0 else [*(test for (test,) in self.notes("failed")), f"exit status {status}"][0]
+        if failed:
+            return failed[0]
+    return None
 
 
-def _in_turn(tests):
-    """Return the first case of every test function, then the second of each, and so on."""
-    turns = defaultdict(count)
-    return sorted(tests, key=lambda test: next(turns[test.partition("[")[0]]))
+def in_turn(tests, seconds, most):
+    """Return the fastest case of every test function, then the second fastest, and so on, for so many seconds."""
+    turns, spent = defaultdict(count), 0.0
+    ordered = sorted(tests, key=lambda test: (seconds[test], test))
+    ordered.sort(key=lambda test: next(turns[test.partition("[")[0]]))
+    return [test for test in ordered if (spent := spent + seconds[test]) <= most]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="a folder of tests (those that are here)")
-    parser.add_argument("--against", type=Path, help="the result of an earlier run, whose mutants are taken")
-    parser.add_argument("--rooms", nargs="+", default=["."], help="folders of src/o2nc to draw from (all)")
-    parser.add_argument("--suite", nargs="+", default=["tests", "src"], help="the tests that meet them (all)")
-    for name, value in {"number": 200, "seed": 0, "seconds": 40, "cases": 8, "jobs": 2}.items():
+    parser.add_argument("--suite", type=Path, default=ROOT, help="a checkout whose tests meet them (this one)")
+    for name, value in {"count": 200, "seed": 29, "seconds": 20}.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"({value})")
-    options = parser.parse_args()
-    earlier = json.loads(options.against.read_text()) if options.against else None
-    mutants, trees = earlier or draw(options.rooms, options.number, options.seed), SimpleQueue()
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+    options, more = parser.parse_known_args()
+    result = options.result.resolve()
+    pool = [mutant for path in sorted((ROOT / "src").rglob("*.py")) for mutant in mutants_of(path)]
+    mutants = random.Random(options.seed).sample(pool, options.count)
+    os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1")}
     __import__("triton"), __import__("scipy.stats"), __import__("torch.distributed")  # once, for all that are forked
-
-    def judge(mutant, tests):
-        last = (mutant.get("killer") or "").partition("::")[2]
-        tests, left, chosen = sorted(tests, key=lambda t: t.partition("::")[2] != last), options.seconds, []
-        for test in tests:
-            left -= seconds[test]
-            chosen += [test] * (left > 0)
-        tree, killer = trees.get(), None
-        for part in filter(None, (chosen[:8], chosen[8:])):
-            killer = killer or tree.meet(mutant, part, sum(map(seconds.get, part)))
-        trees.put(tree)
-        print("killed" if killer else "SURVIVED", mutant["file"], mutant["line"], mutant["new"], killer, flush=True)
-        return mutant | {"killer": killer, "tests": len(chosen)}
-
     with tempfile.TemporaryDirectory() as folder:
-        tree = Tree(f"{folder}/map", options.tests, options.cases)
-        reached, seconds = tree.reach(mutants, options.suite, options.jobs)
-        for k in range(options.jobs):
-            trees.put(Tree(f"{folder}/{k}", options.tests, options.cases))
-        with ThreadPoolExecutor(options.jobs) as pool:
-            found = list(pool.map(judge, mutants, reached))
-    options.result.write_text(json.dumps(found, indent=1))
-    print(f"{sum(m['killer'] is not None for m in found)} of {len(found)} killed")
-    for before, after in zip(earlier or (), found, strict=False):
-        if before["killer"] and not after["killer"]:
-            print("killed no more:", before["file"], before["line"], before["new"], "by", before["killer"])
+        tree(Path(folder) / "tree", options.suite)
+        found = run(["--continue-on-collection-errors", "tests", "src", *more], limit=7200, watch=True)
+        print("failed without a mutant, and left out:", *found["failed"], sep="\n", flush=True)
+        tests = found["seconds"].keys() - set(found["failed"])
+        for mutant in mutants:
+            lines = found["reached"].get(mutant["file"], {})
+            reached = tests & {*lines.get(str(mutant["statement"]), ()), *lines.get(str(mutant["line"]), ())}
+            reached = reached or tests & set().union(*lines.values())  # what runs at import alone
+            chosen = in_turn(reached, found["seconds"], options.seconds)
+            mutant |= {"killer": meet(mutant, chosen, found["seconds"]), "tests": len(chosen)}
+            print(*(mutant[key] for key in ("killer", "file", "line", "old", "new")), sep=" | ", flush=True)
+    result.write_text(json.dumps(mutants, indent=1))
+    print(f"{sum(mutant['killer'] is not None for mutant in mutants)} of {len(mutants)} killed")
 
 
 if __name__ == "__main__":
