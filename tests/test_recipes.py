@@ -6,10 +6,8 @@ itself, after the first block of the page; its scripts run under torchrun.
 
 import importlib.util
 import math
-import os
 import re
 import shlex
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +19,7 @@ from torch import nn
 
 import o2nc
 from pages import PAGES, anchor, blocks, sections
-from processes import needs_fsdp2
+from processes import needs_fsdp2, torchrun
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -264,13 +262,9 @@ def launch(name, folder):
     # torch's threads may abort a process that ends in the ordinary way, also one without o2nc (torch 2.13, gloo)
     (folder / script.split()[1]).write_text(script + "\nimport os, sys\n\nsys.stdout.flush()\nos._exit(0)\n")
     for line in "".join(blocks(SCRIPTS[name], "sh")).splitlines():
-        program, *arguments = shlex.split(line, comments=True)
-        assert program == "torchrun"
-        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment)
-        assert done.returncode == 0, done.stderr[-3000:]
-        yield done.stdout
+        *command, processes, file = shlex.split(line, comments=True)
+        assert command == ["torchrun", "--standalone", "--nproc-per-node"]
+        yield torchrun(file, processes=int(processes))[0]
 
 
 def alone(widths, steps, warm_up=0, clip=math.inf, **options):
@@ -315,8 +309,9 @@ TWINS = {
         pytest.param("A pretraining loop", marks=[pytest.mark.slow, needs_fsdp2]),
     ],
 )
-def test_scripts_do_what_one_process_does(name, tmp_path):
+def test_scripts_do_what_one_process_does(name, tmp_path, monkeypatch):
     """Also those that go on with what another number of processes has saved."""
+    monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng():
         for printed, (value, loss) in zip(launch(name, tmp_path), alone(**TWINS[name]), strict=False):
             found = [float(number) for number in re.findall(r"\d\.\d+(?:e-\d+)?", printed)]  # gloo may print, too
