@@ -20,8 +20,11 @@ def taken(request, monkeypatch):
     """As parameters on a CPU are averaged, and as those of another device are: from copies."""
     if request.param == "copies":
 
-        def copies(self, tensors):
-            return [None if x is None else self._copy(i, x) for i, x in enumerate(tensors)]
+        def copies(self, rows, gradients):
+            pairs = enumerate((row.x, row.g if gradients else None) for row in rows)
+            return [
+                [None if x is None else self._copy(2 * i + k, x) for k, x in enumerate(pair)] for i, pair in pairs
+            ]
 
         monkeypatch.setattr(HostCopies, "__call__", copies)
 

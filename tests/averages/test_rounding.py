@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import o2nc
-from o2nc.averages.update import update_
+from o2nc.averages.update import Row, update_
 from registry import ours_of
 
 UNIT = 2.0**-23  # of numbers in [1, 2)
@@ -13,7 +13,7 @@ UNIT = 2.0**-23  # of numbers in [1, 2)
 
 def averaged(x, mean, gamma, dither):
     mean = mean.clone()
-    update_([{"average": mean}], [x], [None], gamma, dither)
+    update_([Row(None, x, None, {"average": mean}, {})], gamma, dither)
     return mean
 
 
@@ -58,7 +58,7 @@ def test_x_mean_arrives(beta, tolerance):
     n = min(round(20 / (1 - beta)), 200_000)
     mean, x = torch.ones(64), torch.full((64,), 1.003)
     for step in range(1, n + 1):
-        update_([{"average": mean}], [x], [None], 1 - beta, o2nc.scaling.uniform(0, step) - 0.5)
+        update_([Row(None, x, None, {"average": mean}, {})], 1 - beta, o2nc.scaling.uniform(0, step) - 0.5)
     expected = 1.003 - 0.003 * beta**n
     assert float((mean.double() - expected).abs().max()) < tolerance
 

@@ -28,16 +28,23 @@ CPU_SLICE, DEVICE_SLICE = 1 << 17, 1 << 24  # elements: temporaries stay in a CP
 _SMALLEST, _LARGEST = 1e-12, 1e18  # norms between which float32 neither underflows nor overflows
 
 
+class Row(NamedTuple):
+    """One parameter in one step."""
+
+    param: Any
+    x: Any  # its value and its gradient, if it has one, as real local tensors
+    g: Any
+    entry: Entry  # empty for a new parameter
+    group: dict[str, Any]
+
+
 class Iterate(NamedTuple):
-    """One step's x_t, g_t and random numbers; the lists are over the parameters that averages or learners need."""
+    """One step's x_t, g_t and random numbers."""
 
     t: int = 0
     turn: Turn = NO_TURN
     draw: Draw = Draw()
-    params: Sequence[Any] = ()
-    xs: Sequence[Any] = ()  # as real local tensors
-    gs: Sequence[Any] = ()  # None for no gradient
-    entries: Sequence[Entry] = ()  # empty for a new parameter
+    rows: Sequence[Row] = ()  # of the parameters that averages or learners need
     stands_in: bool = False  # whether torch takes this step because our kernels cannot
 
 
@@ -66,19 +73,15 @@ def _copy(x: Tensor, offload: bool) -> Tensor:
     return torch.empty_like(x, dtype=dtype, device="cpu", pin_memory=x.is_cuda).copy_(x.detach())
 
 
-def update_(
-    entries: Sequence[Entry], xs: Sequence[Tensor], gs: Sequence[Tensor | None], gamma: float, dither: float
-) -> None:
+def update_(rows: Sequence[Row], gamma: float, dither: float) -> None:
     """Update the averages of every parameter by one iterate, in place.
 
     Args:
-        entries: the averages; those without ``gradient`` keep x̄ alone.
-        xs: the parameters, as real tensors on the averages' devices.
-        gs: their gradients; None counts as zero.
+        rows: the parameters, with x and g on the averages' devices; an entry without ``gradient`` keeps x̄ alone.
         gamma: γ, the share of this iterate.
         dither: u − ½, for the rounding of x̄ in float32.
     """
-    for entry, x, g in zip(entries, xs, gs, strict=True):
+    for _, x, g, entry, _ in rows:
         mean, certifies = entry["average"], "gradient" in entry
         if certifies:
             _update_gradient_(entry["gradient"], g, gamma)

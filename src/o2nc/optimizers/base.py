@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from inspect import signature
-from itertools import compress
 from operator import is_not
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.optim import Optimizer
 
 from o2nc import checks
 from o2nc.averages.offload import HostCopies
-from o2nc.averages.update import Entry, Iterate, begin, update_
+from o2nc.averages.update import Entry, Iterate, Row, begin, update_
 from o2nc.averages.windows import NO_TURN, Average, Window
 from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
@@ -201,15 +200,21 @@ class Averaged(Accessors, Optimizer):
             turn = turn._replace(counts=False)
         k = turn.complete if turn.counts and self.has_progress else 0
         random = draw(self._law, settings["seed"], t, counts=turn.counts, progress=progress, k=k)
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None or p in self.state]
-        if self.owns_state or progress:
-            entries = [self.state[p].setdefault(KEY, {}) for p in params]
-        else:  # torch creates its own state where there is none
-            entries = [self.state.get(p, {}).get(KEY, {}) for p in params]
-            averages = self._window is not None and not is_averaged
-            wanted = [averages and (turn.counts or "average" not in entry) for entry in entries]
-            params, entries = list(compress(params, wanted)), list(compress(entries, wanted))
-        return Iterate(t, turn, random, params, values(params), gradients(params), entries)
+        needs_all, averages = self.owns_state or progress, self._window is not None and not is_averaged
+        found = []
+        for group in self.param_groups if needs_all or averages else ():
+            for p in group["params"]:
+                if p.grad is None and p not in self.state:
+                    continue
+                if needs_all:
+                    found.append((p, self.state[p].setdefault(KEY, {}), group))
+                    continue
+                entry = self.state.get(p, {}).get(KEY, {})  # torch creates its own state where there is none
+                if turn.counts or "average" not in entry:
+                    found.append((p, entry, group))
+        params = [p for p, _, _ in found]
+        lists = zip(found, values(params), gradients(params), strict=True)
+        return Iterate(t, turn, random, [Row(p, x, g, entry, group) for (p, entry, group), x, g in lists])
 
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
@@ -217,21 +222,21 @@ class Averaged(Accessors, Optimizer):
         if self._window is None:
             return {}
         settings, turn, known, new = self.param_groups[0][KEY], iterate.turn, [], {}
-        for p, x, g, entry in zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True):
+        for row in iterate.rows:
+            p, x, g, entry, _ = row
             if "average" in entry:  # a parameter without a gradient is part of x_t, too
                 if entry["average"].dtype is not x.dtype and entry["average"].dtype is not wide(x.dtype):
                     shaped = self.shaped_entries & entry.keys() - {"delta"}  # model.double(), say, was called
                     entry.update({key: entry[key].to(wide(x.dtype)) for key in shaped})
-                known.append((x, g, entry))
+                known.append(row)
             elif g is not None:
                 g = g if settings["certificate"] else None
                 new[p] = begin(x, g, max(turn.n, 1), offload=settings["offload"])
-        if turn.counts and known:
-            xs, gs, entries = map(list, zip(*known, strict=True))
+        if turn.counts:
             if settings["offload"]:
-                found = self._host_copies(xs + (gs if settings["certificate"] else [None] * len(gs)))
-                xs, gs = found[: len(xs)], found[len(xs) :]
-            update_(entries, xs, gs, turn.gamma, iterate.draw.dither)
+                copies = self._host_copies(known, settings["certificate"])
+                known = [row._replace(x=x, g=g) for row, (x, g) in zip(known, copies, strict=True)]
+            update_(known, turn.gamma, iterate.draw.dither)
         return new
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:

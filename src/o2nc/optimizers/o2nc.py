@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages.update import Entry, Iterate
+from o2nc.averages.update import Entry, Iterate, Row
 from o2nc.averages.windows import Average, Blocks
 from o2nc.fused import engine
 from o2nc.fused.rule import DeviceRule
@@ -40,6 +40,7 @@ from o2nc.scaling import Exponential, Law
 from o2nc.vector import completed, number, total, wide
 
 _RESERVED = frozenset(("average", "gradient", "spread", "since", "output", "progress", "rate", "update", "delta"))
+_BLOCK = ("average", "gradient", "spread")  # what is kept of the last complete block, too
 _DECAYED = ("last_move", "last_decay")  # −s and −lr·λ of the last update
 
 
@@ -51,8 +52,12 @@ class Learned(Paper):
     keeps_delta = False  # whether Δ is stored even if the learner can recover it from its other state
     unsupported_keys = frozenset(("momentum", "dampening", "nesterov", "betas"))
 
-    def _begin_learner(self, learner: Any, **settings: Any) -> None:
-        self.param_groups[0][KEY] |= {"learner": to_dict(learner), **settings}
+    def __init__(
+        self, params: Any, learner: Learner, options: dict[str, Any], own: dict[str, Any], **kwargs: Any
+    ) -> None:
+        check_learner(learner)
+        super().__init__(params, {"lr": learner.lr, **options}, **kwargs)
+        self.param_groups[0][KEY] |= {"learner": to_dict(learner), **own}
         self._note_settings()
         self._refuse_partial()
 
@@ -69,18 +74,16 @@ class Learned(Paper):
         """
         s = 1.0 if iterate.draw.s is None else iterate.draw.s
         by_coordinate, key = is_elementwise(self._learner), self._learner_key()
-        lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
-        rows = [row for row in lists if row[2] is not None or (not by_coordinate and key in row[3])]
-        for _, x, _, entry in rows:
-            if key not in entry:
-                self._begin_state(x, entry)
-        groups = {p: group for group in self.param_groups for p in group["params"]}
-        self._decay([row for row in rows if row[2] is not None], groups, s)
+        rows = [row for row in iterate.rows if row.g is not None or (not by_coordinate and key in row.entry)]
+        for row in rows:
+            if key not in row.entry:
+                self._begin_state(row)
+        self._decay([row for row in rows if row.g is not None], s)
         for some in in_slices(rows) if by_coordinate else [rows]:
-            self._apply_learner(some, groups, s)
-        for g, entry in zip(iterate.gs, iterate.entries, strict=True):
-            if "rate" in entry:
-                entry["rate"].fill_(0.0 if g is None else 1.0)
+            self._apply_learner(some, s)
+        for row in iterate.rows:
+            if "rate" in row.entry:
+                row.entry["rate"].fill_(float(row.g is not None))
 
     def _keeps_delta(self) -> bool:
         return self.keeps_delta or not getattr(self._learner, "recalls", False)
@@ -89,49 +92,49 @@ class Learned(Paper):
         """Return an entry that every parameter with learner state has."""
         return "delta" if self._keeps_delta() else _first_key(self._learner)
 
-    def _begin_state(self, x: Tensor, entry: Entry) -> None:
-        delta = torch.zeros_like(x, dtype=wide(x.dtype))
-        state = initial(self._learner, delta) | ({"delta": delta} if self._keeps_delta() else {})
-        entry.update(state)
+    def _begin_state(self, row: Row) -> None:
+        delta = torch.zeros_like(row.x, dtype=wide(row.x.dtype))
+        row.entry.update(initial(self._learner, delta) | ({"delta": delta} if self._keeps_delta() else {}))
 
-    def _apply_learner(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
+    def _apply_learner(self, rows: list[Row], s: float) -> None:
         """Let the learner replace Δ_t by Δ_{t+1}, then add it; gradients are passed in at least float32."""
-        params, xs, gs, entries = map(list, zip(*rows, strict=True))
-        learner, key = self._learner, self._learner_key()
+        learner, key, params = self._learner, self._learner_key(), [row.param for row in rows]
+        entries, lrs = [row.entry for row in rows], [float(row.group["lr"]) for row in rows]
         deltas = [entry["delta"] if key == "delta" else torch.empty_like(entry[key]) for entry in entries]
-        lrs, beta = [float(groups[p]["lr"]) for p in params], self.param_groups[0][KEY]["beta"]
+        beta = self.param_groups[0][KEY]["beta"]
         with completed(lambda values: total(values, params)) if self._is_sharded else nullcontext():
-            if learner.update(deltas, self._rule_gradients(params, xs, gs, entries), entries, lrs, beta) is not None:
+            if learner.update(deltas, self._rule_gradients(rows), entries, lrs, beta) is not None:
                 raise TypeError(f"{type(learner).__name__}.update must change deltas in place and return None")
-        moved = [i for i, g in enumerate(gs) if g is not None]
-        foreach_add_([xs[i] for i in moved], [deltas[i] for i in moved], alpha=s)
+        moved = [(row.x, delta) for row, delta in zip(rows, deltas, strict=True) if row.g is not None]
+        foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=s)
 
-    def _decay(self, rows: list[tuple[Any, ...]], groups: dict[Any, Any], s: float) -> None:
+    def _decay(self, rows: list[Row], s: float) -> None:
         """Set x ← x − s·lr·λx, and store s and lr·λ for the progress; also at lr = 0, when DCP creates state."""
         decays = any(group.get("weight_decay") for group in self.param_groups)
-        if not decays and not any(_DECAYED[0] in entry for *_, entry in rows):
+        if not decays and not any(_DECAYED[0] in row.entry for row in rows):
             return
-        pulls = [float(groups[p]["lr"]) * groups[p].get("weight_decay", 0.0) for p, *_ in rows]
-        foreach_mul_([x for _, x, *_ in rows], [1 - s * pull for pull in pulls])
-        for (*_, entry), pull in zip(rows, pulls, strict=True):
+        pulls = [float(row.group["lr"]) * row.group.get("weight_decay", 0.0) for row in rows]
+        foreach_mul_([row.x for row in rows], [1 - s * pull for pull in pulls])
+        for row, pull in zip(rows, pulls, strict=True):
             for key, value in zip(_DECAYED, (-s, -pull), strict=True):
-                entry.setdefault(key, number()).fill_(value)
+                row.entry.setdefault(key, number()).fill_(value)
 
-    def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
-        key = self._learner_key()
-        maximized = {p for group in self.param_groups if group.get("maximize") for p in group["params"]}
-        pairs = zip(gs, entries, strict=True)
-        found = [torch.zeros_like(e[key]) if g is None else g.detach().to(e[key].dtype) for g, e in pairs]
-        return [-g if p in maximized else g for p, g in zip(params, found, strict=True)]
+    def _rule_gradients(self, rows: list[Row]) -> list[Tensor]:
+        found, key = [], self._learner_key()
+        for row in rows:
+            like = row.entry[key]
+            g = torch.zeros_like(like) if row.g is None else row.g.detach().to(like.dtype)
+            found.append(-g if row.group.get("maximize") else g)
+        return found
 
-    def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
+    def _directions(self, rows: list[Row]) -> list[Tensor]:
         """Return Δ_t, with the weight decay that was part of it."""
+        entries, found = [row.entry for row in rows], []
         deltas = [e["delta"] for e in entries] if self._keeps_delta() else self._learner.last_updates(entries)
-        found = []
-        for x, delta, entry in zip(xs, deltas, entries, strict=True):
-            move, decay = (float(entry.get(key, 0.0)) for key in _DECAYED)
+        for row, delta in zip(rows, deltas, strict=True):
+            move, decay = (float(row.entry.get(key, 0.0)) for key in _DECAYED)
             if decay:  # of x one step ago, which is (x + move·Δ)/(1 − move·decay)
-                delta = torch.add(delta, x.to(delta.dtype), alpha=decay).div_(1 - move * decay)
+                delta = torch.add(delta, row.x.to(delta.dtype), alpha=decay).div_(1 - move * decay)
             found.append(delta)
         return found
 
@@ -184,7 +187,6 @@ class ExponentiatedO2NC(Learned):
         maximize: bool = False,
         output: str = "uniform",
     ) -> None:
-        check_learner(learner)
         checks.non_negative("weight_decay", weight_decay)
         checks.flag("maximize", maximize)
         checks.fraction("beta", beta)
@@ -192,10 +194,9 @@ class ExponentiatedO2NC(Learned):
             checks.flag("fused", fused)
         if isinstance(average, bool):
             average = float(beta) if average else None
-        defaults = {"lr": learner.lr, "weight_decay": weight_decay, "maximize": maximize, "fused": fused}
-        super().__init__(params, defaults, average=average, scaling=scaling, seed=seed, certificate=True)
-        self._begin_learner(learner, beta=float(beta))
-        self._begin_output(output)
+        options = {"weight_decay": weight_decay, "maximize": maximize, "fused": fused}
+        factors = {"scaling": scaling, "seed": seed, "average": average, "output": output}
+        super().__init__(params, learner, options, {"beta": float(beta)}, **factors)
 
     def _device_rule(self) -> DeviceRule | None:
         demanded = any(group["fused"] for group in self.param_groups)
@@ -236,45 +237,39 @@ class OriginalO2NC(Learned):
     keeps_delta = True
 
     def __init__(self, params: Any, learner: Learner, *, period: int, seed: int = 0, restart: bool = False) -> None:
-        check_learner(learner)
         checks.integer("period", period, 1)
         checks.flag("restart", restart)
-        defaults = {"lr": learner.lr}
-        super().__init__(
-            params, defaults, average=Blocks(int(period)), scaling=Uniform(0, 1), seed=seed, certificate=True
-        )
-        self._begin_learner(learner, beta=1.0, restart=restart)
-        self._begin_output("uniform")
+        own, window, law = {"beta": 1.0, "restart": restart}, Blocks(int(period)), Uniform(0, 1)
+        super().__init__(params, learner, {}, own, average=window, scaling=law, seed=seed)
 
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
         """Copy the averages of a complete block before the next block overwrites them."""
         if self._window is not None and self._window.complete(iterate.t - 1) and iterate.turn.counts:
-            for entry in iterate.entries:
-                for key in ("average", "gradient", "spread") if "average" in entry else ():
-                    entry[f"last_{key}"].copy_(entry[key])
+            for row in iterate.rows:
+                for key in _BLOCK if "average" in row.entry else ():
+                    row.entry[f"last_{key}"].copy_(row.entry[key])
         return super()._update_averages(iterate)
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
-        last = {f"last_{key}": entry[key].clone() for key in ("average", "gradient", "spread")}
-        return super()._new_entry(p, entry) | last
+        return super()._new_entry(p, entry) | {f"last_{key}": entry[key].clone() for key in _BLOCK}
 
     @torch.no_grad()
     def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Set w_{t+1} = w_t + (1 − s_t)Δ_t + s_{t+1}Δ_{t+1}."""
-        settings, lists = self.param_groups[0][KEY], zip(iterate.xs, iterate.gs, iterate.entries, strict=True)
-        moved = [(x, entry["delta"]) for x, g, entry in lists if g is not None and "delta" in entry]
+        settings = self.param_groups[0][KEY]
+        moved = [row for row in iterate.rows if row.g is not None and "delta" in row.entry]
         if moved:
             rest = 1 - self._law.sample(settings["seed"], iterate.t)
-            foreach_add_([x for x, _ in moved], [delta for _, delta in moved], alpha=rest)
+            foreach_add_([row.x for row in moved], [row.entry["delta"] for row in moved], alpha=rest)
         if settings["restart"] and iterate.turn.complete:
-            for x, entry in zip(iterate.xs, iterate.entries, strict=True):
-                self._begin_state(x, entry)  # Δ = 0
+            for row in iterate.rows:
+                self._begin_state(row)  # Δ = 0
         else:
             super()._move(iterate)
-        for g, entry in zip(iterate.gs, iterate.entries, strict=True):
-            if g is None and "delta" in entry:
-                entry["delta"].zero_()  # it stays at w_t, which so becomes its x_t
+        for row in iterate.rows:
+            if row.g is None and "delta" in row.entry:
+                row.entry["delta"].zero_()  # it stays at w_t, which so becomes its x_t
 
     def _progress_weight(self, iterate: Iterate) -> float:
         return 1.0  # s is uniform on the way from x_{t−1} to x_t: the identity needs no weight

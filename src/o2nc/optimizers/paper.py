@@ -24,8 +24,8 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.averages.reading import NoAverages, entries_of, readable
-from o2nc.averages.update import CPU_SLICE, DEVICE_SLICE, Entry, Iterate, dots
-from o2nc.averages.windows import Average, Discount, Window
+from o2nc.averages.update import CPU_SLICE, DEVICE_SLICE, Entry, Iterate, Row, dots
+from o2nc.averages.windows import Average, Discount
 from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.torch_optimizers import SGD
@@ -35,26 +35,22 @@ from o2nc.scaling import Draw, Exponential, Law
 from o2nc.vector import is_sharded, total, values
 
 
-def check_output(output: Any, window: Window | None) -> None:
-    """Raise unless ``output`` names a law of n that goes with the window."""
-    checks.choice("output", output, ("uniform", "geometric"))
-    if output == "geometric" and window is not None and not isinstance(window, Discount):
-        raise ValueError(f'output="geometric" needs an average with a discount β in (0, 1), got average={window!r}')
-
-
 class Paper(Averaged):
     """Adds ``output()`` and ``progress``; what they need is kept beside the averages."""
 
     has_progress = True
     shaped_entries = Averaged.shaped_entries | {"output", "update", "delta", "last_average", "last_gradient"}
 
-    def _begin_output(self, output: str) -> None:
-        settings = self.param_groups[0][KEY]
-        check_output(output, self._window)
-        settings["output"] = output
-        settings["pending"] = torch.zeros(
-            (), dtype=torch.int64, device="cpu"
-        )  # an output is drawn, but not taken yet
+    def __init__(self, params: Any, *args: Any, output: str = "uniform", **kwargs: Any) -> None:
+        checks.choice("output", output, ("uniform", "geometric"))
+        super().__init__(params, *args, certificate=True, **kwargs)
+        if output == "geometric" and self._window is not None and not isinstance(self._window, Discount):
+            raise ValueError(
+                f'output="geometric" needs an average with a discount β in (0, 1), got average={self._window!r}'
+            )
+        # whether an output is drawn that is not taken yet
+        pending = torch.zeros((), dtype=torch.int64, device="cpu")
+        self.param_groups[0][KEY] |= {"output": output, "pending": pending}
 
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
@@ -64,13 +60,13 @@ class Paper(Averaged):
         if AVERAGED not in self.param_groups[0][KEY] and iterate.t > 1:
             self._add_progress(iterate)
         new = super()._update_averages(iterate)
-        for p, entry in zip(iterate.params, iterate.entries, strict=True):
-            if p in new:
-                entry.update(new[p] | self._new_entry(p, new[p]))
+        for row in iterate.rows:
+            if row.param in new:
+                row.entry.update(new[row.param] | self._new_entry(row.param, new[row.param]))
         if iterate.turn.counts and iterate.turn.complete and self._takes_output(iterate.draw):
-            for entry in iterate.entries:
-                if "average" in entry:
-                    entry["output"].copy_(entry["average"])
+            for row in iterate.rows:
+                if "average" in row.entry:
+                    row.entry["output"].copy_(row.entry["average"])
         return {}
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
@@ -81,33 +77,31 @@ class Paper(Averaged):
 
     def _takes_output(self, draw: Draw) -> bool:
         """Return whether this average becomes the output: reservoir sampling, with a delay if "geometric"."""
-        settings = self.param_groups[0][KEY]
+        settings, window = self.param_groups[0][KEY], self._window
         drawn = draw.redraws or bool(settings["pending"])
-        accepts = draw.accept < accept_probability(settings["output"], self._window)
-        settings["pending"].fill_(int(drawn and not accepts))
-        return drawn and accepts
+        takes = drawn
+        if isinstance(window, Discount) and settings["output"] == "geometric":
+            takes = drawn and draw.accept < 1 - window.beta**window.every
+        settings["pending"].fill_(int(drawn and not takes))
+        return takes
 
     def _add_progress(self, iterate: Iterate) -> None:
         """Add w(s_t)⟨g_t, Δ_t⟩."""
-        lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
-        moved = [row for row in lists if row[2] is not None and "progress" in row[3]]
         weight = self._progress_weight(iterate)
-        for rows in in_slices(moved):
-            params, xs, gs, entries = map(list, zip(*rows, strict=True))
-            seen, directions = self._rule_gradients(params, xs, gs, entries), self._directions(params, xs, entries)
-            for entry, product in zip(entries, dots(seen, directions), strict=True):
-                gain = torch.where(entry["rate"] == 0, 0.0, entry["rate"] * product)  # a parameter that did not move
-                entry["progress"].add_(gain, alpha=weight)
+        for rows in in_slices([row for row in iterate.rows if row.g is not None and "progress" in row.entry]):
+            for row, product in zip(rows, dots(self._rule_gradients(rows), self._directions(rows)), strict=True):
+                rate = row.entry["rate"]  # 0 for a parameter that did not move
+                row.entry["progress"].add_(torch.where(rate == 0, 0.0, rate * product), alpha=weight)
 
     def _progress_weight(self, iterate: Iterate) -> float:
         return iterate.draw.weight
 
     @abstractmethod
-    def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
+    def _rule_gradients(self, rows: list[Row]) -> list[Tensor]:
         """Return the gradients as the rule sees them, in the averages' dtype."""
 
     @abstractmethod
-    def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
+    def _directions(self, rows: list[Row]) -> list[Tensor]:
         """Return u of the updates Δ = rate·u that led to x_t, in the averages' dtype."""
 
     # --- accessors
@@ -152,23 +146,18 @@ class Paper(Averaged):
         return math.fsum(total(shares, list(entries)).tolist())
 
 
-def in_slices(rows: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
-    """Return runs of rows (parameter, x, …) of about as many elements as a slice, which bounds temporaries."""
-    runs: list[list[tuple[Any, ...]]] = []
+def in_slices(rows: list[Row]) -> list[list[Row]]:
+    """Return runs of rows of about as many elements as a slice, which bounds temporaries."""
+    runs: list[list[Row]] = []
     elements = 0
     for row in rows:
-        size = CPU_SLICE if row[1].device.type == "cpu" else DEVICE_SLICE
+        size = CPU_SLICE if row.x.device.type == "cpu" else DEVICE_SLICE
         if not runs or elements >= size:
             runs.append([])
             elements = 0
         runs[-1].append(row)
-        elements += row[1].numel()
+        elements += row.x.numel()
     return runs
-
-
-def accept_probability(output: str, window: Window | None) -> float:
-    """Return the probability that a drawn output is accepted at an average: 1 − β if "geometric", else 1."""
-    return 1 - window.beta**window.every if output == "geometric" and isinstance(window, Discount) else 1.0
 
 
 class ScaledSGDM(Paper, SGD):
@@ -212,54 +201,45 @@ class ScaledSGDM(Paper, SGD):
         output: str = "uniform",
         **kwargs: Any,
     ) -> None:
-        super().__init__(params, *args, average=average, scaling=scaling, seed=seed, certificate=True, **kwargs)
-        self._begin_output(output)
+        super().__init__(params, *args, average=average, scaling=scaling, seed=seed, output=output, **kwargs)
 
     @property
     def device_rule(self) -> DeviceRule:  # type: ignore[override]
         """The rule as kernels, with the progress where there are averages."""
         return _FUSED if self._window is None else _FUSED_WITH_PROGRESS
 
-    def _move(self, iterate: Iterate, closure: Any = None) -> Any:
+    def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Run torch's step; store the direction of the update where the momentum buffer is not it."""
-        groups = {p: group for group in self.param_groups for p in group["params"]}
-        lists = zip(iterate.params, iterate.xs, iterate.gs, iterate.entries, strict=True)
-        averaged = [row for row in lists if "rate" in row[3]]
-        kept = [row for row in averaged if row[2] is not None and _keeps_direction(groups[row[0]])]
-        params, xs, gs, entries = map(list, zip(*kept, strict=True)) if kept else ([], [], [], [])
-        directions = [g.clone() for g in self._rule_gradients(params, xs, gs, entries)]
-        result = super()._move(iterate, closure)
+        averaged = [row for row in iterate.rows if "rate" in row.entry]
+        kept = [row for row in averaged if row.g is not None and _keeps_direction(row.group)]
+        directions = [g.clone() for g in self._rule_gradients(kept)]
+        super()._move(iterate)
         with torch.no_grad():
-            for p, direction, buffer in zip(params, directions, self._buffers(params, directions), strict=True):
-                direction.add_(buffer, alpha=groups[p]["momentum"])
-                self.state[p][KEY]["update"] = direction
-            for p, _, g, entry in averaged:
-                lr = groups[p]["lr"]
-                entry["rate"].fill_(0.0 if g is None else -lr.reshape(()) if isinstance(lr, Tensor) else -lr)
-                if g is not None and not _keeps_direction(groups[p]):
-                    self.state[p][KEY].pop("update", None)
-        return result
+            for row in averaged:
+                lr = row.group["lr"]
+                row.entry["rate"].fill_(0.0 if row.g is None else -lr.reshape(()) if isinstance(lr, Tensor) else -lr)
+                if row.g is not None:
+                    row.entry.pop("update", None)
+            for row, direction, buffer in zip(kept, directions, self._buffers(kept), strict=True):
+                row.entry["update"] = direction.add_(buffer, alpha=row.group["momentum"])
 
     @torch.no_grad()
-    def _rule_gradients(self, params: list[Any], xs: list[Any], gs: list[Any], entries: list[Entry]) -> list[Tensor]:
+    def _rule_gradients(self, rows: list[Row]) -> list[Tensor]:
         """Return ±g + λx."""
-        groups = {p: group for group in self.param_groups for p in group["params"]}
         found = []
-        for p, x, g, entry in zip(params, xs, gs, entries, strict=True):
-            g = g.detach().to(entry["average"].dtype)
-            g = -g if groups[p]["maximize"] else g
-            decay = float(groups[p]["weight_decay"])
-            found.append(torch.add(g, x.to(g.dtype), alpha=decay) if decay else g)
+        for row in rows:
+            g = row.g.detach().to(row.entry["average"].dtype)
+            g = -g if row.group["maximize"] else g
+            decay = float(row.group["weight_decay"])
+            found.append(torch.add(g, row.x.to(g.dtype), alpha=decay) if decay else g)
         return found
 
-    def _directions(self, params: list[Any], xs: list[Any], entries: list[Entry]) -> list[Tensor]:
-        buffers = self._buffers(params, [entry["average"] for entry in entries])
-        return [entry.get("update", buffer) for entry, buffer in zip(entries, buffers, strict=True)]
+    def _directions(self, rows: list[Row]) -> list[Tensor]:
+        return [row.entry.get("update", b) for row, b in zip(rows, self._buffers(rows), strict=True)]
 
-    def _buffers(self, params: list[Any], like: list[Tensor]) -> list[Tensor]:
+    def _buffers(self, rows: list[Row]) -> list[Tensor]:
         """Return the momentum buffers in the averages' dtype; zeros where there is none."""
-        buffers = [self.state[p].get("momentum_buffer") for p in params]
-        pairs = zip(buffers, like, strict=True)
+        pairs = [(self.state[row.param].get("momentum_buffer"), row.entry["average"]) for row in rows]
         return [torch.zeros_like(x) if b is None else values([b])[0].to(x.dtype) for b, x in pairs]
 
 
