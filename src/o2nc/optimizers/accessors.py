@@ -94,23 +94,19 @@ class Accessors:
         return Certificate(c, gradient, sum(spreads), min(ess.values()), parts)
 
     def _warn_if_broken(self: Any, values: dict[str | int, float]) -> None:
-        """Warn that a certificate is not finite; in the same words until it is, so that Python shows them once."""
-        t, names = int(self.param_groups[0][KEY]["step"]), [k for k, v in values.items() if not math.isfinite(v)]
+        """Warn that a certificate is not finite, in the same words until it is, so that Python shows them once."""
+        settings, names = self.param_groups[0][KEY], [k for k, v in values.items() if not math.isfinite(v)]
         if not names:
-            self._finite_at, self._broken = t, ""
+            self._finite_at = int(settings["step"])
             return
-        if not self._broken:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            can_restart = "start" in self.param_groups[0][KEY]["average"]
-            advice = (
-                "; once they are finite again, restart_averages() starts the averages again" if can_restart else ""
-            )
-            self._broken = (
-                f"the certificate is not finite: an iterate or a gradient of {', '.join(map(str, names[:3]))}{more} "
-                f"was not finite at one of the steps {self._finite_at + 1} to {t} (ask for certificates more often "
-                f"to narrow it down){advice}"
-            )
-        warnings.warn(self._broken, stacklevel=4)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        advice = "; once they are finite again, restart_averages() starts the averages again"
+        warnings.warn(
+            f"the certificate is not finite: an iterate or a gradient of {', '.join(map(str, names[:3]))}{more} was "
+            f"not finite after step {self._finite_at} (ask for certificates more often to narrow it down)"
+            f"{advice if 'start' in settings['average'] else ''}",
+            stacklevel=4,
+        )
 
     def restart_averages(self: Any) -> None:
         """Restart the averages at the next iterate that counts, after a gradient that was not finite, say.

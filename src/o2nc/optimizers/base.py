@@ -77,7 +77,6 @@ class Averaged(Accessors, Optimizer):
     _is_node: bool  # whether a compiler sees the step as one operator
     _is_sharded: bool
     _finite_at: int  # the last step at which certificate() was finite
-    _broken: str  # the warning to repeat until it is finite again
     _is_checked: bool  # whether the parameters were checked to be whole (not FSDP1's or ZeRO's part)
     _clock: tuple[Any, int, int]  # the counter, its version and its value: saves waiting for a device to read it
     _lock: Any  # held while a step changes the parameters
@@ -345,7 +344,7 @@ class Averaged(Accessors, Optimizer):
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
-        self._clock, self._finite_at, self._broken = (None, 0, 0), 0, ""
+        self._clock, self._finite_at = (None, 0, 0), 0
         self._note_params()
 
     def _note_params(self) -> None:

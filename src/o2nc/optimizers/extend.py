@@ -1,15 +1,15 @@
 """`extend` gives any torch optimizer averages in place: its class becomes one with `Averaged` before it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor, optim
+from torch import optim
 from torch.optim import Optimizer
 
-from o2nc.averages.update import Entry
+from o2nc.averages.update import Entry, Iterate
 from o2nc.averages.windows import Average
 from o2nc.optimizers.base import Averaged
 from o2nc.optimizers.options import new_settings
@@ -192,41 +192,27 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
     The averages take the gradients of the closure's first call; if the optimizer has moved the parameters before that
     call, those that were there when the step began.
     """
-    params = [p for group in self.param_groups for p in group["params"]]
+    params, had_gradients, start = self._known_params, self._has_gradients(), self._iterate()
+    copies = [row._replace(x=row.x.clone(), g=None if row.g is None else row.g.clone()) for row in start.rows]
     versions = [p._version for p in params]
-    before = _remember(params) if self._window is not None else []
     new: dict[Any, Entry] | None = None
 
-    def average() -> None:
+    def average(iterate: Iterate) -> None:
         nonlocal new
-        if new is None and self._has_gradients():
-            self._follow()
-            new = self._update_averages(self._iterate())
-            self.param_groups[0][KEY][AVERAGED] = True
+        self._follow()
+        new = self._update_averages(iterate)
+        self.param_groups[0][KEY][AVERAGED] = True
 
     def observed() -> Any:
-        if before and new is None and versions != [p._version for p in params]:
-            now = _remember(params)
-            _put_back(before)
-            average()
-            _put_back(now)
+        if new is None and had_gradients and versions != [p._version for p in params]:
+            average(start._replace(rows=copies))
         with torch.enable_grad():
             loss = closure()
-        average()
+        if new is None and self._has_gradients():
+            average(self._iterate())
         return loss
 
-    loss = self._move(self._iterate(), observed)
+    loss = self._move(start, observed)
     if new is not None:
         self._finish(new)
     return loss
-
-
-def _remember(params: Sequence[Any]) -> list[tuple[Any, Tensor, Tensor | None]]:
-    return [(p, p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in params]
-
-
-@torch.no_grad()
-def _put_back(remembered: list[tuple[Any, Tensor, Tensor | None]]) -> None:
-    for p, x, g in remembered:
-        p.copy_(x)
-        p.grad = g

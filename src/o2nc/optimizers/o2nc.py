@@ -274,9 +274,6 @@ class OriginalO2NC(Learned):
     def _progress_weight(self, iterate: Iterate) -> float:
         return 1.0  # s is uniform on the way from x_{t−1} to x_t: the identity needs no weight
 
-    def _device_rule(self) -> None:
-        return None
-
 
 @cache
 def _first_key(learner: Any) -> str:

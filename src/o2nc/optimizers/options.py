@@ -1,6 +1,6 @@
 """Checks of the arguments that optimizers share, and the settings that they become."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,15 +42,15 @@ def check_options(numbers: Iterable[str], options: Mapping[str, Any]) -> None:
         lr = options["lr"]
         raise TypeError(f'lr must be a number or a tensor, of AdamW also "auto", got {lr!r} of type str')
     for name in sorted(options.keys() & {*numbers}):
-        value = options[name]
+        value, (allowed, within) = options[name], _ALLOWED.get(name, ("a finite number >= 0", lambda v: v >= 0))
         if name == "betas" and not (isinstance(value, tuple | list) and len(value) == 2):
-            raise TypeError(f"betas must be two numbers in [0, 1), got {value!r}")
+            raise TypeError(f"betas must be {allowed}, got {value!r}")
         for number in value if name == "betas" else [value]:
-            if isinstance(number, Tensor):
-                continue
-            if name == "betas":
-                checks.number(name, number, "two numbers in [0, 1)", lambda v: 0 <= v < 1)
-            elif name == "dampening":
-                checks.number(name, number, "a finite number", lambda v: True)
-            else:
-                checks.non_negative(name, number)
+            if not isinstance(number, Tensor):
+                checks.number(name, number, allowed, within)
+
+
+_ALLOWED: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "betas": ("two numbers in [0, 1)", lambda v: 0 <= v < 1),
+    "dampening": ("a finite number", lambda v: True),
+}

@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from o2nc import checks
 from o2nc.persist.plain import AVERAGED, KEY, from_dict
-from o2nc.persist.shards import assemble, with_own_sums, with_whole_sums
-from o2nc.vector import is_sharded, local
+from o2nc.persist.shards import SUMS, assemble, is_first_share
+from o2nc.vector import is_sharded, local, total
 
 _COUNTERS = frozenset(("step", "pending"))
 _TRANSIENT = frozenset(("auto", AVERAGED))  # settings that are there for some steps only
@@ -41,10 +42,11 @@ def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, A
 def _whole(p: Any, state: dict[str, Any]) -> dict[str, Any]:
     if KEY not in state or not is_sharded(p):
         return state
-    shard = p.to_local()
-    entry = with_whole_sums(p, state[KEY])
+    shard, entry = p.to_local(), dict(state[KEY])
     for key, value in entry.items():
-        if isinstance(value, Tensor) and value.dim() and value.shape == shard.shape:
+        if key in SUMS:
+            entry[key] = total(value.reshape(1), [p]).reshape(())
+        elif isinstance(value, Tensor) and value.dim() and value.shape == shard.shape:
             entry[key] = assemble(p, value.to(shard.device))
     return {**state, KEY: entry}
 
@@ -176,7 +178,6 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
         if not fits:
             raise ValueError(f"the checkpoint's {key} of parameter {i} must be {allowed}, got {value!r}")
     sharded = optimizer._is_sharded and is_sharded(p)
-    entry = with_own_sums(p, entry) if sharded else entry
     shape, device = (p.shape if not p.is_complex() else (*p.shape, 2)), p.device
     found = {}
     for key, value in entry.items():
@@ -188,6 +189,8 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
                 )
             if sharded and is_sharded(value):
                 value = local(value.redistribute(p.device_mesh, p.placements))  # type: ignore[attr-defined]
+            if sharded and key in SUMS and not is_first_share(p):
+                value = torch.zeros_like(value)
             if key == "output" or (settings["offload"] and key in _AVERAGES):
                 value = value.detach().to("cpu", copy=True)
             elif value.dim() or key in ("spread", "last_spread", "progress", "rate"):

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from o2nc.vector import total
-
 SUMS = frozenset(("spread", "progress", "last_spread"))  # entries that are sums over coordinates
 
 
@@ -27,16 +25,10 @@ def assemble(p: Any, shard: Tensor) -> Tensor:
     return DTensor.from_local(shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 
-def with_whole_sums(p: Any, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of a sharded parameter with its sums over all processes, for a checkpoint."""
-    return {k: total(v.reshape(1), [p]).reshape(()) if k in SUMS else v for k, v in entry.items()}
-
-
-def with_own_sums(p: Any, entry: dict[str, Any]) -> dict[str, Any]:
-    """Undo `with_whole_sums`: the first process takes the sum, the others zero."""
-    coordinate = p.device_mesh.get_coordinate()
-    first = all(c == 0 for c, placement in zip(coordinate, p.placements, strict=True) if not placement.is_replicate())
-    return entry if first else {k: torch.zeros_like(v) if k in SUMS else v for k, v in entry.items()}
+def is_first_share(p: Any) -> bool:
+    """Return whether this process takes the sums of a checkpoint; the others take zero."""
+    coordinates = zip(p.device_mesh.get_coordinate(), p.placements, strict=True)
+    return all(c == 0 for c, placement in coordinates if not placement.is_replicate())
 
 
 def is_first_process() -> bool:
