@@ -1,6 +1,6 @@
 """Reads an optimizer's averages, or says why there are none yet; changes nothing."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from o2nc.averages.update import Entry
 from o2nc.persist.plain import KEY, from_dict
@@ -17,15 +17,8 @@ def entries_of(optimizer: Any) -> dict[Any, Entry]:
     return {p: entry for p, entry in found.items() if "average" in entry}
 
 
-class Readable(NamedTuple):
-    """The most recent complete averages."""
-
-    entries: dict[Any, Entry]  # by parameter
-    n: int  # how many iterates were averaged
-
-
-def readable(optimizer: Any, wish: str) -> Readable:
-    """Return the averages, or raise `NoAverages` with the reason.
+def readable(optimizer: Any, wish: str) -> tuple[dict[Any, Entry], int]:
+    """Return the last complete averages by parameter, and of how many iterates they are, or raise `NoAverages`.
 
     Args:
         optimizer: the optimizer.
@@ -53,13 +46,13 @@ def readable(optimizer: Any, wish: str) -> Readable:
         entries[p] = found | {"since": entry["since"]}
     if not entries:  # as after loading a checkpoint without state
         raise NoAverages(f"{wish}: no parameter has averages yet, which begin with its next gradient")
-    return Readable(entries, turn.n)
+    return entries, turn.n
 
 
 def has_averages(optimizer: Any) -> bool:
     """Return whether there are averages to read."""
     try:
-        return bool(readable(optimizer, "averaged()").entries)
+        return bool(readable(optimizer, "averaged()"))
     except NoAverages:
         return False
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from o2nc.persist.private import BatchNorm, foreach_copy_
 
@@ -24,7 +24,7 @@ class Statistics:
         norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
         self._model = model
         self._layers = [norm for norm in norms if norm.track_running_stats and norm.num_batches_tracked is not None]
-        self._former = [(b, b.clone()) for layer in self._layers for b in layer.buffers(recurse=False)]
+        self._former = {layer: [(b, b.clone()) for b in layer.buffers(recurse=False)] for layer in self._layers}
         self._modes: list[tuple[Any, ...]] = [(m, "training", m.training) for m in model.modules()]
         self._modes += [(norm, "momentum", norm.momentum) for norm in norms]
 
@@ -53,10 +53,7 @@ class Statistics:
             layer.training, layer.momentum = True, None  # torch's word for the mean over all batches
             layer.reset_running_stats()
         self._run(batches)
-        unreached = {
-            id(b) for layer in self._layers if not layer.num_batches_tracked for b in layer.buffers(recurse=False)
-        }
-        _copy_back([pair for pair in self._former if id(pair[0]) in unreached])
+        self._copy_back([layer for layer in self._layers if not layer.num_batches_tracked])
         self._restore_modes()
 
     @torch.no_grad()
@@ -76,15 +73,15 @@ class Statistics:
 
     def restore(self) -> None:
         """Restore statistics, momenta and training flags; calling it again changes nothing."""
-        _copy_back(self._former)
+        self._copy_back(self._layers)
         self._restore_modes()
 
     def _restore_modes(self) -> None:
         for module, name, value in self._modes:
             setattr(module, name, value)
 
-
-def _copy_back(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copy all buffers in one call, in place: captured CUDA graphs know their addresses."""
-    if pairs:
-        foreach_copy_([b for b, _ in pairs], [former for _, former in pairs])
+    def _copy_back(self, layers: list[Any]) -> None:
+        """Copy all buffers in one call, in place: captured CUDA graphs know their addresses."""
+        pairs = [pair for layer in layers for pair in self._former[layer]]
+        if pairs:
+            foreach_copy_([b for b, _ in pairs], [former for _, former in pairs])

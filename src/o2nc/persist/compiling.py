@@ -47,9 +47,8 @@ def _step_outside(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
 def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
     owner = _OPTIMIZERS[optimizer]
     known = owner._known_params
-    current = [p for group in owner.param_groups for p in group["params"]]
-    if len(current) != len(known) or any(a is not b for a, b in zip(current, known, strict=True)):
-        owner._note_params()
+    owner._notice_params()
+    if owner._known_params is not known:
         raise RuntimeError("param_groups has other parameters than when step() was compiled: call it again")
     before = [p.grad for p in known]
     # a compiler may pass copies, which it writes back afterwards

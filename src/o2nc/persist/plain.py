@@ -24,13 +24,10 @@ def _key(cls: type) -> str:
 
 
 _KNOWN: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        *(windows.Discount, windows.Polynomial, windows.Blocks),
-        *(scaling.Exponential, laws.Uniform, laws.Jitter, laws.Weibull, laws.Gamma),
-        *(learners.OGD, learners.BallOGD, learners.FTRL, learners.AdaGrad, learners.BallAdaGrad),
-        *(learners.ScaleFree, learners.CoinBetting),
-    )
+    name: cls
+    for module in (windows, scaling, laws, learners)
+    for name, cls in vars(module).items()
+    if isinstance(cls, type) and is_dataclass(cls)
 }
 
 

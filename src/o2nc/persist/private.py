@@ -17,27 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._compile import _disable_dynamo as disable_dynamo
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch import _compile
+from torch.nn.modules import batchnorm
 from torch.nn.utils import parametrize
 
-__all__ = [
-    "BatchNorm",
-    "clear_cast_caches",
-    "disable_dynamo",
-    "foreach_add_",
-    "foreach_addcmul_",
-    "foreach_clamp_min_",
-    "foreach_copy_",
-    "foreach_div_",
-    "foreach_mul",
-    "foreach_mul_",
-    "foreach_norm",
-    "foreach_sqrt",
-    "one_node",
-    "same_pointers",
-]
-
+BatchNorm = batchnorm._BatchNorm
+disable_dynamo = _compile._disable_dynamo
 foreach_add_ = torch._foreach_add_
 foreach_addcmul_ = torch._foreach_addcmul_
 foreach_clamp_min_ = torch._foreach_clamp_min_
