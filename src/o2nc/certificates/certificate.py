@@ -22,8 +22,6 @@ from o2nc.certificates.trajectory import Point, Trajectory
 from o2nc.certificates.weights import best_weights
 from o2nc.text import printable
 
-CONSTANTS = ("sharp", "paper", "measured")
-
 
 @dataclass(frozen=True)
 class Goldstein:
@@ -86,72 +84,32 @@ class Certificate:
         terms = f"{self.gradient:.4g} + {self.c:.4g}·{self.spread:.4g}"
         return printable(f"‖ḡ‖ + c·V = {terms} = {self.value:.4g} over {self.ess:.4g} iterates")
 
-    def gradient_norm(
-        self, *, smoothness: float | None = None, second_order: float | None = None, constants: str = "sharp"
-    ) -> float:
+    def gradient_norm(self, *, smoothness: float | None = None, second_order: float | None = None) -> float:
         """Return a bound on ‖∇F(x̄)‖ for smooth F (Lemma *criterion reduction*).
 
-        With ε = ``value``, from ‖∇F(x̄)‖ <= ‖ḡ‖ + ‖E[∇F(x̄) − ∇F(y)]‖:
+        From ‖∇F(x̄)‖ <= ‖ḡ‖ + ‖E[∇F(x̄) − ∇F(y)]‖:
 
-        ==========  =================================  ==================================================
-        constants   ∇F is H-Lipschitz                  ∇²F is ρ-Lipschitz (E[y − x̄] = 0 removes ∇²F)
-        ==========  =================================  ==================================================
-        measured    ‖ḡ‖ + H√V                          ‖ḡ‖ + (ρ/2)V
-        sharp       ε + H²/(4c); H√(ε/c) if 4cε < H²   max(1, ρ/(2c))·ε
-        paper       ε + H√(ε/c); 2ε at c = H²/ε        ε + (ρ/2)ε/c; 2ε at c = ρ/2
-        ==========  =================================  ==================================================
-
-        Measured is never above sharp: ‖ḡ‖ + H√V = ε − cV + H√V is largest at √V = H/(2c), or at V = ε/c where that
-        is less; and ‖ḡ‖ + (ρ/2)V <= max(1, ρ/(2c))(‖ḡ‖ + cV) term by term. So sharp is, for smooth F, the best that
-        ε and c alone can give.
+            ‖ḡ‖ + H√V       if ∇F is H-Lipschitz; at most value + H²/(4c)
+            ‖ḡ‖ + (ρ/2)V    if ∇²F is ρ-Lipschitz, since E[y − x̄] = 0 removes ∇²F; at most value if c >= ρ/2
 
         Args:
             smoothness: H, a Lipschitz constant of ∇F, >= 0.
             second_order: ρ, a Lipschitz constant of ∇²F, >= 0. Exactly one of the two.
-            constants: "sharp", "paper" or "measured".
-
-        Returns:
-            The bound.
-
-        Warns:
-            UserWarning: where c is so small that 4cε < H²; the message says which c balances the two.
 
         Example:
-            >>> certificate = Certificate(c=2.0, gradient=0.5, spread=0.25, ess=10.0)
-            >>> certificate.gradient_norm(second_order=4.0)
-            1.0
-            >>> certificate.gradient_norm(smoothness=1.0, constants="measured")
+            >>> Certificate(c=2.0, gradient=0.5, spread=0.25, ess=10.0).gradient_norm(smoothness=1.0)
             1.0
         """
-        checks.choice("constants", constants, CONSTANTS)
         if (smoothness is None) == (second_order is None):
             raise TypeError(
                 f"give exactly one of smoothness and second_order, got {smoothness!r} and {second_order!r}"
             )
-        eps, c = self.value, self.c
-        if second_order is not None:
-            checks.non_negative("second_order", second_order)
-            return {
-                "measured": self.gradient + second_order / 2 * self.spread,
-                "sharp": max(1.0, second_order / (2 * c)) * eps,
-                "paper": eps + second_order / 2 * eps / c,
-            }[constants]
-        assert smoothness is not None
-        checks.non_negative("smoothness", smoothness)
-        alone = smoothness * eps**0.5 / c**0.5  # not (eps/c)**0.5, which may vanish
-        is_small = smoothness * smoothness > 4 * c * eps
-        if is_small and eps > 0 and constants != "measured":
-            warnings.warn(
-                f"c = {c:.4g} is small for smoothness = {smoothness:.4g}: spread alone allows for a gradient of "
-                f"H√(value/c) = {alone:.4g}, the certificate is {eps:.4g}; c = H²/value = {smoothness**2 / eps:.4g} "
-                "would balance, and constants='measured' does without c",
-                stacklevel=2,
-            )
-        return {
-            "measured": self.gradient + smoothness * self.spread**0.5,
-            "sharp": alone if is_small else eps + smoothness * smoothness / (4 * c),
-            "paper": eps + alone,
-        }[constants]
+        if smoothness is not None:
+            checks.non_negative("smoothness", smoothness)
+            return self.gradient + smoothness * self.spread**0.5
+        assert second_order is not None
+        checks.non_negative("second_order", second_order)
+        return self.gradient + second_order / 2 * self.spread
 
     def goldstein(self, delta: float, *, lipschitz: float) -> Goldstein:
         """Return which Goldstein stationary point is near x̄, for Lipschitz F (Lemma *goldstein reduction*).

@@ -59,8 +59,8 @@ def integral(y: Array, pieces: Array, order: int) -> Array:
     return total / order
 
 
-def norm_score(order: int) -> Callable[[Array], Array]:
-    """Return the score |F'(0)|/bound for H = 1 (order 1) or ρ = 1 (order 2).
+def norm_score(printed: bool, order: int) -> Callable[[Array], Array]:
+    """Return the score |F'(0)|/bound for H = 1 (order 1) or ρ = 1 (order 2): ours at any c, 2ε at its own.
 
     Where the spread is less than a tenth of ε the score is 0: at y = x the second bound is an equality, always.
     """
@@ -69,24 +69,28 @@ def norm_score(order: int) -> Callable[[Array], Array]:
         y, p, pieces, number, c = unpack(x)
         mean = np.abs(number + (p * integral(y, pieces, order)).sum(1))  # F''(0)y has mean 0
         spread = (p * y**2).sum(1)
+        if printed:
+            c = (
+                2 / (mean + np.sqrt(mean**2 + 4 * spread)) if order == 1 else np.full(len(x), 0.5)
+            )  # ε = mean + spread/ε
         rows = zip(c.tolist(), mean.tolist(), spread.tolist(), strict=True)
-        bounds = [Certificate(price, g, v, 1.0).gradient_norm(**CONSTANTS[order]) for price, g, v in rows]
+        ours = [Certificate(price, g, v, 1.0).gradient_norm(**{CONSTANTS[order]: 1.0}) for price, g, v in rows]
+        bounds = 2 * (mean + c * spread) if printed else ours
         return (c * spread > 0.1 * (mean + c * spread)) * np.abs(number) / np.maximum(bounds, 1e-12)
 
     return score
 
 
 def criterion(order: int, seed: int, scale: float) -> Sides:
-    """Search for functions that exceed the bounds, which are at most those that are printed."""
-    with warnings.catch_warnings(action="ignore"):  # that c is small for the smoothness
-        found = climb(norm_score(order), np.random.default_rng(seed), 24, enough(400, scale, 100))
-        # tight: F'(h) = 1.25 − |h| at y = ±½, c = 1; F'(h) = 1 − h²/2 with V = 0.8, c = ½
-        tight = Certificate(1.0, 0.75, 0.25, 2.0) if order == 1 else Certificate(0.5, 0.6, 0.8, 2.0)
-        known_ratio = (1.25 if order == 1 else 1.0) / tight.gradient_norm(**CONSTANTS[order])
-        printed = tight.gradient_norm(**CONSTANTS[order], constants="paper")
-    measured = f"greatest ‖∇F(x)‖/bound: search {found:.4f}, known {known_ratio:.4f}; printed: {printed:g}ε"
-    also = known_ratio > 0.999 and found > 0.97 and printed == 2
-    return Sides(measured, max(found, known_ratio), 1.0, also=also)
+    """Search for functions that exceed the bounds."""
+    rng, rounds = np.random.default_rng(seed), enough(400, scale, 100)
+    sharp, paper = (climb(norm_score(printed, order), rng, 24, rounds) for printed in (False, True))
+    # tight: F'(h) = 1.25 − |h| at y = ±½, c = 1; F'(h) = 1 − h²/2 with V = 0.8, c = ½
+    tight = Certificate(1.0, 0.75, 0.25, 2.0) if order == 1 else Certificate(0.5, 0.6, 0.8, 2.0)
+    known_ratio = (1.25 if order == 1 else 1.0) / tight.gradient_norm(**{CONSTANTS[order]: 1.0})
+    measured = f"greatest ‖∇F(x)‖/bound: search {sharp:.4f}, known {known_ratio:.4f}; of the printed 2ε {paper:.3f}"
+    also = known_ratio > 0.999 and sharp > 0.97 and paper <= 1
+    return Sides(measured, max(sharp, known_ratio), 1.0, also=also)
 
 
 @row("criterion-smooth", "‖∇F(x)‖ ≤ ‖∇F(x)‖_c + H²/4c  (printed: 2ε)")
