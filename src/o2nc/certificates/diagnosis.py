@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,17 +107,17 @@ def diagnose(
         reading.readable(optimizer, "diagnose()")  # raises, and says why
     if loss is not None:
         optimizer._refuse_swapped("diagnose(loss)")
-    measured, has_averages = _measure(optimizer), reading.has_averages(optimizer)
-    evidence, faults = measured.evidence, measured.faults
+    evidence, displacement, faults = _measure(optimizer)
+    square, has_averages = evidence.pop("gradient_square"), reading.has_averages(optimizer)
     if loss is not None:
         evidence |= _heat(optimizer, loss) if has_averages and not faults else {"heat": math.nan}
     if reading.has_certificate(optimizer) and not faults:
-        evidence |= _noise(certificate or optimizer.certificate(), measured.gradient_square)
+        evidence |= _noise(certificate or optimizer.certificate(), square)
     trail, names = optimizer._trail or Trail(), reading.parameter_names(optimizer)
     rest = optimizer._window.start + 1 - optimizer._steps_done()
     values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps, rest), "spike_step": math.nan, **evidence}
     alone = {}
-    for p, j in measured.displacements.items():
+    for p, j in displacement.items():
         verdict = "broken" if p in faults else verdict_of({"displacement": j})
         alone[names[p]] = Diagnosis(verdict, {"displacement": j}, ADVICE[verdict].format(**values))
     verdict = verdict_of(evidence) if has_averages else "too early"
@@ -153,24 +153,14 @@ def verdict_of(evidence: Mapping[str, float]) -> str:
     return "straight" if is_straight or heat < 0 else "travelling"
 
 
-class _Measured(NamedTuple):
-    """What is measured of a run, summed over all processes."""
-
-    evidence: dict[str, float]
-    displacements: dict[Any, float]  # J of every parameter
-    faults: dict[Any, str]  # what is not finite of which parameter
-    gradient_square: float  # the mean ‖g‖²; 0 if it is not known
-
-
-def _measure(optimizer: Any) -> _Measured:
-    """Measure displacements and look for what is not finite; where parameters are sharded, collectively."""
+def _measure(optimizer: Any) -> tuple[dict[str, float], dict[Any, float], dict[Any, str]]:
+    """Return the evidence, J of every parameter, and what is not finite of which; where sharded, collectively."""
     params, entries = optimizer._known_params, reading.entries_of(optimizer)
     xs, trail = vector.values(params), optimizer._trail or Trail()
     taken = [] if optimizer._engine.has_captured else trail.latest()
-    kept = [{"x": x} | entries.get(p, {}) for x, p in zip(xs, params, strict=True)]
-    home = xs[0].device
+    ours = [{"x": x} | entries.get(p, {}) for x, p in zip(xs, params, strict=True)]
     rows = [
-        torch.stack([_count_faults(entry.get(key)).to(home) for entry in kept])
+        torch.stack([_count_faults(own.get(key)).to(xs[0].device) for own in ours])
         for key in ("x", "average", "gradient")
     ]
     if taken:
@@ -181,7 +171,7 @@ def _measure(optimizer: Any) -> _Measured:
     faults = {p: ("x", "x̄", "ḡ")[at[i]] for i, p in enumerate(params) if values[:3, i].any()}
     if not taken:
         unknown = {"displacement": math.nan, "steps": 0.0, "turnover": math.nan, "growth": math.nan}
-        return _Measured(unknown, dict.fromkeys(params, math.nan), faults, 0.0)
+        return unknown | {"gradient_square": 0.0}, dict.fromkeys(params, math.nan), faults
     times = [step for step, _, _ in taken]
     joint, *parts = displacements(times, values[4:], momenta_of(optimizer))
     means, spreads, increments = values[4], values[5], values[6:].sum(1).tolist()
@@ -193,12 +183,13 @@ def _measure(optimizer: Any) -> _Measured:
         "steps": float(times[-1] - times[0]),
         "turnover": float((sizes * changed).sum() / (sizes * (spreads > 0)).sum().clamp(min=1.0)),
         "growth": math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
+        "gradient_square": float(values[3].sum()),  # the mean ‖g‖², 0 if it is not known
     }
     begun = optimizer._steps_done() - trail.steps  # the trail may have begun later
     for key, at_snapshot in (("spike_step", _spike(increments)), ("finite_at", _last_finite(increments))):
         if at_snapshot is not None:
             evidence[key] = float(begun + times[at_snapshot])
-    return _Measured(evidence, dict(zip(params, parts, strict=True)), faults, float(values[3].sum()))
+    return evidence, dict(zip(params, parts, strict=True)), faults
 
 
 def _count_faults(x: Any) -> Tensor:
@@ -221,9 +212,8 @@ def _last_finite(increments: Sequence[float]) -> int | None:
 
 def _noise(certificate: Certificate, square: float) -> dict[str, float]:
     """Return ‖ḡ‖ and, where it is known, what it would be of independent gradients that are nothing but noise."""
-    floor = math.sqrt(square / certificate.ess)
-    known = {"noise_floor": floor, "gradient_to_noise": certificate.gradient / floor} if floor > 0 else {}
-    return {"gradient": certificate.gradient, **known}
+    floor, found = math.sqrt(square / certificate.ess), {"gradient": certificate.gradient}
+    return found | ({"noise_floor": floor, "gradient_to_noise": certificate.gradient / floor} if floor > 0 else {})
 
 
 def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:

@@ -23,7 +23,7 @@ BETAS = (0.5, 0.9, 0.99)
 POINTS, PIECES = 4, 8
 SIZE = 2 * POINTS + PIECES + 2  # numbers of one candidate
 EDGES = np.linspace(-4.0, 4.0, PIECES + 1)  # of the pieces
-CONSTANTS: dict[int, dict[str, Any]] = {1: {"smoothness": 1.0}, 2: {"second_order": 1.0}}  # by the derivative's order
+CONSTANTS = {1: "smoothness", 2: "second_order"}  # by the order of the derivative that has the constant
 
 
 def climb(score: Callable[[Array], Array], rng: np.random.Generator, starts: int, rounds: int) -> float:
