@@ -22,7 +22,7 @@ default_role = "py:obj"  # `OGD` in a docstring is a link where it can be one
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-autodoc_mock_imports = ["lightning", "matplotlib", "transformers"]  # the site does without them
+autodoc_mock_imports = ["lightning", "transformers"]  # the site does without them
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 

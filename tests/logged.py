@@ -1,7 +1,8 @@
-"""Runs that are logged, and the steps of their logs; for the tests of the logger, of shards and of accelerate."""
+"""Runs that are logged, and the rows of their logs; for the tests of the logger, of shards and of accelerate."""
 
 import torch
 
+from o2nc.logger import Row
 from registry import OURS, ours_of
 
 
@@ -22,6 +23,12 @@ def train(model, optimizer, steps, after=lambda: None):
         after()
 
 
+def read(path):
+    """Return the rows of a log."""
+    lines = [line.split(",") for line in path.read_text().splitlines()]
+    assert tuple(lines[0]) == Row._fields
+    return [Row(int(step), verdict, *map(float, numbers)) for step, verdict, *numbers in lines[1:]]
+
+
 def steps(path):
-    """Return the steps of all rows, also of those that a later run replaced."""
-    return [int(line.split(",")[0]) for line in path.read_text().splitlines()[1:]]
+    return [row.step for row in read(path)]

@@ -39,7 +39,7 @@ CODE |= {name: blocks(OPENING) + blocks(text) for name, text in SECTIONS.items()
 NEEDED = {
     "docs/tutorial.md": ["matplotlib"],
     "docs/gpt.md": ["o2nc_experiments"],
-    "A log of certificates": ["tensorboard", "matplotlib"],
+    "A log of certificates": ["tensorboard"],
     "Hugging Face transformers": ["transformers", "accelerate"],
     "accelerate": ["accelerate", "tensorboard"],
     "A diffusion model": ["accelerate"],
@@ -166,7 +166,6 @@ def keeps_the_best(page):
 
 def leaves_a_log(page):
     assert len(Path("certificate.csv").read_text().splitlines()) == 1 + 8
-    assert Path("certificate.png").read_bytes().startswith(b"\x89PNG")
     assert list(Path("runs").iterdir())
 
 

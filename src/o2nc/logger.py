@@ -1,13 +1,13 @@
 """Verdict and certificate to CSV and TensorBoard while an optimizer trains.
 
 Rows are only ever appended to the file, which is closed after each of them. Where its steps go back, a run was
-resumed from an earlier checkpoint or started again: `read` returns the rows of the last run.
+resumed from an earlier checkpoint or started again, and the later rows count.
 """
 
 import math
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import proxy
 
 from o2nc import checks
@@ -17,9 +17,6 @@ from o2nc.certificates.diagnosis import VERDICTS, diagnose
 from o2nc.optimizers.wrapped import averaged_optimizer
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.shards import is_first_process
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Row(NamedTuple):
@@ -76,44 +73,21 @@ def append(path: Path, *rows: Row) -> None:
         if file.tell() == 0:
             file.write(HEADER + "\n")
         file.seek(0)
-        _check_header(path, file)
+        if file.readline(len(HEADER) + 2).strip() != HEADER:
+            raise ValueError(
+                f"{path} is not a log of certificates, whose first line is {HEADER}: choose another path"
+            )
         file.writelines(",".join(map(str, row)) + "\n" for row in rows)
-
-
-def read(path: Path) -> list[Row]:
-    """Return the rows of a log, without those that a later run replaced or a full disk cut off.
-
-    Raises:
-        ValueError: the file is not a log.
-    """
-    rows: list[Row] = []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        _check_header(path, file)
-        for line in file:
-            step, *values = line.rstrip("\n").split(",")
-            try:
-                row = Row(int(step), values[0], *map(float, values[1:]))
-            except (ValueError, TypeError, IndexError):  # cut off
-                continue
-            while rows and rows[-1].step >= row.step:
-                rows.pop()
-            rows.append(row)
-    return rows
-
-
-def _check_header(path: Path, file: Any) -> None:
-    if file.readline(len(HEADER) + 2).strip() != HEADER:
-        raise ValueError(f"{path} is not a log of certificates, whose first line is {HEADER}: choose another path")
 
 
 class CertificateLogger:
     """Logs diagnosis and certificate while an optimizer steps; the training loop does not change.
 
     A row is written at every multiple of ``every`` steps. Rows are appended to the file if there is one, and none is
-    ever overwritten or removed: a resumed run continues its log, and `plot` leaves out the rows that it replaced.
-    Give every run a path of its own. With several processes each makes the logger, and the first one writes. Steps
-    that are replayed as a CUDA graph call no hooks: call `record` after them. A second logger of the same optimizer
-    and path replaces the first. The logger does not keep its optimizer alive.
+    ever overwritten or removed: a resumed run continues its log. Give every run a path of its own. With several
+    processes each makes the logger, and the first one writes. Steps that are replayed as a CUDA graph call no hooks:
+    call `record` after them. A second logger of the same optimizer and path replaces the first. The logger does not
+    keep its optimizer alive.
 
     Args:
         optimizer: one with averages and a certificate, also wrapped by accelerate or Lightning.
@@ -194,12 +168,6 @@ class CertificateLogger:
             if not self._has_warned:
                 warnings.warn(f"the log {self.path} lacks rows, and training goes on: {error}", stacklevel=2)
             self._has_warned = True
-
-    def plot(self, path: str | Path | None = None) -> "Figure":
-        """Plot the log by `o2nc.integrations.matplotlib.plot`, and save the picture if a path is given."""
-        from o2nc.integrations.matplotlib import plot
-
-        return plot(self.path, path)
 
     def close(self) -> None:
         """Stop logging; a writer stays open."""

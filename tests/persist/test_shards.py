@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from logged import read
 from logged import steps as logged_steps
-from o2nc.logger import CertificateLogger, read
+from o2nc.logger import CertificateLogger
 from processes import NO_FSDP2, needs_fsdp2, torchrun
 from shards_worker import LATER, OPTIMIZERS, STEPS, converted, diagnosed, make, summary, train
 

@@ -33,6 +33,10 @@ class Goldstein:
         radius: how far ŷ may be from x'.
         epsilon: the bound on the mean gradient.
         distance: a bound on ‖x̄ − x'‖.
+
+    Example:
+        >>> Certificate(c=8.0, gradient=0.5, spread=0.01, ess=10.0).goldstein(0.5, lipschitz=1.0)
+        Goldstein(radius=0.505, epsilon=0.58, distance=0.005)
     """
 
     radius: float
@@ -125,10 +129,6 @@ class Certificate:
 
         Warns:
             UserWarning: when epsilon >= G, which holds at every point and so says nothing. It takes c >= 2G/δ².
-
-        Example:
-            >>> Certificate(c=8.0, gradient=0.5, spread=0.01, ess=10.0).goldstein(0.5, lipschitz=1.0)
-            Goldstein(radius=0.505, epsilon=0.58, distance=0.005)
         """
         checks.positive("delta", delta)
         checks.non_negative("lipschitz", lipschitz)

@@ -2,5 +2,4 @@
 
 * `transformers`, `lightning`: x̄ is what their Trainers score and save.
 * `averaging`: what these two share.
-* `matplotlib`: a picture of a log of certificates.
 """
