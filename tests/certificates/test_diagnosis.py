@@ -11,7 +11,7 @@ import torch
 
 import o2nc
 from o2nc.certificates.diagnosis import ADVICE, STATIONARY, STRAIGHT, VERDICTS, verdict_of
-from o2nc.certificates.displacement import COORDINATES, MOST, USED, displacements, measure, sample, sums, walk
+from o2nc.certificates.displacement import COORDINATES, MOST, USED, displacements, measure, sample, sums
 from problem import parameters, set_gradients
 from registry import OURS, identical, ours_of
 
@@ -66,20 +66,6 @@ def test_displacement_equals_its_definition():
     assert found == pytest.approx([expected(points), expected(points[:, :2]), expected(points[:, 2:])], rel=1e-12)
 
 
-def test_a_walk_with_momentum_has_the_spread_that_the_weights_say():
-    """E V over 4,000 walks."""
-    b, times = 0.8, (3, 4, 6, 11, 15, 30)
-    kicks = np.random.default_rng(0).normal(size=(30, 4000))
-    m, x, points = np.zeros(4000), np.zeros(4000), []
-    for kick in np.concatenate([np.random.default_rng(1).normal(size=(50, 4000)), kicks]):
-        m = b * m + kick
-        x = x + m
-        points.append(x)
-    y = np.array(points)[[50 + t - 1 for t in times]]
-    spread, squares = y.var(0).mean(), (np.diff(y, axis=0) ** 2).mean(1)
-    assert walk(times, b) @ squares == pytest.approx(spread, rel=0.05)
-
-
 def test_a_period_does_not_look_like_rest():
     """Snapshots at regular moments would see a run that goes round in 8 steps stand still."""
     d = run(
@@ -113,49 +99,37 @@ def test_the_trail_is_thinned_and_small():
     assert run(o2nc.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1), lambda t, x: x, 8)._trail.taken == []
 
 
-def test_the_noise_floor_is_that_of_independent_gradients():
-    """Where gradients are noise ‖ḡ‖ is at the floor; where they agree it is √ess times it. Frozen tensors add 0."""
-    for gradient, square, tolerance in (
-        (noise, 200, 0.1),
-        (lambda t: noise(1), float(noise(1).square().sum()), 1e-6),
-    ):
-        opt = sgd(certificate=True)
-        opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(10_000), requires_grad=False)]})
-        for t in range(1, 601):
-            opt.param_groups[0]["params"][0].grad = gradient(t)
-            opt.step()
-        found, ess = opt.diagnose().evidence, opt.certificate().ess
-        assert found["noise_floor"] == pytest.approx(math.sqrt(square / ess), rel=tolerance)
-        ratio = 1 if gradient is noise else math.sqrt(ess)
-        assert found["gradient_to_noise"] == pytest.approx(ratio, rel=2 * tolerance)
-    assert "noise_floor" not in run(sgd(), lambda t, x: noise(t), 200).diagnose().evidence
-
-
 class Halving(torch.optim.SGD):
     """Writes into the gradients."""
 
     def step(self, closure=None):
-        for p in self.param_groups[0]["params"]:
-            p.grad.mul_(0.5)
+        self.param_groups[0]["params"][0].grad.mul_(0.5)
         return super().step(closure)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda params: o2nc.SGD(params, lr=0.0, weight_decay=3.0, average=0.9, certificate=True),
-        lambda params: o2nc.SGD(params, lr=0.0, weight_decay=3.0, maximize=True, average=0.9, certificate=True),
-        lambda params: o2nc.extend(Halving(params, lr=0.0), average=0.9, certificate=True),
-    ],
-    ids=["weight decay", "weight decay, maximize", "a rule that writes into gradients"],
-)
-def test_the_noise_floor_is_of_the_gradients_that_are_averaged(make):
-    """They are all equal here, so that their mean is √ess times what noise would be."""
-    opt = run(
-        make([torch.nn.Parameter(torch.ones(5, dtype=torch.float64))]), lambda t, x: torch.full_like(x, 2.0), 200
-    )
-    found = opt.diagnose().evidence
+FLOORS = {
+    "SGD": lambda params: o2nc.SGD(params, lr=0.0, average=0.9, certificate=True),
+    "weight decay": lambda params: o2nc.SGD(params, lr=0.0, weight_decay=3.0, average=0.9, certificate=True),
+    "maximize": lambda ps: o2nc.SGD(ps, lr=0.0, weight_decay=3.0, maximize=True, average=0.9, certificate=True),
+    "a rule that writes": lambda params: o2nc.extend(Halving(params, lr=0.0), average=0.9, certificate=True),
+}
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_the_noise_floor_is_of_the_gradients_that_are_averaged(name):
+    """Where they are all equal ‖ḡ‖ is √ess times the floor; frozen tensors add nothing."""
+    opt = FLOORS[name]([torch.nn.Parameter(torch.ones(5, dtype=torch.float64))])
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(10_000), requires_grad=False)]})
+    found = run(opt, lambda t, x: torch.full_like(x, 2.0), 200).diagnose().evidence
     assert found["gradient_to_noise"] == pytest.approx(math.sqrt(opt.certificate().ess), rel=1e-6)
+
+
+def test_the_mean_of_noise_is_at_the_noise_floor():
+    opt = run(sgd(certificate=True), lambda t, x: noise(t), 600)
+    found = opt.diagnose().evidence
+    assert found["noise_floor"] == pytest.approx(math.sqrt(200 / opt.certificate().ess), rel=0.1)
+    assert found["gradient_to_noise"] == pytest.approx(1, rel=0.2)
+    assert "noise_floor" not in run(sgd(), lambda t, x: noise(t), 200).diagnose().evidence
 
 
 # --- verdicts
@@ -347,10 +321,8 @@ def test_every_optimizer_has_it_and_it_changes_nothing(name):
     identical(*runs)
 
 
-@pytest.mark.parametrize("made", [torch.jit.script, lambda model: torch.compile(model, backend="eager")])
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_compiled_models_are_as_before(made):
-    model = made(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)))
+def test_compiled_models_are_as_before():
+    model = torch.compile(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)), backend="eager")
     opt = o2nc.SGD(model.parameters(), lr=0.1, average=0.9)
 
     def loss():
@@ -422,8 +394,5 @@ def test_a_loss_that_is_not_finite_and_parameters_that_stand_still():
     assert opt.diagnose(lambda: float("nan")).verdict == "broken"
     mixed = sgd()
     mixed.add_param_group({"params": [torch.nn.Parameter(torch.ones(10_000), requires_grad=False)]})
-    x = mixed.param_groups[0]["params"][0]
-    for t in range(1, 201):
-        x.grad = noise(t)
-        mixed.step()
+    run(mixed, lambda t, x: noise(t), 200)
     assert mixed.diagnose().evidence["turnover"] == pytest.approx(opt.diagnose().evidence["turnover"])

@@ -9,6 +9,7 @@ import torch
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LinearLR, LRScheduler, SequentialLR, StepLR
 
 import o2nc
+from o2nc.certificates.displacement import displacements, measure
 from o2nc.certificates.ladder import LOW, SURE
 from problem import parameters, set_gradients
 from registry import OURS, TORCH, identical
@@ -67,7 +68,7 @@ def test_a_run_that_hops_around_a_moving_point_is_left_alone(drift):
 
 
 def test_the_past_is_thinned_evenly_and_judged_by_its_halves():
-    """What is compared, from all iterates at the kept steps in float64."""
+    """What is compared, from all iterates at the kept steps."""
     x = torch.nn.Parameter(torch.zeros(30, dtype=torch.float64))
     opt = torch.optim.SGD([x], lr=0.1, momentum=0.9)
     ladder, generator, iterates = o2nc.Ladder(opt), torch.Generator().manual_seed(1), [x.detach().clone()]
@@ -78,15 +79,8 @@ def test_the_past_is_thinned_evenly_and_judged_by_its_halves():
         iterates.append(x.detach().clone())
 
     def displacement(steps):
-        points, b = torch.stack([iterates[step] for step in steps]), 0.9
-        n, apart = len(steps), [[abs(s - t) for s in steps] for t in steps]
-        squares = [[a - 2 * b * (1 - b**a) / (1 - b**2) for a in row] for row in apart]
-        shares = [i / n * (1 - i / n) for i in range(1, n)]
-        expected = sum(share * squares[i][i + 1] for i, share in enumerate(shares))
-        kappa = sum(map(sum, squares)) / n**2 / 2 / expected
-        increments = points.diff(dim=0).square().sum(1).tolist()
-        spread = (points - points.mean(0)).square().sum(1).mean().item()
-        return spread / kappa / sum(share * q for share, q in zip(shares, increments, strict=True))
+        measured = measure([iterates[step] for step in steps], [x])
+        return displacements(steps, measured, [0.9])[0]
 
     steps = [step for step, _ in ladder._past]
     distances = [b - a for a, b in pairwise(steps)]
