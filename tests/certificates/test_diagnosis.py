@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import o2nc
-from o2nc.certificates.diagnosis import ADVICE, STATIONARY, STRAIGHT, VERDICTS, verdict_of
+from o2nc.certificates.diagnosis import STATIONARY, STRAIGHT, VERDICTS, verdict_of
 from o2nc.certificates.displacement import COORDINATES, MOST, USED, displacements, measure, sample, sums
 from problem import parameters, set_gradients
 from registry import OURS, identical, ours_of
@@ -133,10 +133,6 @@ def test_the_mean_of_noise_is_at_the_noise_floor():
 
 
 # --- verdicts
-
-
-def test_every_verdict_has_an_advice():
-    assert set(ADVICE) == set(VERDICTS)
 
 
 @pytest.mark.parametrize(

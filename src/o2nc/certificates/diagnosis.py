@@ -40,16 +40,16 @@ HOT, TURNOVER = 1.0, 0.06  # heat above this share of |F(x̄)|; turnover above t
 GROWTH = 16.0  # squared increments of so many times those at first
 SPIKE = 4.0  # a squared increment of so many times all before it
 
-VERDICTS = ("too early", "straight", "travelling", "stationary", "too hot", "spike", "broken")
 ADVICE = {
-    "broken": "Go back to a checkpoint from before, and clip the gradients.",
     "too early": "Ask again after {wait} more steps.",
-    "spike": "Look at the batches of step {spike_step:.0f} and before; if it happens again, clip the gradients.",
-    "stationary": "Lower the learning rate, as o2nc.Ladder does, or stop and take x̄.",
-    "too hot": "Lower the learning rate, by half to begin with.",
     "straight": "Raise the learning rate, by half to begin with.",
     "travelling": "Go on.",
+    "stationary": "Lower the learning rate, as o2nc.Ladder does, or stop and take x̄.",
+    "too hot": "Lower the learning rate, by half to begin with.",
+    "spike": "Look at the batches of step {spike_step:.0f} and before; if it happens again, clip the gradients.",
+    "broken": "Go back to a checkpoint from before, and clip the gradients.",
 }
+VERDICTS = tuple(ADVICE)
 RESTART = "Call restart_averages(), since x itself is finite."
 REPLAYED = "Call step() outside of the CUDA graph, which runs no code of the host, to have a displacement."
 
@@ -164,8 +164,7 @@ def _measure(optimizer: Any) -> tuple[dict[str, float], dict[Any, float], dict[A
         for key in ("x", "average", "gradient")
     ]
     if taken:
-        decays = [decay if p in entries else 0.0 for p, decay in reading.decays_of(optimizer).items()]
-        rows += [measure_gradients(taken, xs, decays), *measure([x for _, x, _ in taken], xs)]
+        rows += [*measure_gradients(taken, xs), *measure([x for _, x, _ in taken], xs)]
     values = vector.total(torch.stack(rows), params).cpu()
     at = values[:3].gt(0).int().argmax(0).tolist()
     faults = {p: ("x", "x̄", "ḡ")[at[i]] for i, p in enumerate(params) if values[:3, i].any()}
@@ -173,17 +172,19 @@ def _measure(optimizer: Any) -> tuple[dict[str, float], dict[Any, float], dict[A
         unknown = {"displacement": math.nan, "steps": 0.0, "turnover": math.nan, "growth": math.nan}
         return unknown | {"gradient_square": 0.0}, dict.fromkeys(params, math.nan), faults
     times = [step for step, _, _ in taken]
-    joint, *parts = displacements(times, values[4:], momenta_of(optimizer))
-    means, spreads, increments = values[4], values[5], values[6:].sum(1).tolist()
+    joint, *parts = displacements(times, values[6:], momenta_of(optimizer))
+    means, spreads, increments = values[6], values[7], values[8:].sum(1).tolist()
     changed = (spreads / (means + spreads)).nan_to_num(0.0)
     sizes = torch.tensor([float(p.numel()) for p in params], device="cpu")
-    quarter = len(increments) // 4
+    quarter, (gg, gx, xx) = len(increments) // 4, values[3:6]
+    decays = [decay if p in entries else 0.0 for p, decay in reading.decays_of(optimizer).items()]
+    decay = torch.tensor(decays, dtype=torch.float64, device="cpu")  # ‖g + λx‖² is what the certificate averages
     evidence = {
-        "displacement": 0.0 if not values[6:].any() else joint,  # 0 where nothing moves at all
+        "displacement": 0.0 if not values[8:].any() else joint,  # 0 where nothing moves at all
         "steps": float(times[-1] - times[0]),
         "turnover": float((sizes * changed).sum() / (sizes * (spreads > 0)).sum().clamp(min=1.0)),
         "growth": math.fsum(increments[-quarter:]) / max(math.fsum(increments[:quarter]), 1e-300),
-        "gradient_square": float(values[3].sum()),  # the mean ‖g‖², 0 if it is not known
+        "gradient_square": float((gg + 2 * decay * gx + decay**2 * xx).sum()),  # 0 if it is not known
     }
     begun = optimizer._steps_done() - trail.steps  # the trail may have begun later
     for key, at_snapshot in (("spike_step", _spike(increments)), ("finite_at", _last_finite(increments))):

@@ -78,16 +78,14 @@ def measure(points: Sequence[Tensor], xs: Sequence[Tensor]) -> Tensor:
     return sums(torch.cat([mean.square(), spread, y.diff(dim=0).square()]), xs)
 
 
-def measure_gradients(taken: Sequence[Snapshot], xs: Sequence[Tensor], decays: Sequence[float]) -> Tensor:
-    """Return the mean ‖g + λx‖² over some snapshots, one for each tensor with its own λ; 0 if none has a gradient."""
+def measure_gradients(taken: Sequence[Snapshot], xs: Sequence[Tensor]) -> Tensor:
+    """Return the mean ‖g‖², ⟨g, x⟩ and ‖x‖² over some snapshots, one column per tensor; 0 without gradients."""
     home = xs[0].device
-    decay = torch.tensor(decays, dtype=torch.float64, device="cpu").repeat_interleave(
-        torch.tensor(sizes(xs), device="cpu")
-    )
-    squares = [(g.to(home).double() + decay.to(home) * x.to(home)).square() for _, x, g in taken if g is not None]
-    if not squares:
-        return torch.zeros(len(xs), dtype=torch.float64, device=home)
-    return sums(torch.stack(squares).mean(0, keepdim=True), xs)[0]
+    pairs = [(g.to(home).double(), x.to(home).double()) for _, x, g in taken if g is not None]
+    if not pairs:
+        return torch.zeros(3, len(xs), dtype=torch.float64, device=home)
+    g, x = (torch.stack(part) for part in zip(*pairs, strict=True))
+    return sums(torch.stack([g.square().mean(0), (g * x).mean(0), x.square().mean(0)]), xs)
 
 
 def displacements(times: Sequence[int], measured: Tensor, momenta: Sequence[float]) -> list[float]:

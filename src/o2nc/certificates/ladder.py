@@ -37,13 +37,11 @@ Snapshot: TypeAlias = tuple[int, Tensor]
 class Ladder(LRScheduler):
     """Halves the learning rate when the run is stationary at it, and brings it back when the run travels again.
 
-    Call ``step()`` once after every ``optimizer.step()``. It never raises a learning rate above its start, which is
-    the one that the group has when this is made, or when the group is added. Other schedulers may change the learning
-    rate as well, since it multiplies what it finds: for a warm-up chain them, or give both to
-    ``torch.optim.lr_scheduler.SequentialLR``; if one of them raises a learning rate above its start, the start is
-    where it raised it to. Evaluate at x̄ (``opt.averaged()``). At the end of a window it waits for the device. Where
-    parameters are sharded all processes decide together; a checkpoint then begins a new window, and otherwise goes on
-    bitwise.
+    Call ``step()`` once after every ``optimizer.step()``, and evaluate at x̄ (``opt.averaged()``). No learning rate
+    rises above its start: its value when this is made or when its group is added, or a larger one that another
+    scheduler sets. Since it multiplies what it finds, a warm-up can be chained to it, or come before it in
+    ``torch.optim.lr_scheduler.SequentialLR``. At the end of a window it waits for the device. Where parameters are
+    sharded all processes decide together. A resumed run goes on bitwise, but begins a new window if they are.
 
     Args:
         optimizer: any torch optimizer, such as ``o2nc.SGD(…, average=o2nc.Polynomial(12))``.
