@@ -248,7 +248,7 @@ def test_float32_stays_finite_over_long_silences(learner):
     gs = np.tile(cycle, (5, 1))
     _, deltas = play(learner, gs, 0.9, steady(learner, gs), dtype=torch.float32)
     assert np.linalg.norm(deltas, axis=1).max() < 100  # and so finite
-    assert np.linalg.norm(deltas[-1]) > 1e-3
+    assert np.linalg.norm(deltas[-1]) > 1e-5
 
 
 @pytest.mark.some(1)

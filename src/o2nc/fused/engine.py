@@ -4,6 +4,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -149,6 +150,8 @@ class Engine:
         from o2nc.fused.tables import Row, Tables
 
         rule = request.rule.resolve()
+        if request.window is None:  # then nobody can ask for the progress
+            rule = replace(rule, progress=False)
         rows, outside = [], {}
         for k, group in enumerate(request.groups):
             update, slots = rule.layout(group)
