@@ -160,7 +160,7 @@ def _measure(optimizer: Any) -> tuple[dict[str, float], dict[Any, float], dict[A
     taken = [] if optimizer._engine.has_captured else trail.latest()
     ours = [{"x": x} | entries.get(p, {}) for x, p in zip(xs, params, strict=True)]
     rows = [
-        torch.stack([_count_faults(own.get(key)).to(xs[0].device) for own in ours])
+        torch.stack([_is_broken(own.get(key)).to(xs[0].device) for own in ours])
         for key in ("x", "average", "gradient")
     ]
     if taken:
@@ -193,11 +193,11 @@ def _measure(optimizer: Any) -> tuple[dict[str, float], dict[Any, float], dict[A
     return evidence, dict(zip(params, parts, strict=True)), faults
 
 
-def _count_faults(x: Any) -> Tensor:
-    """Return how many numbers of a tensor are not finite."""
+def _is_broken(x: Any) -> Tensor:
+    """Return 1 if some number of a tensor is not finite, else 0."""
     if x is None:
         return torch.zeros((), dtype=torch.float64, device="cpu")
-    return (~torch.isfinite(x)).sum(dtype=torch.float64)
+    return (~torch.linalg.vector_norm(x, 1, dtype=torch.float64).isfinite()).double()
 
 
 def _spike(increments: Sequence[float]) -> int | None:
