@@ -64,28 +64,17 @@ class Derived(nn.BatchNorm1d):
     pass
 
 
+FORMS = [lambda x: x, lambda x: (x, 1), lambda x: [x, 1], lambda x: {"input": x}, lambda x: ({"input": x}, 1)]
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.SyncBatchNorm, nn.LazyBatchNorm1d, Derived])
-def test_they_are_those_of_update_bn(norm):
+def test_they_are_those_of_update_bn(norm, form):
     model = network(norm=(lambda _, **options: norm(**options)) if norm is nn.LazyBatchNorm1d else norm)
     before = snapshot(model)
-    with recalibrated(model, BATCHES):
-        assert_same(statistics(model), updated(model))
-    assert snapshot(model) == before
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda x: (x, "label"),
-        lambda x: [x, "label"],
-        lambda x: {"input": x},
-        lambda x: ({"input": x}, "label"),
-    ],
-)
-def test_forms_of_a_batch(form):
-    model = network()
     with recalibrated(model, map(form, BATCHES)):
         assert_same(statistics(model), updated(model))
+    assert snapshot(model) == before
 
 
 def test_the_callers_autocast_holds():
@@ -120,18 +109,20 @@ def test_everything_comes_back_to_the_bit(where, mode):
     model.train(mode != "eval")
     assert model[1].training == (mode == "train")
     model[1].running_mean.copy_(torch.tensor([float("nan"), -0.0, 5e-324, float("-inf")]))
-    before = snapshot(model)
+    expected, before = updated(network()), snapshot(model)
+    random = torch.get_rng_state()
     batches = {"iterator": failing(BATCHES), "model": [*BATCHES, torch.ones(2, 6)]}.get(where, BATCHES)
     outcome = nullcontext() if where == "nowhere" else pytest.raises((KeyError, RuntimeError))
     with outcome, recalibrated(model, batches):
         assert snapshot(model)[1] == before[1]  # flags and momenta
-        assert_same(statistics(model), updated(network()))
+        assert_same(statistics(model), expected)
         model.eval()  # what the block does to modes, momenta and statistics is undone, too
         model[1].momentum = 0.7
         model[1].running_mean.zero_()
         if where == "block":
             raise KeyError("block")
     assert snapshot(model) == before
+    assert torch.equal(torch.get_rng_state(), random)  # dropout did not draw
 
 
 def test_gradients_flow_inside_and_not_before():
@@ -156,15 +147,6 @@ def test_layers_without_running_statistics_are_left_alone():
         means = [model[:5].eval()(x).mean(0) for x in BATCHES]
         torch.testing.assert_close(model[5].running_mean, sum(means) / len(means))
     assert snapshot(model) == before
-
-
-def test_dropout_neither_drops_nor_draws():
-    model, expected = network(dropout=0.5), updated(network())
-    random = torch.get_rng_state()
-    with recalibrated(model, BATCHES):
-        assert model[3].training
-        assert_same(statistics(model), expected)
-    assert torch.equal(torch.get_rng_state(), random)
 
 
 switched_on = nn.BatchNorm1d(5, track_running_stats=False)

@@ -205,11 +205,9 @@ class Averaged(Accessors, Optimizer):
             for p in group["params"]:
                 if p.grad is None and p not in self.state:
                     continue
-                if needs_all:
-                    found.append((p, self.state[p].setdefault(KEY, {}), group))
-                    continue
-                entry = self.state.get(p, {}).get(KEY, {})  # torch creates its own state where there is none
-                if turn.counts or "average" not in entry:
+                # torch creates its own state where there is none
+                entry = self.state[p].setdefault(KEY, {}) if needs_all else self.state.get(p, {}).get(KEY, {})
+                if needs_all or turn.counts or "average" not in entry:
                     found.append((p, entry, group))
         params = [p for p, _, _ in found]
         lists = zip(found, values(params), gradients(params), strict=True)

@@ -163,16 +163,14 @@ def in_slices(rows: list[Row]) -> list[list[Row]]:
 class ScaledSGDM(Paper, SGD):
     """``torch.optim.SGD`` whose update is multiplied by a random scalar, with averages and a certificate.
 
-    It takes all arguments of ``torch.optim.SGD``, and:
+    It takes all arguments of ``torch.optim.SGD``, ``average`` and ``seed`` as `Averaged` describes them, and:
 
     Args:
         params: parameters or parameter groups.
         *args: further arguments of ``torch.optim.SGD``.
         scaling: the law of s, or None for ``torch.optim.SGD`` itself.
-        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers with the same seed draw the
-            same s: give each of a GAN's two its own.
-        average: the window of x̄, ḡ and V: a discount β in (0, 1), or a window such as `o2nc.Polynomial`; None keeps
-            no averages.
+        seed: as in `Averaged`.
+        average: as in `Averaged`; with one there is always a certificate.
         output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
             of mean β/(1 − β), cut off at the end, for which more is proved (docs/paper.md).
         **kwargs: further arguments of ``torch.optim.SGD``. ``fused``: on a GPU one pass over memory, averages
@@ -206,7 +204,7 @@ class ScaledSGDM(Paper, SGD):
     @property
     def device_rule(self) -> DeviceRule:  # type: ignore[override]
         """The rule as kernels, with the progress where there are averages."""
-        return _FUSED if self._window is None else _FUSED_WITH_PROGRESS
+        return DeviceRule("o2nc.fused.rules.sgd:" + ("sgd" if self._window is None else "scaled_sgdm"))
 
     def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Run torch's step; store the direction of the update where the momentum buffer is not it."""
@@ -241,10 +239,6 @@ class ScaledSGDM(Paper, SGD):
         """Return the momentum buffers in the averages' dtype; zeros where there is none."""
         pairs = [(self.state[row.param].get("momentum_buffer"), row.entry["average"]) for row in rows]
         return [torch.zeros_like(x) if b is None else values([b])[0].to(x.dtype) for b, x in pairs]
-
-
-_FUSED = DeviceRule("o2nc.fused.rules.sgd:sgd")
-_FUSED_WITH_PROGRESS = DeviceRule("o2nc.fused.rules.sgd:scaled_sgdm")
 
 
 def _keeps_direction(group: dict[str, Any]) -> bool:
