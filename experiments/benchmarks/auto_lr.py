@@ -180,7 +180,7 @@ def main(out: Path, models: str = "reported", seeds: str = "14,15", quiet: bool 
     torch.set_num_threads(1)
     terminal = kit.Terminal(quiet)
     command = f"python experiments/benchmarks/auto_lr.py --out {out} --models {models} --seeds {seeds}"
-    names = ("GROWTH", "SETTLED", "SHARE", "KEPT", "HEAT", "CHANGE", "LOWEST", "LOOK", "REVIEW")
+    names = ("GROWTH", "SETTLED", "KEPT", "HEAT", "CHANGE", "LOWEST", "LOOK", "REVIEW")
     settings = {"horizons": HORIZONS, "warmup": WARMUP} | {name.lower(): getattr(auto_lr, name) for name in names}
     store = kit.Store(kit.make_folder(out) / "auto_lr.json", settings, kit.circumstances(command))
     rows = []

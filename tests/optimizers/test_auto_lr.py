@@ -9,7 +9,7 @@ import torch
 from torch import optim
 
 import o2nc
-from o2nc.optimizers.auto_lr import HEAT, KEPT, LONGEST, LOOK, LOWEST, REVIEW, SHARE, WARMUP
+from o2nc.optimizers.auto_lr import HEAT, KEPT, LONGEST, LOOK, LOWEST, REVIEW, WARMUP
 from registry import identical, ours_of, params_of
 
 OPTIONS = {"average": o2nc.Polynomial(3, start=2, every=3), "certificate": True, "betas": (0.8, 0.95)}
@@ -63,19 +63,22 @@ def test_d_is_the_distance_estimate():
     opt = o2nc.AdamW(params, lr="auto", weight_decay=0.1)
     start = x = p.detach().clone()
     m = v = torch.zeros_like(x)
-    r, d = 0.0, 1e-3 * float(x.square().mean().sqrt())
+    r, d, rate = 0.0, 1e-3 * float(x.square().mean().sqrt()), 0.0
     for t in range(1, 100):
         (shown,) = train(opt, t, t + 1)
         g = gradient(x, t)
         r = 0.9 * r + 0.1 * float(g @ (start - x))
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        x = x - d * (0.1 * x + m / (1 - 0.9**t) / ((v / (1 - 0.999**t)).sqrt() + 1e-8))
+        roots = (v / (1 - 0.999**t)).sqrt()
+        x = x - d * (0.1 * x + m / (1 - 0.9**t) / (roots + 1e-8))
+        rate = max(rate, 4 * r / (1 - 0.9**t) / float(roots.sum()))
         d = max(d, 4 * r / float(m.abs().sum()))
         if not is_probing(opt):
             break
         assert shown == pytest.approx(d, rel=1e-9)
         assert torch.allclose(p, x, rtol=1e-9)
-    assert ours_of(opt)["auto"]["target"] == pytest.approx(SHARE * d, rel=1e-9)
+    assert ours_of(opt)["auto"]["target"] == pytest.approx(rate, rel=1e-9)
+    assert 0.1 * d < rate < d
     assert torch.allclose(p, start + KEPT * (x - start), rtol=1e-9)
     assert not torch.equal(p, start)
 
@@ -187,7 +190,7 @@ def test_a_number_in_a_checkpoint_wins():
 
 
 def test_a_closure_is_called_once_a_step_and_its_loss_returned():
-    opt, calls = o2nc.AdamW(weights(), lr="auto", average=0.9), []
+    opt, calls = o2nc.AdamW(weights(), lr="auto", average=o2nc.Polynomial(3)), []
 
     def closure():
         calls.append(1)
@@ -267,7 +270,7 @@ def test_weight_decay_bounds_lr():
     with pytest.warns(UserWarning, match=r"as much as weight_decay=0\.01 allows"):
         go_far()
     assert x.isfinite()
-    assert opt.param_groups[0]["lr"] <= SHARE / 0.01
+    assert opt.param_groups[0]["lr"] <= 0.25 / 0.01
 
 
 def test_a_group_added_after_loading_has_the_lr_that_was_found():

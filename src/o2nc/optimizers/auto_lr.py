@@ -2,23 +2,27 @@
 
     probe     AdamW moves at lr = d_t, from d_1 = 1e-3·rms(x_0) on, and d grows as far as a distance estimate allows:
                   r_t = β₁r_{t−1} + (1 − β₁)⟨g_t, x_0 − x_t⟩,   d_{t+1} = max(d_t, 4r_t/‖m_t‖₁),
-              m_t being Adam's own mean of the gradients; with weight decay λ, d is at most 1/λ. It ends when d has
-              settled, after 20 to 40 steps.
+              m_t being Adam's own mean of the gradients; with weight decay λ, d is at most 1/(4λ). It ends when d has
+              settled, after 20 to 40 steps, and leaves lr* = min(d, max_t 4r̂_t/‖√v̂_t‖₁): v_t is Adam's mean of the
+              squares, and the hats are its corrections for the first steps.
     rewind    x becomes x_0 + 0.15(x − x_0), or x_0 where x is not finite, and the optimizer's state is dropped
-    warm-up   lr rises to 0.25·d over 100 steps; without an average it is a plain number from then on
+    warm-up   lr rises to lr* over 100 steps; without an average it is a plain number from then on
     control   with x̄ beside the run, h is the mean of ⟨g_t, x_t − x̄_t⟩ over 50 steps, of which every fifth is looked
               at. After each 50 steps lr is multiplied by 0.3·max r/h, but at most by 1.1 and at least by 1/1.1, and
-              stays between 0.025·d and 0.25·d. It ends as soon as somebody else sets lr, or a graph is captured.
+              stays between lr*/10 and lr*. It ends as soon as somebody else sets lr, or a graph is captured.
 
-The estimate is Prodigy's (Mishchenko and Defazio): where F is convex, ⟨g, x_0 − x⟩ <= ⟨g, x_0 − x*⟩, so the mean r of
-the left sides is at most ⟨m, x_0 − x*⟩ <= ‖m‖₁·max|x_0 − x*|: r/‖m‖₁ never exceeds the distance that a coordinate
-has to go. Prodigy weighs gradients by d², which takes a buffer of its own; Adam's mean is there already. x_0 is kept
-while there is no x̄ yet, which takes its place: the probe needs no memory beyond the run's.
+The distance estimate is Prodigy's (Mishchenko and Defazio): where F is convex, ⟨g, x_0 − x⟩ <= ⟨g, x_0 − x*⟩, so the
+mean r of the left sides is at most ⟨m, x_0 − x*⟩ <= ‖m‖₁·max|x_0 − x*|: r/‖m‖₁ never exceeds the distance that a
+coordinate has to go. Prodigy weighs gradients by d², which takes a buffer of its own; Adam's mean is there already.
+x_0 is kept while there is no x̄ yet, which takes its place: the probe needs no memory beyond the run's.
 
-The estimate does not see the noise of the gradients, h does. g_t is of a new batch, so the mean of the products is
-⟨∇F(x), x − x̄⟩, for a quadratic F(x) − F(x̄) + ½⟨x − x̄, H(x − x̄)⟩: it grows with lr and with the noise, and needs no
-value of the loss. The largest r of the probe has the same unit, so lr does not depend on the scale of the loss. The
-numbers were chosen on twelve small models; docs/no-learning-rate.md has how others fare.
+A step of the size d would be right for gradients that agree with one another. ‖m̂‖₁/‖√v̂‖₁ is 1 for such, and small
+where they are mostly noise; lr* is d times that. At lr*, a step changes the loss by 4 max r̂ at most, to first order.
+
+The noise that builds up later shows in h. g_t is of a new batch, so the mean of the products is ⟨∇F(x), x − x̄⟩, for a
+quadratic F(x) − F(x̄) + ½⟨x − x̄, H(x − x̄)⟩: it grows with lr and with the noise, and needs no value of the loss. The
+largest r of the probe has the same unit, so lr does not depend on the scale of the loss. The numbers were chosen on
+fourteen small models; docs/no-learning-rate.md has how others fare.
 """
 
 import math
@@ -36,8 +40,7 @@ from o2nc.vector import dots, gradients, real, squares, values, wide
 AUTO = "auto"  # the argument, and the entry of the settings until lr is a plain number
 FIRST = 1e-6  # d_1 where all parameters are zero
 RELATIVE = 1e-3  # d_1 in units of rms(x_0)
-GROWTH = 4.0  # how many times the estimate d may be
-SHARE = 0.25  # lr in units of the last d
+GROWTH = 4.0  # how many times the estimates d and lr* are
 KEPT = 0.15  # of the way that the probe went
 WARMUP = 100  # steps
 SETTLED = 6  # steps in which d has grown by less than a tenth
@@ -55,7 +58,8 @@ def begin_probe(optimizer: Any) -> None:
         if group["lr"] != FIRST:
             raise ValueError(f'lr="auto" is one for all parameter groups, got lr={group["lr"]!r} in a group')
     _refuse_params(optimizer)
-    optimizer.param_groups[0][KEY][AUTO] = {"lr": FIRST, "d": FIRST, "probed": 0, "quiet": 0, "peak": 0.0}
+    counts = {"probed": 0, "quiet": 0, "peak": 0.0, "rate": 0.0}
+    optimizer.param_groups[0][KEY][AUTO] = {"lr": FIRST, "d": FIRST, **counts}
 
 
 def take_step(optimizer: Any) -> bool:
@@ -168,38 +172,47 @@ def _probe(optimizer: Any, auto: dict[str, Any]) -> None:
     optimizer._move(Iterate())
     for p, entry in new.items():
         state[p][KEY] = entry
-    norms = [_values(state[p]["exp_avg"]).abs().sum(dtype=torch.float64).to(products.device) for p in params]
-    found, sizes = torch.stack((products, torch.stack(norms))).tolist()  # the one time that it waits for a device
+    steps = auto["probed"] + 1
+    sums = [products]
+    for key, power in (("exp_avg", 1.0), ("exp_avg_sq", 0.5)):
+        moments = (_values(state[p][key]).abs().pow(power) for p in params)
+        sums.append(torch.stack([own.sum(dtype=torch.float64).to(products.device) for own in moments]))
+    found, means, roots = torch.stack(sums).tolist()  # the one time that it waits for a device
     if all(map(math.isfinite, found)):
         for p, entry, product in zip(params, entries, found, strict=True):
             entry["numerator"] = betas[p] * entry["numerator"] + (1 - betas[p]) * signs[p] * product
     r = sum(entry["numerator"] for entry in entries)
-    _go_on(optimizer, auto | {"peak": max(auto["peak"], r)}, GROWTH * r / (sum(sizes) or math.inf))
+    beta1, beta2 = map(float, optimizer.param_groups[0]["betas"])
+    corrected = r / (1 - beta1**steps) * math.sqrt(1 - beta2**steps)
+    rate = max(auto["rate"], GROWTH * corrected / (sum(roots) or math.inf))  # max keeps it where the new one is nan
+    auto = auto | {"probed": steps, "peak": max(auto["peak"], r), "rate": rate}
+    _go_on(optimizer, auto, GROWTH * r / (sum(means) or math.inf))
 
 
 def _go_on(optimizer: Any, auto: dict[str, Any], estimate: float) -> None:
     """Let d grow to the estimate; rewind if it has settled."""
     decay = max(float(group["weight_decay"]) for group in optimizer.param_groups)
-    most = 1 / decay if decay else math.inf  # beyond it decoupled weight decay alone would overshoot
-    d, probed = min(max(auto["d"], estimate), most), auto["probed"] + 1  # max keeps d where the estimate is nan
+    most = 1 / (4 * decay) if decay else math.inf  # decoupled weight decay alone would overshoot at four times that
+    d = min(max(auto["d"], estimate), most)
     grows = d > 1.1 * auto["reference"]
-    auto = auto | {"lr": d, "d": d, "probed": probed, "quiet": 0 if grows else auto["quiet"] + 1}
+    auto = auto | {"lr": d, "d": d, "quiet": 0 if grows else auto["quiet"] + 1}
     auto["reference"] = d if grows else auto["reference"]
     has_grown = d >= LEAST * auto["first"]
-    if probed < LONGEST and not (auto["quiet"] >= SETTLED and has_grown):
+    if auto["probed"] < LONGEST and not (auto["quiet"] >= SETTLED and has_grown):
         optimizer.param_groups[0][KEY][AUTO] = auto
         _show(optimizer, d)
         return
+    lr = min(d, auto["rate"]) if has_grown else d / GROWTH
     if d == most:
         warnings.warn(
-            f'lr="auto": {SHARE * d:.3g} is as much as weight_decay={decay:g} allows, and the distance is longer: '
+            f'lr="auto": {lr:.3g} is as much as weight_decay={decay:g} allows, and the distance is longer: '
             "pass lr as a number, or less weight decay",
             stacklevel=5,
         )
     if not has_grown:
         warnings.warn(
-            f'lr="auto": {probed} steps gave no estimate of the learning rate; {SHARE * d:.3g} is little more than a '
-            "guess: pass lr as a number",
+            f'lr="auto": {auto["probed"]} steps gave no estimate of the learning rate; {lr:.3g} is little more than '
+            "a guess: pass lr as a number",
             stacklevel=5,
         )
     for p in optimizer._known_params:
@@ -207,9 +220,8 @@ def _go_on(optimizer: Any, auto: dict[str, Any], estimate: float) -> None:
             start = optimizer.state.pop(p)[KEY]["start"]
             x = start + KEPT * (p.detach() - start)
             p.detach().copy_(torch.where(x.isfinite(), x, start))
-    goal = HEAT * auto["peak"]
-    optimizer.param_groups[0][KEY][AUTO] = {"lr": SHARE * d / WARMUP, "target": SHARE * d, "goal": goal}
-    _show(optimizer, SHARE * d / WARMUP)
+    optimizer.param_groups[0][KEY][AUTO] = {"lr": lr / WARMUP, "target": lr, "goal": HEAT * auto["peak"]}
+    _show(optimizer, lr / WARMUP)
 
 
 def _first(params: list[Any]) -> float:
