@@ -7,9 +7,9 @@
 Every optimizer takes turns with torch's fused one of its kind on the same parameters and gradients. A turn is 8
 steps, so that ``every=8`` pays its one update of the averages in each; the ratio is the median over the rounds.
 
-Result: GPT-2 XL, float32, H200, torch 2.11, median of 21 rounds (made at commit cf6f9b7), milliseconds: torch AdamW
-fused 12.5, o2nc.AdamW 10.5, with x̄ 13.7, with x̄ and certificate 17.5, extend with both 21.8, torch with swa_utils'
-EMA 17.7. docs/performance.md has the rest.
+Result: GPT-2 XL, float32, H200, torch 2.11, median of 7 rounds, milliseconds: torch AdamW fused 12.8, o2nc.AdamW 10.7,
+with x̄ 13.9 (every=8: 11.2), with x̄ and certificate 17.2 (every=8: 11.6), extend with x̄ every=8 13.3, torch with
+swa_utils' EMA 17.8. docs/performance.md has the rest.
 """
 
 import gc
