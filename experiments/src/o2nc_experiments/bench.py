@@ -7,7 +7,7 @@
 Every optimizer takes turns with torch's fused one of its kind on the same parameters and gradients. A turn is 8
 steps, so that ``every=8`` pays its one update of the averages in each; the ratio is the median over the rounds.
 
-Result: GPT-2 XL, float32, H200, torch 2.11, median of 7 rounds, milliseconds: torch AdamW fused 12.8, o2nc.AdamW 10.7,
+Result: GPT-2 XL, float32, H200, torch 2.11, median of 7 rounds, in ms: torch AdamW fused 12.8, o2nc.AdamW 10.7,
 with x̄ 13.9 (every=8: 11.2), with x̄ and certificate 17.2 (every=8: 11.6), extend with x̄ every=8 13.3, torch with
 swa_utils' EMA 17.8. docs/performance.md has the rest.
 """
