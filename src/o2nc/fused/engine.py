@@ -101,7 +101,7 @@ class Engine:
             averages = request.window.counts(steps_done() + 1)
         if not averages and not request.rule.moves and self._has_all(request):
             return None
-        with _on(request.groups[0]["params"][0].device):
+        with _on(next(p.device for group in request.groups for p in group["params"])):
             if not self._holds(request):
                 reason = why_not(request) or self._write(request, capturing)
                 if reason is not None:
