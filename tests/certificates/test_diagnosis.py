@@ -153,13 +153,19 @@ def test_the_first_line_that_applies_is_the_verdict(evidence, verdict):
     assert verdict_of(evidence) == verdict
 
 
-def test_a_kink_at_a_constant_learning_rate_is_stationary():
+def test_a_kink_at_a_constant_learning_rate_is_stationary(monkeypatch):
+    """And it is printed readably in any encoding."""
     opt = run(sgd(d=20), lambda t, x: (x - 101).sign(), 800)
     found = opt.diagnose(lambda: (opt.param_groups[0]["params"][0] - 101).abs().sum())
     assert found.verdict == "stationary"
     assert found.evidence["heat"] == pytest.approx(found.evidence["loss"] - found.evidence["loss_averaged"])
     assert found.evidence["heat"] > 0
     assert "learning rate" in found.advice
+    text = str(found)
+    assert text.startswith("stationary: displacement 0.0")
+    assert "x̄" in text
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert str(found).isascii()
 
 
 def test_a_run_that_exchanges_its_weights_or_diverges_is_too_hot():
@@ -345,15 +351,6 @@ def test_heat_is_of_the_same_random_numbers():
     run(opt, lambda t, x: torch.ones_like(x), 2)
     found = opt.diagnose(lambda: torch.nn.functional.dropout(x).sum() + draw())
     assert found.evidence["heat"] == 0
-
-
-def test_it_is_printed_readably_in_any_encoding(monkeypatch):
-    opt = run(sgd(d=20), lambda t, x: (x - 101).sign(), 800)
-    text = str(opt.diagnose())
-    assert text.startswith("stationary: displacement 0.0")
-    assert "x̄" in text
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    assert str(opt.diagnose()).isascii()
 
 
 def test_a_loaded_run_begins_its_trail_again():
