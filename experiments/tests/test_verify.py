@@ -13,7 +13,7 @@ from o2nc.certificates import certificate
 from o2nc.learners import OGD
 from o2nc.theory import lemmas as theory_lemmas
 from o2nc_experiments import kit, verify
-from o2nc_experiments.verify import lemmas, regret, theorems
+from o2nc_experiments.verify import lemmas, lower_bound, regret, theorems
 from o2nc_experiments.verify.row import Sides, check
 
 SCALE = 0.25  # of the samples, runs and searches
@@ -102,7 +102,7 @@ BREAKS = {  # by row: ways to break it, each an attribute to replace
     "stability": [times(theory, "stable_lr", 1.01), wrong_exponential],
     "theorem-adaptive": [times(theory.AdaptivePlan, "bound", 0.999), times(theorems, "adaptive_bound", 0.5)],
     "steps-for": [times(theory_lemmas, "spread_constant", 1.1)],
-    "lower-bound": [(problems.ZeroChainOracle, "sample", lambda self, x, generator=None: self.problem.gradient(x))],
+    "lower-bound": [(lower_bound.Chain, "sample", lambda self, x, _: self.reveal(x, torch.ones(x.shape[:-1])))],
     "stopping-time": [times(theory_lemmas, "spread_constant", 1.1), nearly_one],
     "ladder": [times(theory, "ladder_steps", 0.99)],
     "stop-with-noise": [times(theory, "noise_margin", 0.9), times(theory, "holdout_samples", 2)],

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import o2nc
 from o2nc.problems import (
     Additive,
-    Chain,
     ChebyshevRosenbrock,
     Climber,
     Cosine,
@@ -26,8 +25,6 @@ from o2nc.problems import (
     ReluRegression,
     Resonance,
     Subsampled,
-    ZeroChainOracle,
-    hard_instance,
 )
 
 TRAPS = st.builds(
@@ -39,7 +36,6 @@ TRAPS = st.builds(
     position=st.just(0.0),
     ramp=st.floats(0, 1),
 )
-HARD = {"gap": 10.0, "smoothness": 1.0, "noise": 1.0}
 
 
 PHASES = ((torch.arange(20001, dtype=torch.float64) + 0.5) / 20001).unsqueeze(1)  # of a period; they miss the kinks
@@ -105,8 +101,6 @@ SUITE = {
     PhaseRetrieval(4, samples=60): (0.75, PhaseRetrieval(4, samples=60).solution),
     Resonance(2, 0.3, 2.0, momentum=0.9, position=0.2, ramp=1.0): (0.999, torch.zeros(2)),
     ReluRegression(inputs=3, hidden=2, samples=40): (0.4, ReluRegression(3, 2, 40).solution),
-    Chain(3): (0.5, None),
-    Chain(4, height=0.1, width=2.0): (0.5, None),
 }
 FINITE_SUMS = [p for p in SUITE if isinstance(p, PhaseRetrieval | ReluRegression)]
 each = pytest.mark.parametrize("problem", SUITE, ids=str)
@@ -125,8 +119,7 @@ def inside(problem, x):
 def cloud(problem, n=30, seed=1):
     """Points around the start and around 0, at several scales."""
     generator = torch.Generator().manual_seed(seed)
-    width = getattr(problem, "width", 1.0)
-    scales = width * torch.tensor([0.1, 1.0, 3.0, 30.0, 300.0], dtype=torch.float64).view(-1, 1, 1)
+    scales = torch.tensor([0.1, 1.0, 3.0, 30.0, 300.0], dtype=torch.float64).view(-1, 1, 1)
     offsets = scales * torch.randn(5, n, problem.dimension, generator=generator, dtype=torch.float64)
     return inside(problem, torch.cat([offsets, problem.start() + offsets]).flatten(0, 1))
 
@@ -134,10 +127,9 @@ def cloud(problem, n=30, seed=1):
 def climb(problem, score, x, rounds=80, seed=2):
     """The highest score found by random steps, of all sizes, from every row of x; a row keeps only better points."""
     generator = torch.Generator().manual_seed(seed)
-    width = getattr(problem, "width", 1.0)
     best = score(x)
     for _ in range(rounds):
-        size = width * 10 ** (3 * torch.rand(*x.shape[:-1], 1, generator=generator, dtype=torch.float64) - 2.5)
+        size = 10 ** (3 * torch.rand(*x.shape[:-1], 1, generator=generator, dtype=torch.float64) - 2.5)
         some = torch.rand(x.shape, generator=generator) < 0.5
         y = inside(problem, x + size * some * torch.randn(x.shape, generator=generator, dtype=torch.float64))
         new = score(y)
@@ -193,20 +185,18 @@ def test_lipschitz_is_never_exceeded_and_nearly_reached(problem):
 
 @each
 def test_the_gap_is_never_exceeded_and_exact_where_a_minimum_is_known(problem):
-    x, width = cloud(problem), getattr(problem, "width", 1.0)
+    x = cloud(problem)
     low = problem.value(problem.start()).item() - problem.gap
     allowed = low - 1e-12 * (1 + problem.gap)
     for t in range(100):  # normalised descent
-        x = inside(problem, x - 0.3 * 0.95**t * width * torch.nn.functional.normalize(problem.gradient(x), dim=-1))
+        x = inside(problem, x - 0.3 * 0.95**t * torch.nn.functional.normalize(problem.gradient(x), dim=-1))
     found = -climb(problem, lambda x: -problem.value(x), x)
     assert found >= allowed
     minimiser = SUITE[problem][1]
     if minimiser is not None:
         assert problem.value(minimiser.double()).item() == pytest.approx(low, abs=1e-12)
-    elif isinstance(problem, MaxAffine):
+    else:  # of max-affine functions
         assert found <= low + 0.05
-    else:
-        assert found <= low + 0.5 * problem.gap  # 12 per link is loose for a short chain
 
 
 SMOOTH = [(p, 1, 1e-3) for p in SUITE if math.isfinite(p.smoothness)]
@@ -216,7 +206,6 @@ SMOOTH += [(p, 2, 3e-3) for p in SUITE if math.isfinite(p.second_order)]
 @pytest.mark.parametrize(("problem", "order", "h"), SMOOTH, ids=str)
 def test_smoothness(problem, order, h):
     """‖∇F(x + hu) − ∇F(x)‖ <= Hh and ‖∇F(x + hu) − 2∇F(x) + ∇F(x − hu)‖ <= ρh², for all h and unit u; nearly met."""
-    h *= getattr(problem, "width", 1.0)
 
     def score(xu):  # a search over x and u
         x, u = xu.chunk(2, dim=-1)
@@ -270,20 +259,15 @@ REFUSED = {
     "threshold": [lambda: Resonance(1, 0.0, 1.0, 0.9, 0.1)],
     "slope": [lambda: Resonance(1, 0.5, 0.0, 0.9, 0.1)],
     "ramp": [lambda: Resonance(1, 0.5, 1.0, 0.9, 0.1, ramp=-0.1)],
-    "dimension": [lambda: Climber(0), lambda: Chain(0), lambda: ChebyshevRosenbrock(1)],
+    "dimension": [lambda: Climber(0), lambda: ChebyshevRosenbrock(1)],
     "pieces": [lambda: MaxAffine(2, pieces=0)],
     "seed": [lambda: MaxAffine(2, pieces=3, seed=-1)],
     "samples": [lambda: PhaseRetrieval(2, samples=0)],
     "hidden": [lambda: ReluRegression(2, 0, 5)],
     "momentum": [lambda: Resonance.zero(2, momentum=0.8)],
     "position": [lambda: Resonance(2, 0.5, 1.0, 0.9, math.nan)],
-    "noise": [lambda: Additive(Cosine(2), noise=-1.0), lambda: hard_instance(0.01, **HARD | {"noise": -1.0})],
+    "noise": [lambda: Additive(Cosine(2), noise=-1.0)],
     "batch": [lambda: Subsampled(FINITE_SUMS[0], batch=0)],
-    "height": [lambda: Chain(3, height=0.0)],
-    "width": [lambda: Chain(3, width=-1.0)],
-    "probability": [lambda: ZeroChainOracle(Chain(3), probability=0.0)],
-    "delta": [lambda: ZeroChainOracle(Chain(3), probability=0.5).steps(0.0)],
-    "eps": [lambda: hard_instance(0.0, **HARD)],
 }
 OF_ANOTHER_TYPE = {
     "dimension": [lambda: Climber(1.5)],
@@ -292,7 +276,6 @@ OF_ANOTHER_TYPE = {
     "problem": [
         lambda: Additive(Cosine, noise=1.0),
         lambda: Subsampled(Cosine(2), batch=1),
-        lambda: ZeroChainOracle(Cosine(3), 0.5),
     ],
 }
 

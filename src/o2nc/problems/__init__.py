@@ -6,10 +6,8 @@ A `Problem` is F with G, F*, H and ρ; an `Oracle` is a stochastic gradient of i
 * `separable`: Σ_i f(x_i)/√d, with kinks (`DoubleWell`, `MultiKink`) and smooth (`Cosine`).
 * `polyhedral`: piecewise linear and coupled (`MaxAffine`, `ChebyshevRosenbrock`).
 * `finite_sums`: regression whose terms an oracle subsamples (`PhaseRetrieval`, `ReluRegression`).
-* `chain`: the chain behind the lower bounds, and its oracle.
 """
 
-from o2nc.problems.chain import Chain, ZeroChainOracle, hard_instance
 from o2nc.problems.finite_sums import PhaseRetrieval, ReluRegression, Subsampled
 from o2nc.problems.polyhedral import ChebyshevRosenbrock, MaxAffine
 from o2nc.problems.problem import Additive, Oracle, Problem
@@ -18,7 +16,6 @@ from o2nc.problems.traps import Climber, Resonance
 
 __all__ = [
     "Additive",
-    "Chain",
     "ChebyshevRosenbrock",
     "Climber",
     "Cosine",
@@ -31,6 +28,4 @@ __all__ = [
     "ReluRegression",
     "Resonance",
     "Subsampled",
-    "ZeroChainOracle",
-    "hard_instance",
 ]

@@ -321,7 +321,7 @@ def steps_for(eps: float, c: float | None = None, *, lipschitz: float, **known: 
 def lower_bound(eps: float, c: float, *, gap: float, lipschitz: float) -> float:
     """Return F*·G²·c^½·ε^{−7/2}: up to a universal constant, left at 1 here, no algorithm needs fewer steps.
 
-    Corollary lower-bound, for stochastic gradients with E‖g‖² <= 2G². `o2nc.problems.hard_instance` has a constant.
+    Corollary lower-bound, for stochastic gradients with E‖g‖² <= 2G². ``o2nc paper verify`` has a constant for it.
 
     Args:
         eps, c, gap: as in `steps_for`.

@@ -18,7 +18,7 @@ from o2nc_experiments import kit
 from o2nc_experiments.runs import in_processes
 
 # in the order of the table
-from o2nc_experiments.verify import lemmas, regret, theorems, stopping, errata  # noqa: F401  # isort: skip
+from o2nc_experiments.verify import lemmas, regret, theorems, lower_bound, stopping, errata  # noqa: F401  # isort: skip
 from o2nc_experiments.verify.row import ROWS, Result, check
 
 __all__ = ["ROWS", "Result", "check", "main", "select"]

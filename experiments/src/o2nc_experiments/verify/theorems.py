@@ -1,4 +1,4 @@
-"""Theorem SGDM, the energy theorem, the adaptive theorem, stability, rates, and the lower bound."""
+"""Theorem SGDM, the energy theorem, the adaptive theorem, stability, and how many steps a bound asks for."""
 
 import math
 from collections.abc import Sequence
@@ -10,9 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from o2nc import Exponential, ExponentiatedO2NC, Gamma, Jitter, ScaledSGDM, theory
+from o2nc import Exponential, Gamma, Jitter, theory
 from o2nc.learners import OGD
 from o2nc.problems import (
     Additive,
@@ -23,7 +22,6 @@ from o2nc.problems import (
     Oracle,
     Problem,
     Resonance,
-    hard_instance,
 )
 from o2nc_experiments.runs import Setting, algorithm_2
 from o2nc_experiments.verify.regret import traces
@@ -302,43 +300,3 @@ def steps_for(seed: int, scale: float) -> Sides:
     measured = f"the value furthest from the one known, ε = .5, .1, printed and sharp; N grows as {grown}"
     also = also and all(abs(got / want - 1) < 0.02 for got, want in powers)
     return Sides(measured, left, right, "==", also=also, tolerance=0.005 * right)
-
-
-# ---- The lower bound, on the hard chain, where nobody is fast
-
-EPS, DELTA = 0.01, 1e-4
-CHAIN = hard_instance(EPS, gap=30.0, smoothness=1.0, noise=1.0)
-
-
-def steps_to_the_end(optimizer: Optimizer, x: Tensor, seed: int, most: int) -> int:
-    """Return after how many queries the last coordinate of the chain has moved; ``most`` if it never did."""
-    generator = torch.Generator().manual_seed(seed)
-    for t in range(1, most + 1):
-        x.grad = CHAIN.sample(x.detach(), generator)
-        optimizer.step()
-        if x[-1].item() != 0:
-            return t
-    return most
-
-
-@row("lower-bound", "no fewer than Ω(F*G²c^½ε^{−7/2}) steps")
-def lower_bound(seed: int, scale: float) -> Sides:
-    """Corollary lower-bound, for zero-respecting algorithms: the end of the chain is not found before `steps`."""
-    right = CHAIN.steps(DELTA)
-    counts = []
-    for k in range(seed, seed + enough(3, scale)):
-        x, y, z = (CHAIN.problem.start().requires_grad_() for _ in range(3))
-        runs: dict[Tensor, Optimizer] = {
-            x: ScaledSGDM([x], lr=50.0, momentum=0.5, seed=k),
-            y: ExponentiatedO2NC([y], OGD(30.0), beta=0.5, seed=k + 1),
-            z: ExponentiatedO2NC([z], OGD(11.0), beta=0.9, seed=k + 2),
-        }
-        counts += [steps_to_the_end(optimizer, at, k, 6 * right) for at, optimizer in runs.items()]
-    # H = √(cε) and σ = G, as in the proof
-    few, many = (
-        hard_instance(eps, gap=1.0, smoothness=math.sqrt(1e4 * eps), noise=1.0).steps(0.5)
-        / theory.lower_bound(eps, 1e4, gap=1.0, lipschitz=10.0)
-        for eps in (1e-4, 1e-5)
-    )
-    measured = f"fewest queries of {len(counts)} runs to the end of a chain of {CHAIN.problem.dimension}"
-    return Sides(measured, min(counts), right, ">=", also=abs(few / many - 1) < 0.02)
