@@ -20,7 +20,6 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from importlib.util import cache_from_source
 from itertools import count
 from pathlib import Path
 
@@ -121,6 +120,7 @@ def run(arguments, limit, watch=False):
     answer.unlink(missing_ok=True)
     if not (child := os.fork()):
         os.setsid()
+        sys.dont_write_bytecode = not watch  # what Python keeps of a mutant may look as new as the next one
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))  # endless loops are noticed, too
         signal.alarm(5 * limit)
         os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
@@ -144,10 +144,8 @@ def meet(mutant, tests, seconds):
     """Return the test that fails on a mutant, or None."""
     file, source = Path(mutant["file"]), (ROOT / mutant["file"]).read_bytes()
     for part in filter(None, (tests[:8], tests[8:])):
-        Path(cache_from_source(file)).unlink(missing_ok=True)  # which may look as new
         file.write_bytes(source[: mutant["begin"]] + mutant["new"].encode() + source[mutant["end"] :])
         failed = run(["-x", *part], int(20 + 4 * sum(map(seconds.get, part))))["failed"]
-        Path(cache_from_source(file)).unlink(missing_ok=True)
         file.write_bytes(source)
         if failed:
             return failed[0]
