@@ -9,10 +9,9 @@ import o2nc
 import twin
 from o2nc.learners import OGD, BallOGD, ScaleFree
 from problem import delta_of, flat, parameters, set_gradients
-from registry import LAWS, LEARNERS, ours_of
+from registry import LAWS, LEARNERS
 
 BETA = 0.9
-AVERAGES = {"average", "gradient", "output"}
 
 
 @pytest.mark.parametrize("law", [*LAWS, o2nc.Gamma(0.5), None], ids=str)
@@ -141,26 +140,6 @@ def test_one_scalar_for_all_parameters_and_groups():
         for p, x, pull in zip((a, b), before, (0.1 * 0.5, 0.0), strict=True):
             torch.testing.assert_close(p.detach(), x + s * (delta_of(opt, p) - pull * x), rtol=1e-14, atol=1e-15)
     assert [g["lr"] for g in opt.param_groups] == [0.1, 0.2]
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
-@pytest.mark.parametrize(
-    ("make", "shaped"),
-    [
-        (lambda p, **o: o2nc.ExponentiatedO2NC([p], ScaleFree(0.1), average=False, **o), {"momentum", "sum_squares"}),
-        (lambda p, **o: o2nc.ExponentiatedO2NC([p], ScaleFree(0.1), **o), {"momentum", "sum_squares", *AVERAGES}),
-        (lambda p, **o: o2nc.ExponentiatedO2NC([p], OGD(0.1), average=None, **o), {"delta"}),
-        (
-            lambda p, **o: o2nc.OriginalO2NC([p], BallOGD(0.1, radius=1.0), period=3),
-            {"delta", "last_average", "last_gradient", *AVERAGES},
-        ),
-    ],
-)
-def test_no_buffer_more_than_needed(make, shaped, fused, device):
-    """ScaleFree recalls Δ from its other state; Algorithm 1 needs no buffer for x_n, since s_n can be drawn again."""
-    (p,) = rig.begin(device, torch.float32, shapes=[(5, 4)])
-    opt = rig.advance(make(p, fused=fused), [p], range(1, 8))
-    assert {key for key, v in ours_of(opt, p).items() if getattr(v, "shape", ()) == p.shape} == shaped
 
 
 # --- Algorithm 1

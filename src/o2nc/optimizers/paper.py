@@ -89,7 +89,9 @@ class Paper(Averaged):
         """Add w(s_t)⟨g_t, Δ_t⟩."""
         weight = self._progress_weight(iterate)
         for rows in in_slices([row for row in iterate.rows if row.g is not None and "progress" in row.entry]):
-            for row, product in zip(rows, dots(self._rule_gradients(rows), self._directions(rows)), strict=True):
+            # named, so that their memory is not given back before the next run of rows wants as much
+            seen, directions = self._rule_gradients(rows), self._directions(rows)
+            for row, product in zip(rows, dots(seen, directions), strict=True):
                 rate = row.entry["rate"]  # 0 for a parameter that did not move
                 row.entry["progress"].add_(torch.where(rate == 0, 0.0, rate * product), alpha=weight)
 

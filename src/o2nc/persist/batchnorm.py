@@ -36,10 +36,9 @@ class Statistics:
         before. A layer that no batch reaches keeps its statistics.
 
         Args:
-            batches: inputs of the model, on its device: tensors, or tuples or lists that start with one (the rest,
-                such as labels, is ignored), or dictionaries of keyword arguments. Not touched if there is no layer
-                with running statistics. Under DistributedDataParallel all ranks need equally many, and without
-                SyncBatchNorm each has the statistics of its own.
+            batches: as in `o2nc.averaged`; not touched if there is no layer with running statistics. Under
+                DistributedDataParallel all ranks need equally many, and without SyncBatchNorm each has the statistics
+                of its own.
 
         Raises:
             ValueError: ``batches`` is empty, as a generator is when it is used a second time.
