@@ -31,3 +31,15 @@ def delta_of(opt, p):
     """Return the update Δ that was last played for a parameter: kept, or told by the learner's other state."""
     entry = opt.state[p]["o2nc"]
     return entry["delta"] if "delta" in entry else opt._learner.last_updates([entry])[0]
+
+
+def closure_of(opt, loss):
+    """Return a closure for ``step``, which computes the gradients of ``loss()`` anew."""
+
+    def closure():
+        opt.zero_grad()
+        found = loss()
+        found.backward()
+        return found
+
+    return closure

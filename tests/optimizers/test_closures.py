@@ -5,6 +5,7 @@ import torch
 from torch import optim
 
 import o2nc
+from problem import closure_of
 from registry import ours_of
 
 LAW = o2nc.Exponential()
@@ -62,13 +63,11 @@ def test_closures_are_handed_on(cls, window):
             o2nc.extend(opt, average=window, certificate=window is not None)
         calls, xs, losses = [], [], []
 
-        def closure(p=p, opt=opt, calls=calls):
+        def loss(p=p, calls=calls):
             calls.append(p.detach().clone())
-            opt.zero_grad()
-            loss = (p**2 + p.abs()).sum()
-            loss.backward()
-            return loss
+            return (p**2 + p.abs()).sum()
 
+        closure = closure_of(opt, loss)
         for _ in range(6):
             xs.append(p.detach().clone())
             if cls is Lookahead:  # gradients that are there when the step begins
@@ -90,13 +89,7 @@ def test_a_closure_with_scaling():
     p = torch.nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
     opt = o2nc.random_scaling(optim.SGD([p], lr=0.1), seed=1)
 
-    def closure():
-        opt.zero_grad()
-        loss = (p**2).sum()
-        loss.backward()
-        return loss
-
-    assert opt.step(closure) == 5
+    assert opt.step(closure_of(opt, lambda: (p**2).sum())) == 5
     torch.testing.assert_close(p.detach(), torch.tensor([2.0, -1.0]).double() * (1 - 0.2 * LAW.sample(1, 2)))
 
 
@@ -104,12 +97,6 @@ def test_steps_with_a_closure_are_diagnosed():
     p = torch.nn.Parameter(torch.ones(3))
     opt = o2nc.extend(optim.NAdam([p], lr=1e-3), average=0.9)
 
-    def closure():
-        opt.zero_grad()
-        loss = p.square().sum()
-        loss.backward()
-        return loss
-
     for _ in range(150):
-        opt.step(closure)
+        opt.step(closure_of(opt, lambda: p.square().sum()))
     assert opt.diagnose().verdict != "too early"

@@ -8,6 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import o2nc
+from problem import closure_of
 from registry import OURS, VARIANTS, identical
 
 pytestmark = [
@@ -111,12 +112,7 @@ def test_hooks_run_once_and_closures_are_called(name):
     optimizer, seen = OURS[name]([x]), []
     optimizer.register_step_post_hook(lambda *_: seen.append(len(seen)))
 
-    def closure():
-        optimizer.zero_grad()
-        loss = x.abs().sum()
-        loss.backward()
-        return loss
-
+    closure = closure_of(optimizer, lambda: x.abs().sum())
     assert torch.compile(optimizer.step, backend="aot_eager")(closure).item() == 3
     assert seen == [0]
     assert (x < 1).all()
