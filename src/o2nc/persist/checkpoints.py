@@ -191,11 +191,8 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
                 value = local(value.redistribute(p.device_mesh, p.placements))  # type: ignore[attr-defined]
             if sharded and key in SUMS and not is_first_share(p):
                 value = torch.zeros_like(value)
-            if key == "output" or (settings["offload"] and key in _AVERAGES):
-                value = value.detach().to("cpu", copy=True)
-            elif value.dim() or key in ("spread", "last_spread", "progress", "rate"):
-                value = value.detach().to(device, copy=True)
-            else:
-                value = value.detach().clone()
+            on_host = key == "output" or (settings["offload"] and key in _AVERAGES)
+            beside = value.dim() or key in SUMS or key == "rate"  # the parameter; else wherever it was
+            value = value.detach().to("cpu" if on_host else device if beside else value.device, copy=True)
         found[key] = value
     return found
