@@ -3,9 +3,9 @@
     python experiments/benchmarks/auto_lr.py --out results/auto-lr --seeds 14,15
     python experiments/benchmarks/auto_lr.py --out results/auto-lr-tuned --models tuned --seeds 0
 
-Constant learning rates warm up over 50 steps and are √2 apart. All steps count, those of the probe too. GPTs read
-Python's standard library, a byte a token; digits need scikit-learn. A finished run is not repeated. Result, seeds and
-hardware: docs/no-learning-rate.md.
+Constant learning rates warm up over 50 steps and are √2 apart. GPTs read Python's standard library, a byte a token,
+128 to 256 of them a step; digits need scikit-learn. A finished run is not repeated. Result, seeds and hardware:
+docs/no-learning-rate.md.
 """
 
 import math
@@ -30,7 +30,7 @@ GRID = [2 ** (k / 2) for k in range(-22, -3)]
 GPT_GRID = GRID[2:10]  # it grows until the best is inside
 
 
-# ---- the models: "tuned" are those on which the constants of lr="auto" were chosen
+# ---- the models: "tuned" are those on which earlier forms of lr="auto" were chosen
 
 
 class Task(NamedTuple):
@@ -129,28 +129,20 @@ MODELS: dict[str, dict[str, Callable[[int], Task]]] = {
 
 
 def train(make: Callable[[int], Task], seed: int, lr: float | str) -> dict[str, Any]:
-    """Return the loss at x̄ at every horizon, lr at the end, and lr and loss along the way."""
+    """Return the loss at x̄ at every horizon, and lr at the end."""
     task = make(seed)
     opt = o2nc.AdamW(task.model.parameters(), lr=lr, average=o2nc.Polynomial(12), **task.options)
-    settings, rates, losses, found, probed = opt.param_groups[0]["o2nc"], [], [], dict[str, float](), 0
+    found = dict[str, float]()
     for t in range(1, HORIZONS[-1] + 1):
         opt.zero_grad()
-        loss = task.loss(t - 1)
-        loss.backward()
+        task.loss(t - 1).backward()
         if isinstance(lr, float):
             opt.param_groups[0]["lr"] = lr * min(1, t / WARMUP)
-        probed += "d" in settings.get("auto", ())
         opt.step()
-        rates.append(opt.param_groups[0]["lr"])
-        losses.append(float(loss.detach()))
         if t in HORIZONS:
             with torch.no_grad(), opt.averaged():
                 found[str(t)] = float(task.evaluate())
-    run = {"loss": found, "lr": rates[-1], "probed": probed}
-    if lr == "auto":
-        kept = [t for t in range(len(rates)) if t < 100 or t % 10 == 9]
-        run["course"] = [[t + 1, float(f"{rates[t]:.3g}"), float(f"{losses[t]:.3g}")] for t in kept]
-    return run
+    return {"loss": found, "lr": opt.param_groups[0]["lr"]}
 
 
 def best_constant(get: Callable[[float], dict[str, Any]], grid: Sequence[float]) -> dict[str, tuple[float, float]]:
@@ -176,12 +168,11 @@ def loss_of(run: dict[str, Any], horizon: int) -> float:
 
 
 def main(out: Path, models: str = "reported", seeds: str = "14,15", quiet: bool = False) -> None:
-    """Run what is not there yet, print the table, draw."""
+    """Run what is not there yet, and print the table."""
     torch.set_num_threads(1)
     terminal = kit.Terminal(quiet)
     command = f"python experiments/benchmarks/auto_lr.py --out {out} --models {models} --seeds {seeds}"
-    names = ("GROWTH", "SETTLED", "KEPT", "HEAT", "CHANGE", "LOWEST", "LOOK", "REVIEW")
-    settings = {"horizons": HORIZONS, "warmup": WARMUP} | {name.lower(): getattr(auto_lr, name) for name in names}
+    settings = {"horizons": HORIZONS, "warmup": WARMUP, "scale": auto_lr.SCALE}
     store = kit.Store(kit.make_folder(out) / "auto_lr.json", settings, kit.circumstances(command))
     rows = []
     for name, make in MODELS[models].items():
@@ -200,34 +191,14 @@ def main(out: Path, models: str = "reported", seeds: str = "14,15", quiet: bool 
                 found.setdefault((h, "lr"), []).append(lr)
                 found.setdefault((h, "more"), []).append(loss_of(get("auto"), int(h)) - loss)
             found.setdefault(("", "auto lr"), []).append(get("auto")["lr"])
-            found.setdefault(("", "probed"), []).append(get("auto")["probed"])
         for h in map(str, HORIZONS):
             cells = [kit.mean_std(found[h, kind], 3) for kind in ("best", "more")]
             lists = [", ".join(f"{lr:.2g}" for lr in found[key]) for key in ((h, "lr"), ("", "auto lr"))]
-            probed = ", ".join(f"{n:g}" for n in found["", "probed"])
-            rows.append([f"{name}; {h}", cells[0], *lists, cells[1], probed])
-    head = ["model; steps", "best constant lr: loss", "that lr", "lr at the end", "auto: more", "probe, steps"]
+            rows.append([f"{name}; {h}", cells[0], *lists, cells[1]])
+    head = ["model; steps", "best constant lr: loss", "that lr", "auto: lr", "auto: more"]
     table = kit.Table(head, rows, "Held-out loss at x̄, mean ± std over seeds; auto's is relative to the best")
     terminal.table(table)
     kit.write_text(out / "auto_lr.md", table.markdown() + "\n")
-    if models == "reported":
-        draw(store.runs, kit.numbers("--seeds", seeds)[0], out / "auto_lr.png")
-
-
-def draw(runs: dict[str, Any], seed: int, path: Path) -> None:
-    """Draw lr and loss along one run of every GPT."""
-    figure = kit.new_figure(9, 3.6)
-    above, below = figure.subplots(1, 2)
-    names = [name for name in MODELS["reported"] if name.startswith("GPT")]
-    for name, colour in zip(names, ("blue", "red", "green", "orange"), strict=True):
-        run, style = runs[f"{name}, seed {seed}, auto"], {"color": kit.COLOURS[colour], "linewidth": 1.4}
-        steps, rates, losses = zip(*run["course"], strict=True)
-        above.loglog(steps, rates, label=name, **style)
-        below.semilogx(steps, losses, **style)
-    kit.style_panel(above, "lr: the probe, the warm-up, the control", "step", "lr")
-    kit.style_panel(below, "Loss of the batch", "step", "nats")
-    above.legend(frameon=False, fontsize=8)
-    kit.write_bytes(path, kit.draw(figure, "png"))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,6 @@ def readable(optimizer: Any, wish: str) -> tuple[dict[Any, Entry], int]:
     if window is None:
         raise NoAverages(f"{wish} needs averages, and this optimizer was made with {optimizer.advice}")
     t = int(settings["step"])
-    if "d" in settings.get("auto", ()):
-        raise NoAverages(f'{wish}: lr="auto" is still finding the learning rate, and averages begin after it has')
     if t == 0:
         raise NoAverages(f"{wish}: nothing is averaged before the first step()")
     if t <= window.start:

@@ -27,7 +27,7 @@ from o2nc.fused.engine import NOT_BEGUN, OBSERVE, Engine
 from o2nc.fused.rule import DeviceRule, Request
 from o2nc.optimizers import torch_step
 from o2nc.optimizers.accessors import Accessors
-from o2nc.optimizers.auto_lr import AUTO, take_step
+from o2nc.optimizers.auto_lr import AUTO, warm_up
 from o2nc.optimizers.options import check_options, new_settings
 from o2nc.optimizers.swap import SWAPPED
 from o2nc.persist import checkpoints
@@ -151,7 +151,9 @@ class Averaged(Accessors, Optimizer):
             self._notice_params()
             if closure is not None:
                 loss = self._step_with(closure)
-            elif self._has_gradients() and not (AUTO in self.param_groups[0][KEY] and take_step(self)):
+            elif self._has_gradients():
+                if AUTO in self.param_groups[0][KEY]:
+                    warm_up(self)
                 self._advance()
         for watcher in list(self._watchers.values()):
             watcher()

@@ -5,7 +5,7 @@ from typing import Any
 from torch import optim
 
 from o2nc.fused.rule import DeviceRule
-from o2nc.optimizers.auto_lr import AUTO, FIRST, begin_probe
+from o2nc.optimizers import auto_lr
 from o2nc.optimizers.base import Averaged
 
 
@@ -39,10 +39,8 @@ class AdamW(Averaged, optim.AdamW):
     It takes all arguments of ``torch.optim.AdamW``, and ``average``, ``scaling``, ``seed``, ``certificate`` and
     ``offload`` as `Averaged` describes them. On a GPU it is bitwise torch's fused step.
 
-    With ``lr="auto"`` a probe of about 30 steps (at most 200) finds a learning rate. The parameters then go most of
-    the way back to their initial values, and lr warms up over 100 steps. With an average, lr falls from there as far
-    as the noise of the gradients demands, until you set it; ``param_groups[i]["lr"]`` shows it. The averages skip the
-    probe. Buffers, such as BatchNorm statistics, do not go back.
+    With ``lr="auto"`` the shapes of the parameters give lr, which warms up over 100 steps unless there is a scheduler
+    or you set lr; ``param_groups[i]["lr"]`` shows it (docs/no-learning-rate.md).
 
     Example:
         >>> import torch, o2nc
@@ -62,7 +60,7 @@ class AdamW(Averaged, optim.AdamW):
     device_rule = DeviceRule("o2nc.fused.rules.adamw:adamw", is_bitwise=True)
 
     def __init__(self, params: Any, lr: Any = 1e-3, *args: Any, **kwargs: Any) -> None:
-        is_auto = isinstance(lr, str) and lr == AUTO
-        super().__init__(params, FIRST if is_auto else lr, *args, **kwargs)
+        is_auto = isinstance(lr, str) and lr == auto_lr.AUTO
+        super().__init__(params, auto_lr.UNKNOWN if is_auto else lr, *args, **kwargs)
         if is_auto:
-            begin_probe(self)
+            auto_lr.begin(self)

@@ -83,7 +83,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
             optimizer.state[p][KEY] = entry
 
     # last before torch loads and first after it, so that hooks of the user see everything
-    was_finding_lr = "auto" in optimizer.param_groups[0][KEY]
+    was_warming_up = "auto" in optimizer.param_groups[0][KEY]
     before = optimizer.register_load_state_dict_pre_hook(take_out)
     after = optimizer.register_load_state_dict_post_hook(put_back, prepend=True)
     try:
@@ -91,7 +91,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
     finally:
         before.remove()
         after.remove()
-    if was_finding_lr:
+    if was_warming_up:
         optimizer.defaults["lr"] = optimizer.param_groups[0]["lr"]  # groups that are added take it
     for message in messages:
         warnings.warn(message, stacklevel=3)
@@ -124,7 +124,7 @@ def _refuse_other_state(optimizer: Any, states: dict[Any, dict[str, Any]]) -> No
 def _settings_to_load(optimizer: Any, theirs: dict[str, Any] | None, messages: list[str]) -> dict[str, Any]:
     """Return the settings to continue with: the checkpoint's, or ours where it has none."""
     ours, name = optimizer.param_groups[0][KEY], type(optimizer).__name__
-    # the checkpoint decides whether lr is still being found, and whether a step was cut short
+    # the checkpoint decides whether lr is still warming up, and whether a step was cut short
     ours = {key: value for key, value in ours.items() if key not in _TRANSIENT}
     if theirs is None and "learner" not in ours:  # a checkpoint of torch's own optimizer
         return ours | {key: ours[key].new_zeros((), device="cpu") for key in _COUNTERS & ours.keys()}
@@ -156,8 +156,8 @@ def _check(settings: dict[str, Any]) -> None:
     checks.integer("seed", settings["seed"], 0)
     checks.flag("certificate", settings["certificate"])
     checks.flag("offload", settings["offload"])
-    for key, value in settings.get("auto", {}).items():  # "heat" is a sum of products, of either sign
-        checks.non_negative(f'"auto" of the checkpoint: {key}', abs(value) if key == "heat" else value)
+    for key, value in settings.get("auto", {}).items():
+        checks.non_negative(f'"auto" of the checkpoint: {key}', value)
     for key, member in (("average", "gamma"), ("scaling", "sample"), ("learner", "update")):
         found = from_dict(settings.get(key))
         if found is not None and not hasattr(found, member):
