@@ -1,10 +1,9 @@
-"""What `diagnose` says along a run, what `o2nc.Ladder` and ``lr="auto"`` do to it, and what looking costs.
+"""What `diagnose` says along a run, and what `o2nc.Ladder` and ``lr="auto"`` do to it.
 
     python experiments/benchmarks/steering.py --out steering                # digits (scikit-learn) and three kinks
     python experiments/benchmarks/steering.py --out steering --tasks resnet --cifar DIR --seeds 0,1
     python experiments/benchmarks/steering.py --out steering --tasks resnet --cifar DIR --arms AdamW --lr 0.001,0.002
     python experiments/benchmarks/steering.py --out steering --tasks gpt --corpus DIR --seeds 0,1
-    python experiments/benchmarks/steering.py --out steering --tasks "" --cost-of-looking
 
 Every run is read at x̄, and `diagnose` looks at it 40 times. A run is a file in ``--out``, so that several commands
 may share the folder; a finished run is not repeated. Each command ends with steering.json, which has all of them, and
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +25,6 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LinearLR
 
 import o2nc
-from o2nc.certificates.displacement import MOST, Trail, sample
 from o2nc_experiments import cifar10, gpt, kit, nonsmooth, text
 from o2nc_experiments.cifar10_data import Data, Epoch, load, memory_format, normalise
 from o2nc_experiments.cifar10_model import make_model
@@ -86,13 +83,6 @@ class Place(NamedTuple):
 
 
 @cache
-def compiled(make: Callable[[], nn.Module], device: torch.device) -> tuple[nn.Module, Any]:
-    """Return a model and its compiled form, the same ones for all runs of a command."""
-    model = make()
-    return model, torch.compile(model, dynamic=False) if device.type == "cuda" else model
-
-
-@cache
 def images(place: Place) -> Data:
     """Return CIFAR-10."""
     if place.cifar is None:
@@ -100,17 +90,11 @@ def images(place: Place) -> Data:
     return load(place.cifar, place.limit).to(place.device)
 
 
-@cache
-def resnet_maker(width: int, seed: int, device: torch.device) -> Callable[[], nn.Module]:
-    """Return what makes a ResNet-18 of a seed."""
-    return partial(make_model, width, seed, device, memory_format(device))
-
-
 def resnet(place: Place, seed: int) -> Task:
     """Return ResNet-18 on CIFAR-10, as `o2nc cifar10` trains it."""
     data, device = images(place), place.device
-    model, forward = compiled(resnet_maker(place.width, 0, device), device)
-    model.load_state_dict(resnet_maker(place.width, seed, device)().state_dict())
+    model = make_model(place.width, seed, device, memory_format(device))
+    forward: Any = torch.compile(model, dynamic=False) if device.type == "cuda" else model
     batches = len(data.train) // cifar10.BATCH
     draw = cache(lambda epoch: Epoch.draw(seed, epoch, len(data.train), device))
 
@@ -137,14 +121,6 @@ def resnet(place: Place, seed: int) -> Task:
 
 
 @cache
-def gpt_maker(place: Place, vocabulary: int) -> Callable[[], nn.Module]:
-    """Return what makes a GPT of a size."""
-    size = gpt.SIZES[place.size]
-    make = partial(GPT, size.layers, size.width, size.heads, size.context, vocabulary)
-    return lambda: make().to(place.device)
-
-
-@cache
 def tokens(place: Place) -> tuple[Tensor, Tensor, int]:
     """Return tokens to train on, held-out ones, and the size of the vocabulary."""
     corpus = text.load(place.corpus)
@@ -155,9 +131,9 @@ def tokens(place: Place) -> tuple[Tensor, Tensor, int]:
 def language(place: Place, seed: int) -> Task:
     """Return the GPT of `o2nc gpt`, on its corpus."""
     size, (train, held, vocabulary) = gpt.SIZES[place.size], tokens(place)
-    model, forward = compiled(gpt_maker(place, vocabulary), place.device)
-    assert isinstance(model, GPT)
+    model = GPT(size.layers, size.width, size.heads, size.context, vocabulary).to(place.device)
     model.init_weights_(seed)
+    forward: Any = torch.compile(model, dynamic=False) if place.device.type == "cuda" else model
     steps = 1000
     starts = text.row_starts(len(train), size.context, size.rows, 10 * steps, seed).to(place.device)
     rows = min(size.evaluated, len(held) - 1) // size.context
@@ -280,80 +256,6 @@ def round_off(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
-# ---- what looking costs --------------------------------------------------------------------------------------------
-
-
-def gpt2_shapes(width: int, layers: int) -> list[tuple[int, ...]]:
-    """Return the shapes of GPT-2's parameters, 148 tensors with 12 layers."""
-    block = [(width,)] * 2 + [(3 * width, width), (3 * width,), (width, width), (width,)]
-    block += [(width,)] * 2 + [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
-    return [(50257, width), (1024, width), *layers * block, (width,), (width,)]
-
-
-def cost(device: torch.device) -> dict[str, Any]:
-    """Return milliseconds of AdamW's step alone and of a GPT's training step, with and without snapshots."""
-    on_gpu = device.type == "cuda"
-    drawn = torch.Generator(device).manual_seed(0)
-    shapes = gpt2_shapes(768, 12) if on_gpu else gpt2_shapes(16, 2)
-    params = [nn.Parameter(torch.randn(shape, generator=drawn, device=device)) for shape in shapes]
-    for p in params:
-        p.grad = torch.randn(p.shape, generator=drawn, device=device)
-    alone = o2nc.AdamW(params, 1e-5, average=o2nc.Polynomial(12, every=8))
-    found = {"AdamW's step": timed(alone, alone.step, device)}
-    run = partial(median_ms, device=device, times=9)
-    found["diagnose()"] = {"ms": run(alone.diagnose)}
-    found["snapshots"] = {"bytes": MOST * sample([p.detach() for p in params]).nbytes, "tensors": len(params)}
-    del params, alone
-    model = GPT(*((12, 768, 12, 1024, 50304) if on_gpu else (2, 16, 2, 32, 256))).to(device)
-    model.init_weights_(0)
-    forward: Any = torch.compile(model, dynamic=False) if on_gpu else model
-    opt = o2nc.AdamW(model.parameters(), 1e-4, average=o2nc.Polynomial(12, every=8))
-    rows, context, words = (8, 1024, 50304) if on_gpu else (2, 32, 256)
-    batch = torch.randint(words, (rows, context + 1), generator=drawn, device=device)
-
-    def step() -> None:
-        opt.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-            loss = forward(batch)
-        loss.backward()
-        opt.step()
-
-    return found | {f"a GPT's step of {rows} × {context} tokens": timed(opt, step, device)}
-
-
-def timed(opt: Any, step: Callable[[], object], device: torch.device) -> dict[str, float]:
-    """Return ms of a step without snapshots, and with one in every 4 steps and in every 64, alternating."""
-    blocks: dict[int, list[float]] = {0: [], 4: [], 64: []}
-    run = partial(median_ms, step, device=device, times=1, repeat=64)
-    run()
-    for _ in range(7):
-        for stride, found in blocks.items():
-            opt._trail = trail = Trail()
-            if stride:
-                trail.stride = trail.due = stride
-            else:
-                trail.due = 1 << 60  # never
-            found.append(run())
-    opt._trail = Trail()
-    for _ in range(200):  # snapshots for `diagnose`
-        step()
-    names = {0: "off", 4: "one in 4 steps", 64: "one in 64 steps"}
-    return {names[stride]: round(median(found), 4) for stride, found in blocks.items()}
-
-
-def median_ms(call: Callable[[], object], device: torch.device, times: int, repeat: int = 1) -> float:
-    """Return the median time of a call, of so many times that it is repeated."""
-    found = []
-    for _ in range(times):
-        begun = time.perf_counter()
-        for _ in range(repeat):
-            call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        found.append(1000 * (time.perf_counter() - begun) / repeat)
-    return round(median(found), 4)
-
-
 # ---- the picture, and the command ----------------------------------------------------------------------------------
 
 COLOURS = {
@@ -364,7 +266,7 @@ COLOURS = {
     "spike": "pink",
     "broken": "black",
 }
-TITLES = {"gpt": "GPT, 7 M", "resnet": "ResNet-18", "digits": "digits, 2 × 64", "Rosenbrock": "Chebyshev–Rosenbrock"}
+TITLES = {"gpt": "GPT", "resnet": "ResNet-18", "digits": "digits, 2 × 64", "Rosenbrock": "Chebyshev–Rosenbrock"}
 
 
 def picture(runs: dict[str, Any]) -> Any:
@@ -372,13 +274,15 @@ def picture(runs: dict[str, Any]) -> Any:
     shown = {task: {run["arm"]: run for run in runs.values() if run["task"] == task} for task in TASKS}
     shown = {task: own for task, own in shown.items() if {"constant", "ladder"} <= own.keys()}
     figure = kit.new_figure(2.2 * len(shown) + 0.6, 6.2)
-    panels = figure.subplots(3, len(shown), sharex="col", squeeze=False)
+    panels = figure.subplots(3, len(shown), sharex="col", squeeze=False, height_ratios=[1.2, 1, 1])
     seen = {row["verdict"] for own in shown.values() for row in own["constant"]["trace"]}
     for (above, middle, below), (task, own) in zip(panels.T, shown.items(), strict=True):
         trace, other = own["constant"]["trace"], own["ladder"]["trace"]
         steps = [row["step"] for row in trace]
         above.axhspan(0.25, 1.5, color=kit.COLOURS["green"], alpha=0.07, linewidth=0)
-        above.plot(steps, [row["displacement"] for row in trace], color=kit.COLOURS["grey"], linewidth=0.8)
+        above.plot(
+            steps, [row["displacement"] or math.nan for row in trace], color=kit.COLOURS["grey"], linewidth=0.8
+        )
         for verdict in COLOURS.keys() & seen:
             rows = [row for row in trace if row["verdict"] == verdict]
             points = [row["step"] for row in rows], [row["displacement"] for row in rows]
@@ -386,10 +290,11 @@ def picture(runs: dict[str, Any]) -> Any:
         above.set(yscale="log", ylim=(0.015, 8), yticks=[0.1, 1], yticklabels=["0.1", "1"])
         middle.axhline(0, color=kit.COLOURS["grey"], linewidth=0.8)
         middle.plot(steps, [row["heat"] for row in trace], color=kit.COLOURS["blue"], linewidth=1.4)
-        below.plot(steps, [row["loss_averaged"] for row in trace], color=kit.COLOURS["blue"], linewidth=1.8)
-        below.plot(steps, [row["loss_averaged"] for row in other], "--", color=kit.COLOURS["red"], linewidth=1.4)
-        below.set_yscale("log")
-        below.minorticks_off()
+        losses = [[row["loss_averaged"] for row in rows] for rows in (trace, other)]
+        below.plot(steps, losses[0], color=kit.COLOURS["blue"], linewidth=1.8)
+        below.plot(steps, losses[1], "--", color=kit.COLOURS["red"], linewidth=1.4)
+        if max(losses[0]) > 100 * min(losses[1]):
+            below.set_yscale("log")
         for axes, title, x in ((above, TITLES.get(task, task), ""), (middle, "", ""), (below, "", "steps")):
             kit.style_panel(axes, title, x)
             axes.tick_params(labelsize=8)
@@ -423,7 +328,6 @@ def main(
     limit: int | None = None,
     size: str = "small",
     device: str | None = None,
-    cost_of_looking: bool = False,
     minutes: float = 600.0,
 ) -> None:
     """Run what is not there yet, print a line for every run, and draw.
@@ -441,7 +345,6 @@ def main(
         limit: training images to use, for a try.
         size: of the GPT, a key of gpt.SIZES.
         device: cpu, cuda or cuda:N; else the GPU if there is one.
-        cost_of_looking: measure it, too.
         minutes: no run goes on after so many; the rest is left out.
     """
     until = time.monotonic() + 60 * minutes
@@ -471,9 +374,6 @@ def main(
             print(
                 f"{key}: x̄ {run['average']}, last {run['last']}, rung {run['rung']}, {run['seconds']} s", flush=True
             )
-    if cost_of_looking:
-        kit.write_json(out / "cost.json", costs := {"circumstances": about} | cost(where))
-        print(costs, flush=True)
     runs = collect(out)
     try:
         import matplotlib as _matplotlib  # noqa: F401
