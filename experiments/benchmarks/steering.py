@@ -28,7 +28,6 @@ import o2nc
 from o2nc_experiments import cifar10, gpt, kit, nonsmooth, text
 from o2nc_experiments.cifar10_data import Data, Epoch, load, memory_format, normalise
 from o2nc_experiments.cifar10_model import make_model
-from o2nc_experiments.gpt_model import GPT
 
 WINDOW = o2nc.Polynomial(12)
 LOOKS = 40  # along a run
@@ -71,6 +70,7 @@ class Task(NamedTuple):
 class Place(NamedTuple):
     """Where a task runs and where its data are."""
 
+    out: Path
     device: torch.device
     cifar: Path | None
     corpus: Path | None
@@ -121,47 +121,31 @@ def resnet(place: Place, seed: int) -> Task:
 
 
 @cache
-def tokens(place: Place) -> tuple[Tensor, Tensor, int]:
-    """Return tokens to train on, held-out ones, and the size of the vocabulary."""
-    corpus = text.load(place.corpus)
-    train, held = (text.to_device(part, place.device) for part in (corpus.train, corpus.held_out))
-    return train, held, corpus.vocabulary
+def lab(place: Place) -> gpt.Lab:
+    """Return the GPT and its tokens."""
+    return gpt.Lab(place.out, text.load(place.corpus), gpt.SIZES[place.size], place.device, "steering.py", math.inf)
 
 
 def language(place: Place, seed: int) -> Task:
     """Return the GPT of `o2nc gpt`, on its corpus."""
-    size, (train, held, vocabulary) = gpt.SIZES[place.size], tokens(place)
-    model = GPT(size.layers, size.width, size.heads, size.context, vocabulary).to(place.device)
+    its, size, steps = lab(place), gpt.SIZES[place.size], 1000
+    model, train = its.model, its.train_tokens
     model.init_weights_(seed)
-    forward: Any = torch.compile(model, dynamic=False) if place.device.type == "cuda" else model
-    steps = 1000
     starts = text.row_starts(len(train), size.context, size.rows, 10 * steps, seed).to(place.device)
-    rows = min(size.evaluated, len(held) - 1) // size.context
-    parts = (torch.arange(rows, device=place.device) * size.context).split(size.rows)
-    autocast = partial(torch.autocast, place.device.type, torch.bfloat16, enabled=place.device.type == "cuda")
-
-    def mean(parts: Iterable[Tensor]) -> Tensor:
-        with torch.no_grad(), autocast():
-            losses = [model(text.read_rows(held, part, size.context)).double() * len(part) for part in parts]
-        return torch.stack(losses).sum() / sum(map(len, parts))
 
     def loss(t: int) -> Tensor:
-        with autocast():
-            found: Tensor = forward(text.read_rows(train, starts[t], size.context))
+        with its.autocast():
+            found: Tensor = model(text.read_rows(train, starts[t], size.context))
         return found
 
-    return Task(
-        model,
-        loss,
-        lambda: mean(parts[:2]),
-        lambda: {"loss": mean(parts).item()},
-        1.4 * size.lr,
-        steps,
-        is_adamw=True,
-        decay=gpt.WEIGHT_DECAY,
-        warmup=size.warmup,
-        clip=gpt.CLIP,
-    )
+    def look() -> Tensor:
+        with its.autocast():
+            return torch.stack([model(batch) for batch in its.held_out[:2]]).mean()
+
+    def score() -> dict[str, float]:
+        return {"loss": its.evaluate()}
+
+    return Task(model, loss, look, score, 1.4 * size.lr, steps, True, gpt.WEIGHT_DECAY, size.warmup, gpt.CLIP)
 
 
 def digits(place: Place, seed: int) -> Task:
@@ -269,10 +253,8 @@ COLOURS = {
 TITLES = {"gpt": "GPT", "resnet": "ResNet-18", "digits": "digits, 2 × 64", "Rosenbrock": "Chebyshev–Rosenbrock"}
 
 
-def picture(runs: dict[str, Any]) -> Any:
+def picture(shown: dict[str, dict[str, Any]]) -> Any:
     """Draw J coloured by verdict, the heat, and the loss at x̄ beside that with `Ladder`: a column for every task."""
-    shown = {task: {run["arm"]: run for run in runs.values() if run["task"] == task} for task in TASKS}
-    shown = {task: own for task, own in shown.items() if {"constant", "ladder"} <= own.keys()}
     figure = kit.new_figure(2.2 * len(shown) + 0.6, 6.2)
     panels = figure.subplots(3, len(shown), sharex="col", squeeze=False, height_ratios=[1.2, 1, 1])
     seen = {row["verdict"] for own in shown.values() for row in own["constant"]["trace"]}
@@ -292,7 +274,7 @@ def picture(runs: dict[str, Any]) -> Any:
         middle.plot(steps, [row["heat"] for row in trace], color=kit.COLOURS["blue"], linewidth=1.4)
         losses = [[row["loss_averaged"] for row in rows] for rows in (trace, other)]
         below.plot(steps, losses[0], color=kit.COLOURS["blue"], linewidth=1.8)
-        below.plot(steps, losses[1], "--", color=kit.COLOURS["red"], linewidth=1.4)
+        below.plot([row["step"] for row in other], losses[1], "--", color=kit.COLOURS["red"], linewidth=1.4)
         if max(losses[0]) > 100 * min(losses[1]):
             below.set_yscale("log")
         for axes, title, x in ((above, TITLES.get(task, task), ""), (middle, "", ""), (below, "", "steps")):
@@ -308,11 +290,13 @@ def picture(runs: dict[str, Any]) -> Any:
     return figure
 
 
-def collect(out: Path) -> dict[str, Any]:
-    """Write all runs of the folder to steering.json and return them."""
-    runs = {path.stem: kit.read_json(path) for path in sorted((out / "runs").glob("*.json"))}
+def collect(out: Path) -> dict[str, dict[str, Any]]:
+    """Write all runs of the folder to steering.json; return by task and arm what a picture can be drawn of."""
+    runs: dict[str, Any] = {path.stem: kit.read_json(path) for path in sorted((out / "runs").glob("*.json"))}
     kit.write_json(out / "steering.json", {"runs": runs})
-    return runs
+    whole = [run for run in runs.values() if run["steps"] == run["planned"]]
+    found = {task: {run["arm"]: run for run in whole if run["task"] == task} for task in TASKS}
+    return {task: own for task, own in found.items() if {"constant", "ladder"} <= own.keys()}
 
 
 def main(
@@ -349,12 +333,14 @@ def main(
     """
     until = time.monotonic() + 60 * minutes
     where = kit.find_device(device)
-    place = Place(where, cifar, corpus, width, limit, size)
+    place = Place(out, where, cifar, corpus, width, limit, size)
     kit.make_folder(out / "runs")
     names, found = tasks.split(",") if tasks else [], kit.numbers("--seeds", seeds)
     for option, given, known in (("--tasks", names, TASKS), ("--arms", arms.split(","), ARMS)):
         if unknown := [word for word in given if word not in known]:
             raise kit.UsageError(f"{option} has {unknown[0]!r}; known: {', '.join(known)}")
+    if lr is None and "AdamW" in arms.split(","):
+        raise kit.UsageError("--arms AdamW needs --lr")
     if where.type == "cpu":
         torch.set_num_threads(1)
     about = kit.circumstances("steering.py", where)
@@ -374,13 +360,13 @@ def main(
             print(
                 f"{key}: x̄ {run['average']}, last {run['last']}, rung {run['rung']}, {run['seconds']} s", flush=True
             )
-    runs = collect(out)
+    shown = collect(out)
     try:
         import matplotlib as _matplotlib  # noqa: F401
     except ImportError:
         return
-    if {run["arm"] for run in runs.values()} >= {"constant", "ladder"}:
-        kit.write_bytes(out / "steering.png", kit.draw(picture(runs), "png"))
+    if shown:
+        kit.write_bytes(out / "steering.png", kit.draw(picture(shown), "png"))
 
 
 if __name__ == "__main__":
