@@ -257,7 +257,8 @@ def picture(shown: dict[str, dict[str, Any]]) -> Any:
     """Draw J coloured by verdict, the heat, and the loss at x̄ beside that with `Ladder`: a column for every task."""
     figure = kit.new_figure(2.2 * len(shown) + 0.6, 6.2)
     panels = figure.subplots(3, len(shown), sharex="col", squeeze=False, height_ratios=[1.2, 1, 1])
-    seen = {row["verdict"] for own in shown.values() for row in own["constant"]["trace"]}
+    said = {row["verdict"] for own in shown.values() for row in own["constant"]["trace"]}
+    seen = [verdict for verdict in COLOURS if verdict in said]
     for (above, middle, below), (task, own) in zip(panels.T, shown.items(), strict=True):
         trace, other = own["constant"]["trace"], own["ladder"]["trace"]
         steps = [row["step"] for row in trace]
@@ -265,7 +266,7 @@ def picture(shown: dict[str, dict[str, Any]]) -> Any:
         above.plot(
             steps, [row["displacement"] or math.nan for row in trace], color=kit.COLOURS["grey"], linewidth=0.8
         )
-        for verdict in COLOURS.keys() & seen:
+        for verdict in seen:
             rows = [row for row in trace if row["verdict"] == verdict]
             points = [row["step"] for row in rows], [row["displacement"] for row in rows]
             above.plot(*points, "o", color=kit.COLOURS[COLOURS[verdict]], markersize=4)
@@ -282,7 +283,7 @@ def picture(shown: dict[str, dict[str, Any]]) -> Any:
             axes.tick_params(labelsize=8)
     for axes, title in zip(panels[:, 0], ("J", "heat F(x) − F(x̄)", "F(x̄)"), strict=True):
         axes.set_ylabel(title)
-    for verdict in [v for v in COLOURS if v in seen]:
+    for verdict in seen:
         panels[0, 0].plot([], [], "o", color=kit.COLOURS[COLOURS[verdict]], label=verdict)
     panels[0, 0].plot([], [], color=kit.COLOURS["blue"], label="constant lr")
     panels[0, 0].plot([], [], "--", color=kit.COLOURS["red"], label="with Ladder")
