@@ -361,17 +361,12 @@ def ratio(found: Sequence[Result], arm: str, horizon: int, what: str = "F") -> R
     return Ratio(fmean(logs), stdev(logs) if len(logs) > 1 and all(map(math.isfinite, logs)) else 0.0)
 
 
-def deviation(law: Any) -> float:
-    """Return the standard deviation of a law of mean 1."""
-    return math.sqrt(law.second_moment - 1)
-
-
 def costs_table(found: Sequence[Result], horizons: Sequence[int]) -> kit.Table:
     """Return what randomness costs with a linear decay."""
     rows = []
     for name, arm in ARMS.items():
         law: Any = arm.law
-        about = [kit.NONE] * 2 if law is None else [f"{deviation(law):.2f}", f"{law.price:.3g}"]
+        about = [kit.NONE] * 2 if law is None else [f"{math.sqrt(law.second_moment - 1):.2f}", f"{law.price:.3g}"]
         cells = [ratio(found, name, h) for h in horizons]
         cells.append(ratio(found, name, horizons[-1], "certificate"))
         rows.append([name, *about, *map(str, cells)])
