@@ -82,12 +82,33 @@ def test_shapes_are_those_of_the_models(name, count):
     assert sum(torch.Size(shape).numel() for shape in bench.MODELS[name]()) == count
 
 
-@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
-def test_a_benchmark_says_how_it_is_called(path, monkeypatch, capsys):
+def load_benchmark(path, monkeypatch):
     spec = importlib.util.spec_from_file_location(f"benchmark_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_steering_traces_a_run_once_and_draws_it(tmp_path, monkeypatch, capsys):
+    steering = load_benchmark(BENCHMARKS / "steering.py", monkeypatch)
+    monkeypatch.setattr(steering, "LOOKS", 4)
+    steering.main(tmp_path, tasks="max-affine", steps=400, device="cpu")
+    runs = json.loads((tmp_path / "steering.json").read_text())["runs"]
+    constant, ladder = (next(run for run in runs.values() if run["arm"] == arm) for arm in ("constant", "ladder"))
+    assert {row["verdict"] for row in constant["trace"]} == {"too early", "stationary"}
+    assert ladder["rung"] > 3
+    assert (tmp_path / "steering.png").stat().st_size > 10_000
+    capsys.readouterr()
+    steering.main(tmp_path, tasks="max-affine", steps=400, device="cpu")
+    assert capsys.readouterr().out == ""
+    with pytest.raises(kit.UsageError, match="--tasks has 'x'"):
+        steering.main(tmp_path, tasks="x")
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_benchmark_says_how_it_is_called(path, monkeypatch, capsys):
+    module = load_benchmark(path, monkeypatch)
     monkeypatch.setattr(sys, "argv", [str(path), "--help"])
     with pytest.raises(SystemExit) as end:
         kit.run_script(module.main)

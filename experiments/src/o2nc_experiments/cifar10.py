@@ -118,6 +118,7 @@ class Training:
             scaling=arm.scaling,
             seed=self.run.seed,
             average=arm.average,
+            fused=True if device.type == "cuda" else None,  # without a law it has to be asked for
         )
         self.forward: Any = torch.compile(self.model, dynamic=False) if device.type == "cuda" else self.model
         saved = kit.load_checkpoint(self.checkpoint, device)
