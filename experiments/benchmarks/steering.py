@@ -350,7 +350,8 @@ def main(
         for rate in [None] if ARMS[arm].auto else rates:
             task = TASKS[name](place, seed)
             its_lr, length = rate or task.lr, steps or task.steps
-            key = f"{name}, {arm}, lr {'auto' if ARMS[arm].auto else f'{its_lr:.4g}'}, {length} steps, seed {seed}"
+            title = f"gpt {size}" if name == "gpt" else name
+            key = f"{title}, {arm}, lr {'auto' if ARMS[arm].auto else f'{its_lr:.4g}'}, {length} steps, seed {seed}"
             path = out / "runs" / f"{key}.json"
             before = kit.read_json(path)
             if (before and before["steps"] == length) or time.monotonic() > until:
