@@ -1,12 +1,12 @@
 """How many small errors in src/o2nc the tests notice.
 
-    pip install coverage; python tests/mutants.py found.json --count 200 --seed 29 --suite DIR [pytest's options]
+    pip install coverage; python tests/mutants.py found.json --count 200 --seed 29 --suite DIR --like OTHER
 
-A mutant has one operator, comparison or constant replaced, one condition negated or one statement dropped; they are
-drawn from all of this src/o2nc. DIR is a checkout whose tests meet them, by default this one. First its suite runs
-once, and coverage.py notes which test reaches which line; tests that fail are listed and left out. Then every mutant
-meets the tests that reach it, until one fails: the fastest case of every test function, the second fastest of each,
-and so on, for at most ``--seconds`` together.
+A mutant has one operator, comparison or constant replaced, one condition negated or one statement dropped. They are
+drawn from all of DIR's src/o2nc that OTHER's has, too, and meet DIR's tests. First its suite runs once, and
+coverage.py notes which test reaches which line; tests that fail are listed and left out. Then every mutant meets the
+tests that reach it, until one fails: the fastest case of every function, the second fastest of each, and so on, for
+at most ``--seconds`` together. Other options go to pytest.
 """
 
 import argparse
@@ -33,61 +33,60 @@ OTHERS = {
 }
 
 
-def mutants_of(path):
-    """Return all mutants of a file: what replaces which of its bytes, and the line of the statement around."""
-    source, found = path.read_bytes(), []
-    starts = [0, *(i + 1 for i, byte in enumerate(source) if byte == 10)]
-
-    def put(node, text, statement):
-        begin = starts[node.lineno - 1] + node.col_offset
-        end = starts[node.end_lineno - 1] + node.end_col_offset
-        where = {"file": str(path.relative_to(ROOT)), "line": node.lineno, "statement": statement.lineno}
-        found.append(where | {"begin": begin, "end": end, "old": source[begin:end].decode(), "new": text})
-
-    def visit(node, statement):
-        statement = node if isinstance(node, ast.stmt) else statement
-        match node:
-            case ast.Raise():  # its message is no matter
-                return put(node, "pass", statement)
-            case ast.Expr(value=ast.Constant()) | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
-                return None
-            case ast.Expr() | ast.AugAssign() | ast.Assign(targets=[ast.Subscript() | ast.Attribute()]):
-                put(node, "pass", statement)
-            case ast.BinOp(a, op, b) | ast.Compare(a, [op], [b]) if type(op).__name__ in OTHERS:
-                for other in OTHERS[type(op).__name__].split():
-                    put(node, f"(({ast.unparse(a)}) {other.replace('_', ' ')} ({ast.unparse(b)}))", statement)
-            case ast.BoolOp(op, values):
-                parts = (f"({ast.unparse(value)})" for value in values)
-                put(node, f"({f' {OTHERS[type(op).__name__]} '.join(parts)})", statement)
-            case ast.UnaryOp(ast.Not() | ast.USub(), operand):
-                put(node, f"({ast.unparse(operand)})", statement)
-            case ast.Constant(bool() as value):
-                put(node, str(not value), statement)
-            case ast.Constant(int() | float() as value):
-                put(node, repr(value + 1 if isinstance(value, int) else value * 1.5 + 0.1), statement)
-            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-                put(test, f"(not ({ast.unparse(test)}))", statement)
-            case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
-                put(node, "return None", statement)
-        for name, value in ast.iter_fields(node):
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST) and name not in ("annotation", "returns", "decorator_list"):
-                    visit(child, statement)
-        return None
-
-    visit(ast.parse(source), None)
+def mutants_of(root):
+    """Return all mutants of a checkout's src by what another one may have as well: function, line, change, times."""
+    found, times = {}, defaultdict(count)
+    for path in sorted((root / "src" / "o2nc").rglob("*.py")):
+        for *key, mutant in mutants_in(path.read_bytes()):
+            found[*key, next(times[*key])] = mutant | {"file": str(path.relative_to(root))}
     return found
 
 
-def tree(folder, suite):
-    """Copy a checkout, with the src that is here, and go there."""
-    shutil.copytree(suite, folder, ignore=shutil.ignore_patterns(".git", ".venv", "build", "__pycache__"))
-    shutil.rmtree(folder / "src")
-    shutil.copytree(ROOT / "src", folder / "src")
-    os.chdir(folder)
-    path = [str(folder), str(folder / "src"), str(folder / "experiments" / "src")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(path)
-    sys.path[:1] = path
+def mutants_in(source):
+    """Return all mutants of a file: what replaces which of its bytes, and where that is."""
+    starts, found = [0, *(i + 1 for i, byte in enumerate(source) if byte == 10)], []
+
+    def put(node, text, statement, name):
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        line, old = source[starts[node.lineno - 1] : starts[node.lineno]].decode(), source[begin:end].decode()
+        where = {"line": node.lineno, "statement": statement.lineno, "begin": begin, "end": end}
+        found.append((name, line.strip(), old, text, where | {"old": old, "new": text}))
+
+    def visit(node, statement, name):
+        name = getattr(node, "name", None) or name
+        statement = node if isinstance(node, ast.stmt) else statement
+        match node:
+            case ast.Raise():  # its message is no matter
+                return put(node, "pass", statement, name)
+            case ast.Expr(value=ast.Constant()) | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
+                return None
+            case ast.Expr() | ast.AugAssign() | ast.Assign(targets=[ast.Subscript() | ast.Attribute()]):
+                put(node, "pass", statement, name)
+            case ast.BinOp(a, op, b) | ast.Compare(a, [op], [b]) if type(op).__name__ in OTHERS:
+                for other in OTHERS[type(op).__name__].split():
+                    put(node, f"(({ast.unparse(a)}) {other.replace('_', ' ')} ({ast.unparse(b)}))", statement, name)
+            case ast.BoolOp(op, values):
+                parts = (f"({ast.unparse(value)})" for value in values)
+                put(node, f"({f' {OTHERS[type(op).__name__]} '.join(parts)})", statement, name)
+            case ast.UnaryOp(ast.Not() | ast.USub(), operand):
+                put(node, f"({ast.unparse(operand)})", statement, name)
+            case ast.Constant(bool() as value):
+                put(node, str(not value), statement, name)
+            case ast.Constant(int() | float() as value):
+                put(node, repr(value + 1 if isinstance(value, int) else value * 1.5 + 0.1), statement, name)
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+                put(test, f"(not ({ast.unparse(test)}))", statement, name)
+            case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+                put(node, "return None", statement, name)
+        for field, value in ast.iter_fields(node):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST) and field not in ("annotation", "returns", "decorator_list"):
+                    visit(child, statement, name)
+        return None
+
+    visit(ast.parse(source), None, "")
+    return found
 
 
 class Notes:
@@ -142,7 +141,8 @@ def run(arguments, limit, watch=False):
 
 def meet(mutant, tests, seconds):
     """Return the test that fails on a mutant, or None."""
-    file, source = Path(mutant["file"]), (ROOT / mutant["file"]).read_bytes()
+    file = Path(mutant["file"])
+    source = file.read_bytes()
     for part in filter(None, (tests[:8], tests[8:])):
         file.write_bytes(source[: mutant["begin"]] + mutant["new"].encode() + source[mutant["end"] :])
         failed = run(["-x", *part], int(20 + 4 * sum(map(seconds.get, part))))["failed"]
@@ -163,20 +163,28 @@ def in_turn(tests, seconds, most):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--suite", type=Path, default=ROOT, help="a checkout whose tests meet them (this one)")
+    for name in ("suite", "like"):
+        parser.add_argument(f"--{name}", type=Path, default=ROOT, help="a checkout (this one)")
     for name, value in {"count": 200, "seed": 29, "seconds": 20}.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"({value})")
     options, more = parser.parse_known_args()
-    result = options.result.resolve()
-    pool = [mutant for path in sorted((ROOT / "src").rglob("*.py")) for mutant in mutants_of(path)]
-    mutants = random.Random(options.seed).sample(pool, options.count)
+    result, pool = options.result.resolve(), mutants_of(options.suite)
+    both = pool.keys() & mutants_of(options.like).keys()
+    print(f"{len(pool)} mutants, of which {len(both)} are in both", flush=True)
     os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1")}
     __import__("triton"), __import__("scipy.stats"), __import__("torch.distributed")  # once, for all that are forked
     with tempfile.TemporaryDirectory() as folder:
-        tree(Path(folder) / "tree", options.suite)
+        path = [f"{folder}/tree{part}" for part in ("", "/src", "/experiments/src")]
+        ignored = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__")
+        shutil.copytree(options.suite, path[0], ignore=ignored)
+        os.chdir(path[0])
+        os.environ["PYTHONPATH"] = os.pathsep.join(path)
+        sys.path[:1] = path
         found = run(["--continue-on-collection-errors", "tests", "src", *more], limit=7200, watch=True)
         print("failed without a mutant, and left out:", *found["failed"], sep="\n", flush=True)
         tests = found["seconds"].keys() - set(found["failed"])
+        drawn = sorted(both, key=lambda key: random.Random(f"{options.seed} {key}").random())
+        mutants = [pool[key] for key in drawn[: options.count]]
         for mutant in mutants:
             lines = found["reached"].get(mutant["file"], {})
             reached = tests & {*lines.get(str(mutant["statement"]), ()), *lines.get(str(mutant["line"]), ())}
@@ -184,7 +192,7 @@ def main():
             chosen = in_turn(reached, found["seconds"], options.seconds)
             mutant |= {"killer": meet(mutant, chosen, found["seconds"]), "tests": len(chosen)}
             print(*(mutant[key] for key in ("killer", "file", "line", "old", "new")), sep=" | ", flush=True)
-    result.write_text(json.dumps(mutants, indent=1))
+            result.write_text(json.dumps(mutants, indent=1))
     print(f"{sum(mutant['killer'] is not None for mutant in mutants)} of {len(mutants)} killed")
 
 
