@@ -9,7 +9,7 @@ docs/no-learning-rate.md.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +26,8 @@ from o2nc_experiments.gpt_model import GPT
 
 HORIZONS = (300, 1000)
 WARMUP = 50  # steps, of constant learning rates
-GRID = [2 ** (k / 2) for k in range(-22, -3)]
-GPT_GRID = GRID[2:10]  # it grows until the best is inside
+GRID = range(-22, -3)  # lr = 2^(k/2)
+GRIDS = {"GPT": range(-20, -12), "logistic": range(-25, -3)}
 
 
 # ---- the models: "tuned" are those on which earlier forms of lr="auto" were chosen
@@ -145,25 +145,9 @@ def train(make: Callable[[int], Task], seed: int, lr: float | str) -> dict[str, 
     return {"loss": found, "lr": opt.param_groups[0]["lr"]}
 
 
-def best_constant(get: Callable[[float], dict[str, Any]], grid: Sequence[float]) -> dict[str, tuple[float, float]]:
-    """Return the least loss and its learning rate at every horizon, over a grid that grows until both are inside."""
-    rates = [*grid]
-
-    def best(horizon: int) -> float:
-        return min(rates, key=lambda lr: loss_of(get(lr), horizon))
-
-    while True:
-        ends = [best(h) for h in HORIZONS]
-        more = [lr / 2**0.5 for lr in ends if lr == min(rates)] + [lr * 2**0.5 for lr in ends if lr == max(rates)]
-        if not more:
-            break
-        rates.append(more[0])
-    return {str(h): (loss_of(get(best(h)), h), best(h)) for h in HORIZONS}
-
-
-def loss_of(run: dict[str, Any], horizon: int) -> float:
+def loss_of(run: dict[str, Any], horizon: str) -> float:
     """Return the loss of a run; infinity if it has diverged."""
-    loss = run["loss"][str(horizon)]
+    loss = run["loss"][horizon]
     return math.inf if loss is None or math.isnan(loss) else loss
 
 
@@ -174,27 +158,24 @@ def main(out: Path, models: str = "reported", seeds: str = "14,15", quiet: bool 
     command = f"python experiments/benchmarks/auto_lr.py --out {out} --models {models} --seeds {seeds}"
     settings = {"horizons": HORIZONS, "warmup": WARMUP, "scale": auto_lr.SCALE}
     store = kit.Store(kit.make_folder(out) / "auto_lr.json", settings, kit.circumstances(command))
-    rows = []
-    for name, make in MODELS[models].items():
-        found: dict[tuple[str, str], list[float]] = {}
-        for seed in kit.numbers("--seeds", seeds):
+    tried, rows = kit.numbers("--seeds", seeds), []
 
-            def get(arm: str | float, make: Any = make, name: str = name, seed: int = seed) -> dict[str, Any]:
-                key = f"{name}, seed {seed}, {arm if isinstance(arm, str) else f'{arm:.6g}'}"
-                if key not in store.runs:
-                    store.add(key, train(make, seed, arm))
-                    terminal.say(f"{key}: {store.runs[key]['loss']}")
-                return dict(store.runs[key])
+    def get(name: str, seed: int, lr: float | str) -> dict[str, Any]:
+        key = f"{name}, seed {seed}, {lr if isinstance(lr, str) else f'{lr:.6g}'}"
+        if key not in store.runs:
+            store.add(key, train(MODELS[models][name], seed, lr))
+            terminal.say(f"{key}: {store.runs[key]['loss']}")
+        return dict(store.runs[key])
 
-            for h, (loss, lr) in best_constant(get, GPT_GRID if name.startswith("GPT") else GRID).items():
-                found.setdefault((h, "best"), []).append(loss)
-                found.setdefault((h, "lr"), []).append(lr)
-                found.setdefault((h, "more"), []).append(loss_of(get("auto"), int(h)) - loss)
-            found.setdefault(("", "auto lr"), []).append(get("auto")["lr"])
+    for name in MODELS[models]:
+        autos = [get(name, seed, "auto") for seed in tried]
+        grid = [2 ** (k / 2) for k in GRIDS.get(name.split()[0], GRID)]
         for h in map(str, HORIZONS):
-            cells = [kit.mean_std(found[h, kind], 3) for kind in ("best", "more")]
-            lists = [", ".join(f"{lr:.2g}" for lr in found[key]) for key in ((h, "lr"), ("", "auto lr"))]
-            rows.append([f"{name}; {h}", cells[0], *lists, cells[1]])
+            bests = [min((loss_of(get(name, seed, lr), h), lr) for lr in grid) for seed in tried]
+            more = [loss_of(auto, h) - loss for auto, (loss, _) in zip(autos, bests, strict=True)]
+            rates = [lr for _, lr in bests], [auto["lr"] for auto in autos]
+            shown = [", ".join(f"{lr:.2g}" for lr in own) for own in rates]
+            rows.append([f"{name}; {h}", kit.mean_std([loss for loss, _ in bests]), *shown, kit.mean_std(more)])
     head = ["model; steps", "best constant lr: loss", "that lr", "auto: lr", "auto: more"]
     table = kit.Table(head, rows, "Held-out loss at x̄, mean ± std over seeds; auto's is relative to the best")
     terminal.table(table)

@@ -28,7 +28,7 @@ SIZES = {
     "gpt2": gpt.Size(layers=12, width=768, heads=12, context=1024, rows=32, warmup=100, evaluated=524_288, lr=1e-3),
     "tiny": gpt.Size(layers=2, width=32, heads=2, context=32, rows=8, warmup=20, evaluated=4096, lr=4e-3),
 }
-HORIZONS = {"gpt2": (500, 1000, 2000), "tiny": (200, 400, 800)}
+HORIZONS = {"gpt2": (500, 1000), "tiny": (200, 400)}
 NARROW = 2**0.5  # from one learning rate to the next
 GROWTHS = 2  # how often the grid grows at most where the best is at its end
 UNKNOWN = (float("nan"), float("nan"))
@@ -81,60 +81,43 @@ def losses(runs: dict[str, Any], name: str, horizon: int) -> dict[int, tuple[flo
 
 def plan(runs: dict[str, Any], centre: float, horizons: tuple[int, ...]) -> Iterator[Job]:
     """Yield what to run, the most important first; it looks at the runs that are finished by then."""
-    short, long = horizons[-2:]
+    steps = horizons[-1]
     grid = [centre, centre * NARROW, centre / NARROW]
-    yield Job("constant", centre, 0, short)
-    yield Job("auto", "auto", 0, short)
-    yield from (Job("constant", lr, 0, short) for lr in grid[1:])
+    yield Job("constant", centre, 0, steps)
+    yield Job("auto", "auto", 0, steps)
+    yield from (Job("constant", lr, 0, steps) for lr in grid[1:])
     for _ in range(GROWTHS):
-        bests = {losses(runs, name, h).get(0, UNKNOWN)[1] for name in ("constant", "wsd") for h in horizons[:-1]}
+        bests = {losses(runs, name, h).get(0, UNKNOWN)[1] for name in ("constant", "wsd") for h in horizons}
         more = [max(grid) * NARROW] * (max(grid) in bests) + [min(grid) / NARROW] * (min(grid) in bests)
-        yield from (Job("constant", lr, 0, short) for lr in more)
+        yield from (Job("constant", lr, 0, steps) for lr in more)
         grid += more
-    lr = losses(runs, "constant", short).get(0, (0.0, centre))[1]
-    yield Job("prodigy", 1.0, 0, short)
-    yield Job("auto", "auto", 1, short)
-    yield Job("constant", lr, 1, short)
-    yield Job("schedule-free", 2 * lr, 0, short)
-    yield from (Job("prodigy-cosine", 1.0, 0, h) for h in horizons[:-1])
-    yield Job("constant", lr, 0, long)
-    yield Job("auto", "auto", 0, long)
+    lr = losses(runs, "constant", steps).get(0, (0.0, centre))[1]
+    yield Job("prodigy", 1.0, 0, steps)
+    yield Job("auto", "auto", 1, steps)
+    yield Job("constant", lr, 1, steps)
+    yield Job("schedule-free", 2 * lr, 0, steps)
+    yield from (Job("prodigy-cosine", 1.0, 0, h) for h in horizons)
 
 
 class Trainer:
-    """Trains one model again and again; runs that have ended can go on as long as the process lives."""
+    """Trains one model again and again."""
 
     def __init__(self, lab: gpt.Lab, horizons: tuple[int, ...]) -> None:
         self.lab, self.horizons, self.block = lab, horizons, horizons[0] // 10
         self.params = list(lab.model.parameters())
-        self.kept: dict[str, tuple[Any, list[Tensor], int]] = {}
         self.seconds = 0.0  # of a step, evaluation included
 
     def steps_of(self, job: Job) -> int:
         """Return how many steps a job takes, those of the branches included."""
-        begun = self.kept[job.key][2] if job.key in self.kept else 0
-        branches = sum(h // 5 for h in self.horizons if begun < h <= job.steps and job.arm == "constant")
-        return job.steps - begun + branches
+        return job.steps + sum(h // 5 for h in self.horizons if job.arm == "constant")
 
     def run(self, job: Job) -> dict[str, Any]:
         """Return losses by horizon, seconds of a step, and lr and training loss along the way."""
         arm, size, t, begun, total = ARMS[job.arm], self.lab.size, 0, perf_counter(), self.steps_of(job)
-        if job.key in self.kept:
-            opt, weights, t = self.kept.pop(job.key)
-            run = self.lab.store.runs[job.key]
-            self.set(weights)
-        else:
-            run = {
-                "arm": job.arm,
-                "seed": job.seed,
-                "losses": {},
-                "wsd": {},
-                "times": [],
-                "wsd_times": [],
-                "course": [],
-            }
-            self.lab.model.init_weights_(job.seed)
-            (opt,) = arm.make(self.lab.model, job.lr, job.seed)
+        run: dict[str, Any] = {"arm": job.arm, "seed": job.seed, "losses": {}, "wsd": {}}
+        run |= {"times": [], "wsd_times": [], "course": []}
+        self.lab.model.init_weights_(job.seed)
+        opt: Any = arm.make(self.lab.model, job.lr, job.seed)[0]
         starts = text.row_starts(len(self.lab.train_tokens), size.context, size.rows, job.steps, job.seed)
         starts = starts.to(self.lab.device)
 
@@ -150,10 +133,8 @@ class Trainer:
                 with opt.averaged() if arm.is_one_run else nullcontext():
                     run["losses"][str(t)] = self.lab.evaluate()
             for h in self.horizons:
-                if job.arm == "constant" and 5 * t == 4 * h and h <= job.steps:
+                if job.arm == "constant" and 5 * t == 4 * h:
                     run["wsd"][str(h)] = self.decay(opt, job.lr, starts, t, h, run["wsd_times"])
-        if arm.is_one_run:
-            self.kept[job.key] = opt, self.weights(), t
         self.seconds = (perf_counter() - begun) / total if self.seconds else 1.1 * median(run["times"])
         return run
 
@@ -179,7 +160,7 @@ class Trainer:
 
     def decay(self, trunk: Any, lr: float, starts: Tensor, first: int, last: int, times: list[float]) -> float:
         """Return the loss of a branch whose lr falls to 0; the trunk and its parameters are as before."""
-        before = self.weights()
+        before = [p.detach().clone() for p in self.params]
         options: Any = {"weight_decay": gpt.WEIGHT_DECAY, "fused": before[0].is_cuda or None}
         branch = optim.AdamW(self.params, lr, gpt.BETAS, **options)
         for p in self.params:
@@ -187,18 +168,10 @@ class Trainer:
         for t in range(first, last, self.block):
             self.advance(branch, starts, t, t + self.block, lambda step: lr * gpt.wsd(step, last, 0), times)
         loss = self.lab.evaluate()
-        self.set(before)
+        with torch.no_grad():
+            for p, x in zip(self.params, before, strict=True):
+                p.copy_(x)
         return loss
-
-    def weights(self) -> list[Tensor]:
-        """Return a copy of the parameters."""
-        return [p.detach().clone() for p in self.params]
-
-    @torch.no_grad()
-    def set(self, weights: list[Tensor]) -> None:
-        """Copy weights into the parameters."""
-        for p, x in zip(self.params, weights, strict=True):
-            p.copy_(x)
 
 
 def tables(runs: dict[str, Any], horizons: tuple[int, ...]) -> list[kit.Table]:
@@ -223,7 +196,7 @@ def draw(runs: dict[str, Any], path: Path) -> None:
     """Draw held-out losses and learning rates along the runs of seed 0."""
     figure = kit.new_figure(10, 4)
     left, right = figure.subplots(1, 2)
-    for run in (run for run in runs.values() if run["seed"] == 0):
+    for run in (run for run in runs.values() if run["seed"] == 0 and run["arm"] in ARMS):
         arm, (steps, rates, _) = ARMS[run["arm"]], zip(*run["course"], strict=True)
         style = {**arm.style, "color": kit.COLOURS[arm.style["color"]]}
         left.plot([*map(int, run["losses"])], [*run["losses"].values()], label=arm.label, marker=".", **style)
@@ -233,7 +206,6 @@ def draw(runs: dict[str, Any], path: Path) -> None:
     kit.style_panel(right, "lr", "step")
     names = dict(zip(*left.get_legend_handles_labels()[::-1], strict=True))
     left.legend(names.values(), names, frameon=False, fontsize=8)
-    left.set_yscale("log")
     kit.write_bytes(path, kit.draw(figure, "png"))
 
 
