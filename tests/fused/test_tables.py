@@ -260,6 +260,8 @@ def mesh(device):
     from torch.distributed.device_mesh import init_device_mesh
 
     backend = "nccl" if rig.CUDA else "gloo"
+    if rig.CUDA:
+        torch.cuda.set_device(0)  # else a mesh warns
     distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh(device, (1,))
     distributed.destroy_process_group()

@@ -46,6 +46,7 @@ def minimize(
         The point, with ``success`` if its certificate is at most eps, else that with the smallest certificate found.
 
     Example:
+        >>> import torch
         >>> found = minimize(lambda x: (x[0] - 1).abs() + 3 * x[1].abs(), torch.tensor([3.0, 2.0]), eps=1e-3)
         >>> found.success, found.x.round(decimals=1)
         (True, tensor([1., -0.]))
