@@ -201,9 +201,9 @@ TASKS: dict[str, Callable[[Place, int], Task]] = {
 # ---- a run ---------------------------------------------------------------------------------------------------------
 
 
-def train(task: Task, arm: Arm, lr: float, steps: int, until: float) -> dict[str, Any]:
-    """Train to the end, or to this time, and return the scores at x̄ and at the last iterate, and the trace."""
-    params, begun, trace, t = list(task.model.parameters()), time.perf_counter(), [], 0
+def train(task: Task, arm: Arm, lr: float, steps: int) -> dict[str, Any]:
+    """Train, and return the scores at x̄ and at the last iterate, and the trace."""
+    params, begun, trace = list(task.model.parameters()), time.perf_counter(), []
     opt: Any
     if arm.adamw or task.is_adamw:
         decay = task.decay if task.is_adamw else 100 * task.decay  # decoupled from the gradient
@@ -213,31 +213,25 @@ def train(task: Task, arm: Arm, lr: float, steps: int, until: float) -> dict[str
         opt, warmup = o2nc.SGD(params, lr, 0.9, weight_decay=task.decay, average=WINDOW), 0
     ladder = o2nc.Ladder(opt) if arm.ladder else None
     schedulers = [LinearLR(opt, 1 / warmup, total_iters=warmup)] if warmup else []
-    while t < steps and time.monotonic() < until:
+    for t in range(1, steps + 1):
         opt.zero_grad()
-        task.loss(t).backward()
+        task.loss(t - 1).backward()
         if task.clip < math.inf:
             clip_grad_norm_(params, task.clip)
         opt.step()
         for scheduler in (*schedulers, ladder) if ladder else schedulers:
             scheduler.step()
-        t += 1
         if t % max(1, steps // LOOKS) == 0:
             found = opt.diagnose(task.look)
             names = ("displacement", "heat", "turnover", "loss", "loss_averaged")
-            numbers = {name: round_off(found.evidence.get(name)) for name in names}
+            numbers = {name: cifar10.round_off(found.evidence.get(name)) for name in names}
             trace.append({"step": t, "verdict": found.verdict, "lr": opt.param_groups[0]["lr"], **numbers})
     last = task.score()
     with opt.averaged(task.model, batches=task.batches()) if task.batches else opt.averaged():
         average = task.score()
     seconds = round(time.perf_counter() - begun, 1)
     halvings = ladder.rung if ladder else 0
-    return {"steps": t, "average": average, "last": last, "rung": halvings, "seconds": seconds, "trace": trace}
-
-
-def round_off(value: float | None) -> float | None:
-    """Return a number with four digits, None if there is none."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
+    return {"steps": steps, "average": average, "last": last, "rung": halvings, "seconds": seconds, "trace": trace}
 
 
 # ---- the picture, and the command ----------------------------------------------------------------------------------
@@ -295,8 +289,7 @@ def collect(out: Path) -> dict[str, dict[str, Any]]:
     """Write all runs of the folder to steering.json; return by task and arm what a picture can be drawn of."""
     runs: dict[str, Any] = {path.stem: kit.read_json(path) for path in sorted((out / "runs").glob("*.json"))}
     kit.write_json(out / "steering.json", {"runs": runs})
-    whole = [run for run in runs.values() if run["steps"] == run["planned"]]
-    found = {task: {run["arm"]: run for run in whole if run["task"] == task} for task in TASKS}
+    found = {task: {run["arm"]: run for run in runs.values() if run["task"] == task} for task in TASKS}
     return {task: own for task, own in found.items() if {"constant", "ladder"} <= own.keys()}
 
 
@@ -313,7 +306,6 @@ def main(
     limit: int | None = None,
     size: str = "small",
     device: str | None = None,
-    minutes: float = 600.0,
 ) -> None:
     """Run what is not there yet, print a line for every run, and draw.
 
@@ -330,9 +322,7 @@ def main(
         limit: training images to use, for a try.
         size: of the GPT, a key of gpt.SIZES.
         device: cpu, cuda or cuda:N; else the GPU if there is one.
-        minutes: no run goes on after so many; the rest is left out.
     """
-    until = time.monotonic() + 60 * minutes
     where = kit.find_device(device)
     place = Place(out, where, cifar, corpus, width, limit, size)
     kit.make_folder(out / "runs")
@@ -353,12 +343,11 @@ def main(
             title = f"gpt {size}" if name == "gpt" else name
             key = f"{title}, {arm}, lr {'auto' if ARMS[arm].auto else f'{its_lr:.4g}'}, {length} steps, seed {seed}"
             path = out / "runs" / f"{key}.json"
-            before = kit.read_json(path)
-            if (before and before["steps"] == length) or time.monotonic() > until:
+            if path.exists():
                 continue
-            run = train(task, ARMS[arm], its_lr, length, until)
-            run |= {"task": name, "arm": arm, "lr": its_lr, "seed": seed, "planned": length, "circumstances": about}
-            kit.write_json(path, run)
+            run = train(task, ARMS[arm], its_lr, length)
+            facts = {"task": name, "arm": arm, "lr": its_lr, "seed": seed, "circumstances": about}
+            kit.write_json(path, facts | run)
             print(
                 f"{key}: x̄ {run['average']}, last {run['last']}, rung {run['rung']}, {run['seconds']} s", flush=True
             )

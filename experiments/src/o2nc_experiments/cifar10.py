@@ -182,10 +182,11 @@ class Training:
     def result(self) -> dict[str, list[Any]]:
         """Return the columns over the epochs; None where there is no number."""
         columns = dict.fromkeys(name for row in self.rows for name in row)
-        return {name: [_short(row.get(name)) for row in self.rows] for name in columns}
+        return {name: [round_off(row.get(name)) for row in self.rows] for name in columns}
 
 
-def _short(value: float | None) -> float | None:
+def round_off(value: float | None) -> float | None:
+    """Return six digits of a number, None if there is none."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
