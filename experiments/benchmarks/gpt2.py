@@ -180,8 +180,8 @@ def tables(runs: dict[str, Any], horizons: tuple[int, ...]) -> list[kit.Table]:
     for h in horizons:
         for name, label in labels.items():
             found = losses(runs, name, h)
-            pairs = [[loss - losses(runs, base, h).get(seed, UNKNOWN)[0] for seed, (loss, _) in found.items()]
-                     for base in ("constant", "wsd")]  # fmt: skip
+            bases = losses(runs, "constant", h), losses(runs, "wsd", h)
+            pairs = [[found[seed][0] - base[seed][0] for seed in found.keys() & base.keys()] for base in bases]
             cells = [kit.mean_std(own, 4) for own in ([loss for loss, _ in found.values()], *pairs)]
             rows += [[f"{label}; {h:,}", ", ".join(f"{lr:.2g}" for _, lr in found.values()), *cells]] * bool(found)
     for name, label in (*labels.items(), ("wsd", "AdamW without an average")):
