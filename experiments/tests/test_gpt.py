@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch.optim import NAdam
 
 from o2nc_experiments import gpt, kit, text
+from o2nc_experiments.kit import UsageError
 from o2nc_experiments.schedule_free import ScheduleFreeAdamW
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,6 +83,22 @@ def test_labels_are_words():
 def test_schedules(decay, values):
     steps = (20, 60, 80, 99)  # of 100, after 20 of warm-up
     assert [decay(step, 100, 20) for step in steps] == pytest.approx(values, abs=1e-4)
+
+
+def test_an_arm_that_has_changed_is_refused(lab, monkeypatch):
+    """Its old losses would be shown under its name."""
+    lab.run("wsd", 1e-2, 0, 6, [6], nothing)
+    changed = replace(gpt.ARMS["wsd"], make=lambda *arguments: gpt.adamw(*arguments, amsgrad=True))
+    monkeypatch.setitem(gpt.ARMS, "wsd", changed)
+    with pytest.raises(UsageError, match=r"the arm wsd has changed since its runs in .*gpt\.json"):
+        lab.run("wsd", 1e-2, 0, 6, [6], nothing)
+
+
+def test_an_arm_that_neither_decays_nor_averages_is_refused(lab, monkeypatch):
+    plain = replace(gpt.ARMS["wsd"], decay=gpt.constant, make=lambda model, lr, seed: [NAdam(model.parameters(), lr)])
+    monkeypatch.setitem(gpt.ARMS, "plain", plain)
+    with pytest.raises(UsageError, match="the arm plain has no decay and no average"):
+        lab.run("plain", 1e-2, 0, 6, [6], nothing)
 
 
 def test_a_finished_run_is_not_repeated(lab, monkeypatch):

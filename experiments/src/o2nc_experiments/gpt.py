@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
@@ -219,11 +220,16 @@ class Lab:
         """Train an arm, or return its finished run: losses by horizon, at x̄ ("average") and at the last iterate."""
         arm, key = ARMS[name], f"{name}, lr {lr:.4g}, seed {seed}, {steps} steps"
         words = f"{arm.label}, lr {lr:.2g}, seed {seed}"
-        if (found := self.store.runs.get(key)) and {str(h) for h in horizons} <= found["losses"].keys():
+        optimizers = arm.make(self.model, lr, seed)
+        if arm.is_one_run and not all(hasattr(optimizer, "averaged") for optimizer in optimizers):
+            raise UsageError(f"the arm {name} has no decay and no average: o2nc.extend(optimizer, average=WINDOW)")
+        made = sha256(repr(optimizers).encode()).hexdigest()[:12]
+        if (found := self.store.runs.get(key)) and found.get("made", made) != made:
+            raise UsageError(f"the arm {name} has changed since its runs in {self.store.path}: take another --out")
+        if found and {str(h) for h in horizons} <= found["losses"].keys():
             advance(steps, words)
             return found
         self.model.init_weights_(seed)
-        optimizers = arm.make(self.model, lr, seed)
         base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
         starts = text.row_starts(len(self.train_tokens), self.size.context, self.size.rows, steps, seed)
         starts = starts.to(self.device)
@@ -261,7 +267,7 @@ class Lab:
         for h in horizons:
             losses.setdefault(str(h), {"average": math.inf, "last": math.inf})
         losses = {**found["losses"], **losses} if found else losses  # other horizons of the same run
-        found = {"losses": losses, "seconds": round(spent + perf_counter() - begun, 1)}
+        found = {"losses": losses, "seconds": round(spent + perf_counter() - begun, 1), "made": made}
         self.store.add(key, found)
         self.checkpoint.unlink(missing_ok=True)
         return found
