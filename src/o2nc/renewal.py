@@ -1,16 +1,9 @@
 """What a law of s costs when it is used without weights: how long its renewal process remembers where it began.
 
-Let s >= 0 have mean 1 and density p, let U′ = p + p∗p + p∗p∗p + … be its renewal density (where the sums of
-independent copies of s fall) and k = U′ − 1. For f absolutely continuous on a line and ψ(τ) = ∫ f′(τ + u) k(u) du,
-
-    E f(τ + s) − f(τ) = E f′(τ + s) + E ψ(τ + s) − ψ(τ),
-
-since p∗k = k − p + S with S the survival function. For a G-Lipschitz F along x + τΔ the last two terms telescope over
-a run, up to G·L·Σ‖Δ_{t+1} − Δ_t‖ with the price
-
-    L = ∫ u |dk(u)|.
-
-docs/paper.md has the proof. Where k is monotone, L = |E s²/2 − 1|. Where s hardly varies, L is nearly 1/(48 Var²).
+Let s >= 0 have mean 1, U′ be its renewal density (where the sums of independent copies of s fall) and k = U′ − 1. The
+identity of random scaling then holds up to a term that telescopes over a run, up to G·L·Σ‖Δ_{t+1} − Δ_t‖ with the
+price L = ∫ u |dk(u)|: docs/paper.md, section 9, has the proof. Where k is monotone, L = |E s²/2 − 1|. Where s hardly
+varies, L is nearly 1/(48 Var²).
 """
 
 import math
@@ -45,27 +38,23 @@ def price(cdf: Callable[[Array], Array], variance: float, jumps: Sequence[tuple[
     coarse = math.sqrt(variance) / 32
     horizon = max(16.0, 1.5 / variance)  # memory fades like e^{−2π²Var·u}
     while True:
-        value, tail = _variation(cdf, jumps, coarse, _cells(horizon / coarse))
+        value, tail = _variation(cdf, jumps, coarse, horizon)
         if tail <= 1e-6 * (atoms + value):
             break
         horizon *= 2
     h = min(coarse, horizon / _CELLS)
-    return atoms + _variation(cdf, jumps, h, _cells(horizon / h))[0]
-
-
-def _cells(count: float) -> int:
-    """Return a power of 2."""
-    return 1 << math.ceil(math.log2(count))
+    return atoms + _variation(cdf, jumps, h, horizon)[0]
 
 
 def _variation(
-    cdf: Callable[[Array], Array], jumps: Sequence[tuple[float, float]], h: float, count: int
+    cdf: Callable[[Array], Array], jumps: Sequence[tuple[float, float]], h: float, horizon: float
 ) -> tuple[float, float]:
     """Return ∫ u|dk(u)| without the atoms of dk, and the latter half of it, for s rounded to multiples of h.
 
     The differences of the renewal sequence have the generating function (1 − z)P/(1 − P), which has no pole: it is
-    evaluated at the roots of unity, and what is left of them after ``count`` cells counts as nothing.
+    evaluated at the roots of unity, and what is left of them after the horizon counts as nothing.
     """
+    count = 1 << math.ceil(math.log2(horizon / h))  # cells, a power of 2
     edges: Array = h * (np.arange(count, dtype=np.float64) + 0.5)
     mass = np.diff(cdf(edges), prepend=0.0)
     stepped = np.zeros(count)  # what of it is under the jumps alone

@@ -8,10 +8,8 @@
     straight     J is large, or F(x̄) is above F(x): the run goes one way, and could go faster
     travelling   none of these
 
-J is the displacement of `o2nc.certificates.displacement`, the heat F(x) − F(x̄) what a decay would gain now, the
-turnover which share of the weights changed over the snapshots that J is of: V/(V + ‖ȳ‖²) of every tensor, its mean
-over all coordinates. None has a unit. The first line that applies, from above, is the verdict. docs/run.md has the
-measurements behind the thresholds.
+J is the displacement of `o2nc.certificates.displacement`. The first line that applies, from above, is the verdict.
+docs/run.md explains the numbers, and has the measurements behind the thresholds.
 """
 
 import gc
@@ -96,10 +94,7 @@ def diagnose(
 ) -> Diagnosis:
     """Return what the run of ``optimizer`` is doing, as `Averaged.diagnose` says.
 
-    Args:
-        optimizer: the optimizer.
-        loss: a function without arguments that returns the loss.
-        certificate: the optimizer's, if it was computed already.
+    ``loss`` is a function without arguments that returns the loss, ``certificate`` the optimizer's, if it is known.
     """
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function without arguments that returns a scalar, got {loss!r}")
@@ -112,7 +107,10 @@ def diagnose(
     if loss is not None:
         evidence |= _heat(optimizer, loss) if has_averages and not faults else {"heat": math.nan}
     if reading.has_certificate(optimizer) and not faults:
-        evidence |= _noise(certificate or optimizer.certificate(), square)
+        found = certificate or optimizer.certificate()
+        evidence["gradient"], floor = found.gradient, math.sqrt(square / found.ess)
+        if floor > 0:
+            evidence |= {"noise_floor": floor, "gradient_to_noise": found.gradient / floor}
     trail, names = optimizer._trail or Trail(), reading.parameter_names(optimizer)
     rest = optimizer._window.start + 1 - optimizer._steps_done()
     values = {"wait": max(1, (USED + 1) * trail.stride - trail.steps, rest), "spike_step": math.nan, **evidence}
@@ -211,27 +209,18 @@ def _last_finite(increments: Sequence[float]) -> int | None:
     return next((i for i, q in enumerate(increments) if not math.isfinite(q)), 0) or None
 
 
-def _noise(certificate: Certificate, square: float) -> dict[str, float]:
-    """Return ‖ḡ‖ and, where it is known, what it would be of independent gradients that are nothing but noise."""
-    floor, found = math.sqrt(square / certificate.ess), {"gradient": certificate.gradient}
-    return found | ({"noise_floor": floor, "gradient_to_noise": certificate.gradient / floor} if floor > 0 else {})
-
-
 def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:
     """Return F(x) − F(x̄) and both, with the same random numbers."""
     values = []
     for block in (nullcontext, optimizer.averaged):
         with _all_restored(optimizer), block():
-            values.append(_scalar(loss()))
+            value = loss()
+            try:
+                values.append(float(value))
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise TypeError(f"loss must return a scalar, got {value!r}") from error
     x, average = values
     return {"heat": x - average, "loss": x, "loss_averaged": average}
-
-
-def _scalar(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"loss must return a scalar, got {value!r}") from error
 
 
 @contextmanager

@@ -79,19 +79,15 @@ class AdaGrad:
         for delta, g, state, v_t, v_next, scale in zip(deltas, grads, states, before, after, lrs, strict=True):
             last = float(state["last_lr"]) or scale
             state["last_lr"].fill_(scale)
-            self._step_(delta, g, v_t.to(delta), v_next.to(delta), last, scale, beta)
-
-    def _step_(
-        self, delta: Tensor, g: Tensor, v: Tensor, v_next: Tensor, last: float, scale: float, beta: float
-    ) -> None:
-        if scale == 0:
-            delta.zero_()
-            return
-        # below the square root of the smallest number v itself has underflowed: as if no gradient came
-        floor = torch.finfo(delta.dtype).tiny ** 0.5
-        e_next = scale / (beta * v_next.sqrt().clamp(min=floor))
-        e = torch.where(v > 0, last / (beta * v.sqrt().clamp(min=floor)), beta * e_next)
-        growth = e / (beta * e_next) - 1
-        if self.kappa == 2:
-            growth.clamp_(min=0.0)
-        delta.sub_(e * g).div_(1 + e * self.decay / beta + self.kappa * growth)
+            if scale == 0:
+                delta.zero_()
+                continue
+            # below the square root of the smallest number v itself has underflowed: as if no gradient came
+            floor = torch.finfo(delta.dtype).tiny ** 0.5
+            root, root_next = (x.to(delta).sqrt().clamp(min=floor) for x in (v_t, v_next))
+            e_next = scale / (beta * root_next)
+            e = torch.where(v_t.to(delta) > 0, last / (beta * root), beta * e_next)
+            growth = e / (beta * e_next) - 1
+            if self.kappa == 2:
+                growth.clamp_(min=0.0)
+            delta.sub_(e * g).div_(1 + e * self.decay / beta + self.kappa * growth)

@@ -15,9 +15,7 @@ Regret, for ‖u‖ <= D and every sequence, with Q_n = Σ_{t<=n} ‖g̃_t‖² 
 
     Reg_n(u) <= 2√2·D·sqrt(Q_n).
 
-Proof. A projection brings Δ nearer to u: ⟨g̃_t, Δ_t − u⟩ <= (‖Δ_t − u‖² − ‖Δ_{t+1} − u‖²)/(2η_t) + (η_t/2)‖g̃_t‖².
-As η_t does not grow and ‖Δ_t − u‖ <= 2D, the first terms add up to at most (2D)²/(2η_n) = √2·D·sqrt(Q_n); and
-‖g̃_t‖²/sqrt(Q_t) <= 2(sqrt(Q_t) − sqrt(Q_{t−1})) bounds the sum of the second ones by as much. ∎
+docs/paper.md has the proof.
 """
 
 import math

@@ -103,7 +103,12 @@ class ScaleFree:
             foreach_mul_(v, keep)
             foreach_addcmul_(v, grads, grads)
             _divide_(deltas, v)
-            leads = self._leads(deltas, lrs)
+            leads: list[Any] = lrs
+            if self.radius != float("inf"):  # what brings Δ = −D·M/sqrt(v) into the ball
+                parts = squares(deltas)
+                weights = torch.tensor(lrs, dtype=parts.dtype, device=parts.device).square()
+                factor = shrinkage((parts * weights).sum(), self.radius)
+                leads = [lr * factor for lr in lrs]
             scale_(deltas, [-lead for lead in leads])
             for state, lead in zip(states, leads, strict=True):
                 state["lead"].fill_(lead)
@@ -111,16 +116,6 @@ class ScaleFree:
             norm = add_shares_(v, keep, squares(grads)).sqrt().clamp(min=max(map(_floor, deltas)))
             scale_(deltas, [-d / norm for d in lrs])
             clip_(deltas, self.radius)
-
-    def _leads(self, ratios: Vector, lrs: list[float]) -> list[Any]:
-        """Return D for every parameter, times what brings Δ = −D·M/sqrt(v) into the ball."""
-        if self.radius == float("inf"):
-            return list(lrs)
-        parts = squares(ratios)
-        factor = shrinkage(
-            (parts * torch.tensor(lrs, dtype=parts.dtype, device=parts.device).square()).sum(), self.radius
-        )
-        return [lr * factor for lr in lrs]
 
 
 def _divide_(m: Vector, v: Vector) -> None:
