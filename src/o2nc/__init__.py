@@ -12,10 +12,9 @@
 * ``certificate=True`` keeps ḡ and V as well, from which ``opt.certificate(c)`` bounds ‖∇F(x̄)‖_c.
 
 The paper's own: `ScaledSGDM`, `ExponentiatedO2NC` (Algorithm 2, any of the `learners`), `OriginalO2NC` (Algorithm 1).
-`posthoc` makes averages of averages, `CertificateLogger` writes
-certificates to CSV and TensorBoard, `certify` certifies a list of iterates, `minimize` searches a
-certified point of a function with exact gradients, `theory` has the theorems as functions,
-`problems` objectives with known constants.
+`posthoc` makes averages of averages, `CertificateLogger` writes certificates to CSV and TensorBoard, `certify`
+certifies a list of iterates, `minimize` searches a certified point of a function, `theory` has the theorems as
+functions, `problems` objectives with known constants.
 """
 
 from o2nc import learners, problems, theory

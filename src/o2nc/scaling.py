@@ -11,9 +11,7 @@ and for any law on [0, ·) with density p and survival function S, by exchanging
 Exp(1) is the only law of mean 1 with constant weight, and it minimises E[w²] at a given mean. `o2nc.laws` has the
 others. Losses and averages carry no weights under any law; only the progress, Σ w⟨g, Δ⟩, does.
 
-Let k be the renewal density of a law minus 1: it says how long the sums s_1 + … + s_n remember where they started.
-Without weights the identity holds up to a term that telescopes over a run, and costs at most G·L·Σ‖Δ_{t+1} − Δ_t‖
-with L = ∫ u|dk(u)|, the law's ``price``. Exp(1) has L = 0; s = 1 never forgets.
+What leaving them out costs is the law's ``price`` (`o2nc.renewal`): 0 for Exp(1), infinite for s = 1.
 
 ``sample(seed, step)`` is a pure function: a counter-based generator, not a stream. Every process, rank, device and
 order of calls sees the same s_n, a run resumes exactly with no generator state to save, and no global generator is
@@ -174,15 +172,10 @@ class Draw(NamedTuple):
 
 
 def draw(law: Law | None, seed: int, t: int, *, counts: bool, progress: bool, k: int) -> Draw:
-    """Return the random numbers of step t.
+    """Return the random numbers of step t = 1, 2, …
 
-    Args:
-        law: of s.
-        seed: the seed.
-        t: the number of the step, >= 1.
-        counts: whether x_t is averaged.
-        progress: whether the progress is estimated.
-        k: the number of the average that the output may become, or 0.
+    ``counts`` says whether x_t is averaged, ``progress`` whether that is estimated; k is the number of the average
+    that the output may become, or 0.
     """
     return Draw(
         None if law is None else law.sample(seed, t + 1),

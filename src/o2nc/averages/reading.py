@@ -18,11 +18,9 @@ def entries_of(optimizer: Any) -> dict[Any, Entry]:
 
 
 def readable(optimizer: Any, wish: str) -> tuple[dict[Any, Entry], int]:
-    """Return the last complete averages by parameter, and of how many iterates they are, or raise `NoAverages`.
+    """Return the last complete averages by parameter, and of how many iterates they are.
 
-    Args:
-        optimizer: the optimizer.
-        wish: the call that needs them, for the message.
+    If there are none it raises `NoAverages`, with ``wish``, the call that needs them, in the message.
     """
     settings = optimizer.param_groups[0][KEY]
     window = optimizer._window

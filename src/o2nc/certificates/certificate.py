@@ -118,10 +118,8 @@ class Certificate:
     def goldstein(self, delta: float, *, lipschitz: float) -> Goldstein:
         """Return which Goldstein stationary point is near x̄, for Lipschitz F (Lemma *goldstein reduction*).
 
-        Pull y into the ball: ŷ = x̄ + min(1, δ/r)(y − x̄) with r = ‖y − x̄‖, and x' = E ŷ. Then
-
-            ‖x̄ − x'‖ <= min(δ, V/(4δ))    since (r − δ)₊ <= r²/(4δ),
-            ‖E∇F(ŷ)‖ <= ‖ḡ‖ + 2GV/δ² <= max(1, 2G/(cδ²))·value    since P(r > δ) <= V/δ².
+        It is x' = E ŷ for y pulled into the ball: ‖x̄ − x'‖ <= min(δ, V/(4δ)), ‖E∇F(ŷ)‖ <= max(1, 2G/(cδ²))·value.
+        docs/paper.md, section 1, has the proof.
 
         Args:
             delta: δ, the radius of the ball, > 0.
@@ -158,13 +156,10 @@ def certify(
     """Certify an average of iterates: ‖∇F(x̄)‖_c <= ‖Σp g‖ + c Σp‖y − x̄‖² at x̄ = Σp y.
 
     ``weights="exponential"`` takes p_t ∝ β^{K−t}, the last iterate heaviest, as the optimizers do.
-    ``weights="optimal"`` searches the p with the least value: it solves the convex problem
-    min ‖Σp g‖ + c Σp‖y − z‖² over the simplex, at first with z = x̄ of the exponential weights, then with z = Σp y
-    while that gains more than 0.1 %. Since Σp‖y − z‖² is least at z = Σp y, each round lowers the certified value:
-    majorise–minimise for the joint problem in (p, z), which is not convex, so the result is a good certificate and
-    not a global optimum. The search starts also from the iterate with the smallest gradient if that alone is better,
-    and the result is never worse than either. The work is a QR decomposition, 2K²d multiplications, and a pass over
-    data per round.
+    ``weights="optimal"`` searches the p with the least value (`o2nc.certificates.weights`). The joint problem in p
+    and x̄ is not convex, so the result is a good certificate and not a global optimum; it is never worse than the
+    exponential weights or the iterate with the smallest gradient alone. The work is a QR decomposition, 2K²d
+    multiplications, and a pass over data per round.
 
     With stochastic gradients optimised weights fit the noise, and ``value`` comes out too small: evaluate the weights
     again on fresh gradients, or at least compare with σ/√ess, which noise of size σ alone puts into ‖ḡ‖.

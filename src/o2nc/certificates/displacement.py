@@ -89,13 +89,7 @@ def measure_gradients(taken: Sequence[Snapshot], xs: Sequence[Tensor]) -> Tensor
 
 
 def displacements(times: Sequence[int], measured: Tensor, momenta: Sequence[float]) -> list[float]:
-    """Return J of all tensors together, then of each.
-
-    Args:
-        times: the steps of the snapshots.
-        measured: what `measure` found.
-        momenta: b of each tensor.
-    """
+    """Return J of all tensors together, then of each, from the steps of the snapshots, `measure`, and b of each."""
     spread, increments = measured[1].tolist(), measured[2:].cpu().numpy()
     weights = {b: walk(times, b) for b in {*momenta}}
     expected = [float(weights[b] @ increments[:, i]) for i, b in enumerate(momenta)]
@@ -110,11 +104,7 @@ def walk(times: Sequence[int], momentum: float) -> np.ndarray:
     """Return κ(i/N)(1 − i/N), i = 1, …, N − 1: what every increment of a random walk adds to E V.
 
     With momentum b the squared distance of points τ steps apart is proportional to c(τ) = τ − 2b(1 − b^τ)/(1 − b²),
-    and V is half of the mean squared distance of two points.
-
-    Args:
-        times: the steps of the N points.
-        momentum: b in [0, 1).
+    and V is half of the mean squared distance of two points. ``times`` are the steps of the N points.
     """
     t, b = np.asarray(times, dtype=float), momentum
     apart = np.abs(t[:, None] - t)

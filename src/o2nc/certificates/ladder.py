@@ -1,15 +1,14 @@
 """A schedule without a horizon: lower the learning rate when, and only when, the run is stationary at it.
 
-The run is looked at in windows, of 40 steps at first and later of a share of the run. At the end of each its
-displacement J (`o2nc.certificates.displacement`) is compared with that of a random walk, 1:
+The run is looked at in windows. At the end of each its displacement J (`o2nc.certificates.displacement`) is compared
+with that of a random walk, 1:
 
     J < SURE                      the run hops in one place at this learning rate: halve it
     J < LOW, and it is confined   the same
     J >= HIGH                     it travels: double it, up to where it began
 
-Confined: J of the last three quarters of the run is smaller than the mean of J of their two halves. A network that
-still learns has J of 0.3 to 0.8 in a window, and more the longer one looks: it is not confined, and is left alone. On
-sharp non-smooth functions the learning rate falls geometrically, and F with it. docs/run.md has the measurements.
+Confined: J of the last three quarters of the run is smaller than the mean of J of their two halves, as it is not of a
+network that still learns. docs/run.md has the reasons and the measurements.
 """
 
 import math

@@ -5,9 +5,7 @@ BFGS works at kinks, but can stall at one. The next direction is then that of th
 news that lowers the certificate.
 
 With noise in the gradients the weights would fit it. A certificate that seems small enough is then computed again
-from fresh gradients, which have steered nothing, at the same points with the same weights (docs/paper.md, stopping
-with noise): their errors are independent of both, so that with n_k >= Nw_k of them at the k-th point, none with an
-error above σ, their weighted mean is within σ√(2 log(2/p)/N) of Σw∇F but for a probability p (Pinelis).
+from fresh gradients at the same points with the same weights: docs/minimize.md says why, and how many it takes.
 """
 
 import math

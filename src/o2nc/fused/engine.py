@@ -89,12 +89,7 @@ class Engine:
 
     @torch.no_grad()
     def take(self, request: Request, steps_done: Callable[[], int]) -> str | None:
-        """Take one step, of which some parameters have gradients; return None, or why it cannot be taken.
-
-        Args:
-            request: what the step is.
-            steps_done: returns the counter.
-        """
+        """Take one step, of which some parameters have gradients; return None, or why it cannot be taken."""
         capturing = is_capturing()
         averages = request.window is not None
         if averages and not capturing and not self.has_captured:  # else the device decides

@@ -73,12 +73,10 @@ class Sequence:
 
 
 def launches(tables: Any, uploaded: Tensor, averages: bool) -> list[Action]:
-    """Return the launches of one step, in order.
+    """Return the launches of one step over the tables, in order.
 
-    Args:
-        tables: what they run over.
-        uploaded: the addresses of the gradients and the numbers of the groups.
-        averages: whether the averages may be updated; the device decides whether this iterate counts.
+    ``uploaded`` has the addresses of the gradients and the numbers of the groups. With ``averages`` the averages may
+    be updated; the device decides whether this iterate counts.
     """
     n, chunks, rule = tables.n, tables.chunks, tables.rule
     scalars = tables.uploads.scalars(uploaded)

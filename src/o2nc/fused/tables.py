@@ -229,9 +229,7 @@ class Tables:
             "ROUNDED": dtype == torch.float32,
             "FLOOR": torch.finfo(dtype).tiny ** 0.5,
             "X_TYPE": _TYPES[row.param.dtype],
-            "SLOT_0": slots[0],
-            "SLOT_1": slots[1],
-            "SLOT_2": slots[2],
+            **{f"SLOT_{k}": slots[k] for k in range(3)},
             "WIDE": _TYPES[dtype],
             "CHUNK": CHUNK,
             "BLOCK": rule.block_of(sums=self.certifies or rule.progress),
@@ -283,12 +281,7 @@ class Tables:
         return addresses, copies
 
     def run(self, uploaded: Tensor, averages: bool) -> None:
-        """Launch one step.
-
-        Args:
-            uploaded: what `Uploads.upload` returned.
-            averages: whether the averages are to be updated if this iterate counts.
-        """
+        """Launch one step with what `Uploads.upload` returned; with ``averages``, one that counts updates them."""
         if uploaded is not self.uploads.table:  # in a capture
             for launch in launches(self, uploaded, averages):
                 launch()

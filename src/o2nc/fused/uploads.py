@@ -8,13 +8,7 @@ SPARES = 4  # pinned buffers kept ready for captures, during which none can be a
 
 
 class Uploads:
-    """A small table on the device, filled again only when something in it is new.
-
-    Args:
-        tensors: how many gradients there are.
-        scalars: how many numbers the groups have together.
-        device: where.
-    """
+    """A small table on the device for so many gradients and numbers of groups, filled again only when one is new."""
 
     def __init__(self, tensors: int, scalars: int, device: torch.device) -> None:
         self.tensors, self.length, self.device = tensors, tensors + scalars, device

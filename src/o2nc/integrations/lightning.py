@@ -16,10 +16,8 @@ from o2nc.integrations.averaging import Averaging, State
 class AveragingCallback(Callback):
     """Validates x̄ and saves it as the model; training goes on at x.
 
-    The metrics of a validation are those of x̄ under their usual names, for ``ModelCheckpoint`` and ``EarlyStopping``
-    to monitor. The ``state_dict`` of a checkpoint, whether whole or weights only, is the model that was validated. A
-    whole checkpoint has x as well, and ``trainer.fit(…, ckpt_path=…)`` with this callback continues bitwise. After
-    ``fit`` the module holds x̄.
+    The ``state_dict`` of a checkpoint, whole or weights only, is the model that was validated; a whole checkpoint has
+    x as well, to continue from. After ``fit`` the module holds x̄. docs/recipes-trainers.md has more.
 
     Before the window begins (``start``) there is no x̄: x is validated and saved, and a warning says so once. Of
     optimizers with ``certificate=True`` the verdict and the certificate are logged whenever Lightning logs.

@@ -20,12 +20,9 @@ FILE = "o2nc_iterate.pt"  # of a checkpoint: x and its BatchNorm statistics
 class AveragingCallback(TrainerCallback):
     """Evaluates x̄ and saves it as the model; training goes on at x.
 
-    The metrics of an evaluation are those of x̄ under their usual names, for ``metric_for_best_model`` and early
-    stopping. The model file of a checkpoint is the model that was evaluated, ``load_best_model_at_end`` loads x̄ of
-    the best evaluation, and without it the model holds the last x̄ after ``train()``: ``save_model()`` and
-    ``push_to_hub()`` ship x̄. A checkpoint has x as well, and ``train(resume_from_checkpoint=…)`` with this callback
-    continues bitwise. The optimizer is one of o2nc's with averages, given as ``optimizers=(opt, schedule)`` or
-    ``optimizer_cls_and_kwargs=(o2nc.AdamW, {"lr": …, "average": o2nc.Polynomial(12)})``.
+    The model file of a checkpoint is the model that was evaluated; the checkpoint has x as well, to continue from.
+    ``load_best_model_at_end`` loads x̄ of the best evaluation, and without it the model holds the last x̄ after
+    ``train()``. docs/recipes-trainers.md has more.
 
     Before the window begins (``start``) there is no x̄: x is evaluated and saved, and a warning says so once. Of an
     optimizer with ``certificate=True`` the verdict and the certificate are logged after every training loss.

@@ -1,12 +1,10 @@
 """Resonance traps: momentum whose steps match the period of the slope sees one phase of it, for ever.
 
-A trap f rises gently for most of its period 1 and falls steeply in the rest. Its mean slope is zero: over a whole
-period nothing is gained or lost. But an optimizer whose steps are exactly 1 long lands at the same phase each time.
-It sees the gentle slope only, never the steep fall between, and takes the sample for the whole: the momentum buffer
-holds that one slope, lr times the slope is again 1, and so it walks on. What it counts as steady descent is none at
-all; tilt f a little, as the climber does, and it walks uphill. The ramp makes the orbit attract: a step too long
-lands where the slope corrects it, so small noise does not free the optimizer either. A random scalar s ~ Exp(1) on
-every step does: the iterates then land at all phases, and the slopes they see average to the true one.
+A trap f rises gently for most of its period 1 and falls steeply in the rest; its mean slope is zero. An optimizer
+whose steps are exactly 1 long lands at the same phase each time and sees the gentle slope only: the momentum buffer
+holds it, lr times the slope is again 1, and so it walks on; tilt f a little, as the climber does, and it walks
+uphill. The ramp makes the orbit attract: a step too long lands where the slope corrects it, so small noise does not
+free the optimizer either. A random scalar s ~ Exp(1) on every step does: the iterates then land at all phases.
 
 With th the share of the fall, a the slope, r the ramp, L = 1 − th the length of the rise, u = x mod 1:
 

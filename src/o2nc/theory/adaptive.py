@@ -2,9 +2,9 @@
 
 For every G-Lipschitz F with F(x_0) − inf F <= F* and every σ, G and σ unknown to the run (A² = G² + σ², α = 1 − β),
 
-    E‖∇F(x̄)‖_c <= F*/(DN) + (σ + 2√2·A)(α + β/N)/√(1 − β²) + C·cD²/α²,
+    E‖∇F(x̄)‖_c <= F*/(DN) + (σ + 2√2·A)(α + β/N)/√(1 − β²) + C·cD²/α²
 
-x̄ = x̄_n with n = min(t + Geometric, N), t uniform: docs/paper.md has the proof. A uniform n costs βG/(αN) more.
+for the output law "geometric": docs/paper.md has the proof.
 """
 
 import math
@@ -55,9 +55,8 @@ class AdaptivePlan:
     def price_of_the_gap(self, largest: float, wealth: float) -> float:
         """Return what a learner pays for learning D instead of knowing the gap: add it to `bound`.
 
-        Δ_t = z_t u_t, with u_t in the unit ball by `BallAdaGrad` and z_t in [0, Z] by a bettor of regret R_N on the
-        losses z⟨g_t, u_t⟩ + (2cC/3α²)z³, has for every D <= Z at once the adaptive bound and R_N(D)/(DN), where
-        R_N(D) <= ε_0 + 2ḠD√((N + 1)·log(1 + 4(N + 1)²Ḡ²D²/ε_0²)) for coin betting (`CoinBetting` with β = 1).
+        `BallAdaGrad` plays the direction of Δ_t and a bettor (`CoinBetting` with β = 1) its length, up to Z;
+        docs/paper.md, section 10, has the algorithm, its regret and the proof.
 
         Args:
             largest: Ḡ, with ‖g‖ <= Ḡ always; Z² = Ḡα²/(2cC), at least D².

@@ -1,25 +1,16 @@
 """The energy theorem: what plain momentum guarantees, with any learning rate and any momentum.
 
-Torch's SGD with momentum b and learning rate ℓ_t, its step multiplied by s, is
+With torch's buffer m_t = b·m_{t−1} + g_t and steps −s·ℓ_t m_t, w_n = ℓ_{n−1} − b²ℓ_n > 0 for n < N, w_N = ℓ_{N−1},
+ℓ_0 = ℓ_1 and A² = G² + σ², the energy inequality is
 
-    m_t = b·m_{t−1} + g_t,   Δ_{t+1} = −ℓ_t m_t,   x_{t+1} = x_t + s_{t+1}Δ_{t+1}.
+    Σ_{n<=N} w_n E‖m_n‖² <= T := 2bF* + A² Σ_{t<=N} ℓ_{t−1} + the price of the law (`law_energy`),
 
-Squaring the first equation, and random scaling, give with w_n = ℓ_{n−1} − b²ℓ_n > 0 for n < N, w_N = ℓ_{N−1},
-ℓ_0 = ℓ_1 and A² = G² + σ² the energy inequality
+and with averages of discount β and α = 1 − β the output x̄ has
 
-    Σ_{n<=N} w_n E‖m_n‖² <= T := 2bF* + A² Σ_{t<=N} ℓ_{t−1} + 2bGL·A(R + |ℓ|/(1 − b)),
-    R = min{√(J(N − 1)/b), ℓ_1 + 2Σ_{1<t<N} ℓ_t + ℓ_{N−1}/(1 − b)},
+    E‖∇F(x̄)‖_c <= (1/N)√(T Σ_n a_n²/w_n) + noise + start + cC/(α²N) · T max_{n<N} ℓ_n²/w_n.
 
-where L is the price of the law of s, J = Σ_{t<N} ℓ_t² + ℓ_{N−1}² b/(1 − b) and |ℓ| the variation of ℓ_1, …, ℓ_{N−1}.
-The rates are fixed before the run; `Falling` is for those that the run itself lowers, where s ~ Exp.
-With averages of discount β and α = 1 − β the output x̄ drawn by the law ``output`` then has
-
-    E‖∇F(x̄)‖_c <= (1/N)√(T Σ_n a_n²/w_n) + noise + start + cC/(α²N) · T max_{n<N} ℓ_n²/w_n
-
-    "geometric":  a_n = α + |β − b|, a_N = 1,  noise = σ(α(N − 1) + 1)/(N√(1 − β²)),  start = 0
-    "uniform":    a_n = α + |β − b|, a_N = α,  noise = σα/√(1 − β²),                  start = Gβ(1 − β^N)/(αN).
-
-docs/paper.md has the proof. A constant ℓ and β = b make it E‖∇F(x̄)‖_c <= (1/N)√((α²(N−1)/(1−β²) + 1)T) + … as there.
+docs/paper.md, section 9, has a_n, noise and start for both output laws, and the proof. The rates are fixed before the
+run; `Falling` is for those that the run itself lowers, where s ~ Exp.
 """
 
 import math

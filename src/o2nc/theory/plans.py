@@ -105,11 +105,7 @@ class Plan(Guarantee):
         """Return Algorithm 2 with these hyperparameters, ready for ``steps`` calls of ``step``.
 
         ``output()`` follows the law that the bound is for. The bound is on the certificates' mean over the run,
-        weighted by that law, not on the last one.
-
-        Args:
-            params: parameters or parameter groups.
-            seed: of the scalars s.
+        weighted by that law, not on the last one. ``seed`` is that of the scalars s.
 
         Example:
             >>> import torch
@@ -154,9 +150,6 @@ def plan(
             with the least bound on E‖∇F(x̄)‖.
         second_order: ρ > 0; chooses c = ρ/2.
         law: the law of s; all but Exp need the sharp constants.
-
-    Returns:
-        The plan; ``plan.optimizer(params)`` is ready to train.
 
     Raises:
         ValueError: the printed α exceeds ½; the message names the smallest N.

@@ -1,23 +1,9 @@
 """Is F still falling, how low is a plateau, and what convexity adds: momentum without smoothness.
 
-With m_t = b·m_{t−1} + g_t, Δ_{t+1} = −ℓm_t, s ~ Exp(1), any F and any unbiased noise, the energy identity is exact:
-
-    E[F(x_M) − F(x_N)] = (ℓ/2b) E[(1 − b²) Σ_{M<=n<N} ‖m_n‖² + ‖m_N‖² − ‖m_M‖² − Σ_{M<t<=N} ‖g_t‖²].
-
-So over a stationary stretch F falls by (ℓ/2b)(ρ − 1)E‖g‖² a step, ρ = (1 − b²)E‖m‖²/E‖g‖² (`energy_ratio`): F has
-stopped falling exactly where ρ = 1. The progress R_n = Σ⟨g_t, Δ_t⟩ knows its own error, for every learner:
-
-    E(F(x_n) − F(x_0) − R_n)² = E Σ_t ⟨g_t, Δ_t⟩²                                            (`fall_seen`).
-
-Where F is convex and F − F* = ⟨∇F(x), x − x*⟩ around its minimum, as at a kink, a stationary run has under every law
-
-    E F − F* = κℓ̄ρE‖g‖²,     κ = (v(1 − b) + 2b)/(2(1 + b)),   ℓ̄ = ℓ/(1 − b),   v = E s²       (`kink_level`),
-
-and for every convex F and s ~ Exp(1), with D = ‖x_1 − x*‖ and Φ = F(x_1) − F*,
-
-    (1/n) Σ_{t<=n} E F(x_t) − F* <= D²/(2ℓ̄n) + κℓ̄A² + 2bκΦ/((1 − b)n)                        (`convex_bound`).
-
-docs/paper.md has the proofs.
+The statements and their proofs are in docs/paper.md, section 10: that F has stopped falling exactly where the energy
+ratio ρ is 1 (`energy_ratio`), that the progress knows its own error (`fall_seen`), the level of a stationary run at a
+kink (`kink_level`), and the rates for convex and for sharp F (`convex_bound`, `sharp_stage`). Here
+m_t = b·m_{t−1} + g_t, Δ_{t+1} = −ℓm_t, ℓ̄ = ℓ/(1 − b), and κ = (v(1 − b) + 2b)/(2(1 + b)) with v = E s².
 """
 
 import math

@@ -1,21 +1,9 @@
 """How large a learning rate momentum bears when its steps are random.
 
-On F(x) = λx²/2, torch's SGD with momentum b and learning rate ℓ, its step multiplied by a random s of mean 1, is
-
-    m_t = b·m_{t−1} + λx_t,   x_{t+1} = x_t − ℓs_{t+1}m_t,
-
-linear in s. So E x², E xm and E m² follow a linear recursion of their own that knows of the law only Var s, and they
-stay bounded exactly for ℓλ below h, where
-
-    1/h = 1/(2(1 + b)) + Var s/(2(1 − b)).
-
-Without randomness that is the familiar 2(1 + b). The second part is what randomness costs: not much as long as Var s
-is well below (1 − b)/(1 + b); Exp(1) leaves a twentieth at b = 0.9. With Nesterov's lead and v = E s², h is the
-positive root of
-
-    vb(1 + 2b)h² + (v(1 + b) − 2b(1 + 2b))h = 2(1 − b²),
-
-which does not vanish as b → 1 while v < 3. docs/stability.md has the proofs, a picture, and what it means.
+On F(x) = λx²/2 the second moments of x and of torch's buffer follow a linear recursion that knows of the law only
+Var s, and they stay bounded exactly for ℓλ below h, where 1/h = 1/(2(1 + b)) + Var s/(2(1 − b)). With Nesterov's lead
+and v = E s², h is the positive root of vb(1 + 2b)h² + (v(1 + b) − 2b(1 + 2b))h = 2(1 − b²). docs/stability.md has the
+proofs, a picture, and what it means.
 """
 
 import math

@@ -1,16 +1,8 @@
 """Stop when the certificate is small: what a target ε takes, without knowing how far F can fall.
 
 Momentum with lr ℓ = βη and s ~ Exp(1), stopped at the first n with ‖∇̄_n‖ + cV_n <= ε, certifies x̄ surely and takes
-
-    E τ <= E[F(x_0) − F(x_τ)]/r + b,     r = (η/2)((1 − β²)q − A²),     b = (2/α)(ε/e)(1 + 1/y)
-
-steps, as long as r > 0: here A² = G² + σ², e = ε − σ√(α/(1 + β)), q is the root of α√q + kq = e with k = cCη²β²/α²,
-and 1 + y = (1 − β²)q/A². The best α and η for ε depend on A, σ and c alone: a larger gap F* makes the run longer, not
-different. Stages with ε_1 > … > ε_K, each from the last iterate with an empty buffer and new averages, take together
-
-    E Σ τ_k <= (F* + Σ_{j<K} r_j b_j/(1 + y_j))/r_K + Σ_k b_k.
-
-docs/paper.md has the proofs.
+E τ <= E[F(x_0) − F(x_τ)]/r + b steps. docs/paper.md, section 10, has r, b, the bound for stages with falling ε, and
+the proofs.
 """
 
 import math

@@ -14,14 +14,9 @@ from o2nc.fused.rule import Layout, Rule, Scalars
 def count_and_powers_(out: Tensor, scalars: Tensor, group_of: Tensor, counts: Tensor, gradients: Tensor) -> None:
     """Count this step of the parameters that have gradients; set β₁^t, β₂^t in float64, then in float32.
 
-    By torch, whose fused step has the same power; those of Triton and of a host round otherwise.
-
-    Args:
-        out: four rows, a column for every parameter.
-        scalars: of all groups.
-        group_of: the group of every parameter.
-        counts: torch's ``step`` of every parameter.
-        gradients: their addresses, 0 for none.
+    By torch, whose fused step has the same power; those of Triton and of a host round otherwise. ``out`` has four
+    rows, and a column for every parameter as ``group_of``, ``counts`` (torch's ``step``) and ``gradients`` have, the
+    addresses, 0 for none.
     """
     counts.add_(gradients != 0)
     betas = scalars.view(-1, SCALARS.value)[:, LR.value + 1 : LR.value + 3][group_of].T
