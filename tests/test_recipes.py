@@ -190,23 +190,6 @@ def samples(page):
         assert same(load_file("pipeline/model.safetensors"), page.unet)
 
 
-def moves_as_adamw(page):
-    """The steps of AdamW without its bias corrections, from the same gradients."""
-    twin = {}
-    exec(*blocks(OPENING), twin)
-    params = list(twin["model"].parameters())
-    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in params]
-    for x, y in twin["batches"]:
-        gs = torch.autograd.grad(twin["loss_of"](twin["model"](x), y), params)
-        for p, g, (m, v) in zip(params, gs, moments, strict=True):
-            m.lerp_(g, 0.1)
-            v.lerp_(g**2, 0.05)
-            with torch.no_grad():
-                p.sub_(1e-3 * (0.1 * p + torch.where(m == 0, 0.0, m / v.sqrt())))
-    for p, q in zip(page.model.parameters(), params, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
-
-
 def ends_at_zero(page):
     has_stepped(page)
     return page.opt.param_groups[0]["lr"] < 1e-12
@@ -244,7 +227,6 @@ SAYS = {
         math.isclose(r.opt.param_groups[0]["lr"], 0.01) and not is_average(r.swa.module.state_dict(), r)
     ),
     "A log of certificates": leaves_a_log,
-    "AdamW as a learner": moves_as_adamw,
     "Lightning": lambda r: f"{r.best.best_model_score:.4f}" in r.best.best_model_path,
     "Hugging Face transformers": ships_the_best,
     "accelerate": is_prepared,
