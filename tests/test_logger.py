@@ -181,14 +181,6 @@ def test_a_resumed_run_reads_as_an_unbroken_one(opened, path, tmp_path):
     assert path.read_bytes().startswith(before)
 
 
-def test_a_run_from_scratch_keeps_the_rows_of_an_earlier_one(path):
-    for count in (10, 4):
-        model, optimizer = make()
-        with CertificateLogger(optimizer, path, every=2):
-            train(model, optimizer, count)
-    assert steps(path) == [2, 4, 6, 8, 10, 2, 4]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the size of files")
 def test_a_full_disk_costs_rows_and_not_the_run(path):
     import resource

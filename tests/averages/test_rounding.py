@@ -45,24 +45,6 @@ def test_what_stands_still_stays():
         assert torch.equal(averaged(x, x, 0.01, u), x)
 
 
-@pytest.mark.parametrize(
-    ("beta", "tolerance"),
-    [
-        (0.999, 2e-6),
-        pytest.param(0.9999, 5e-6, marks=pytest.mark.slow),
-        pytest.param(0.99999, 2e-5, marks=pytest.mark.slow),
-    ],
-)
-def test_x_mean_arrives(beta, tolerance):
-    """1 → 1.003: to the nearest x̄ ends at 1.00294, 1.00240 and 1.00000 after 20/(1 − β) steps."""
-    n = min(round(20 / (1 - beta)), 200_000)
-    mean, x = torch.ones(64), torch.full((64,), 1.003)
-    for step in range(1, n + 1):
-        update_([Row(None, x, None, {"average": mean}, {})], 1 - beta, o2nc.scaling.uniform(0, step) - 0.5)
-    expected = 1.003 - 0.003 * beta**n
-    assert float((mean.double() - expected).abs().max()) < tolerance
-
-
 @pytest.mark.parametrize("fused", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_v_has_no_floor(device, fused):
     """Weights that stand still for 20/(1 − β) steps: V is what the weights that moved before are worth."""
