@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import o2nc
 from o2nc import learners
@@ -98,9 +99,7 @@ def summary(model, optimizer):
 
 
 def kept(optimizer):
-    """Return what a process keeps of ours, by parameter: local shapes, what a checkpoint has as DTensors, its share
-    of the spread.
-    """
+    """Return what a process keeps of ours, by parameter: local shapes, and what a checkpoint has as DTensors."""
     found, saved = [], optimizer.state_dict()["state"]
     for i, p in enumerate(params_of(optimizer)):
         if "o2nc" not in optimizer.state.get(p, ()):
@@ -109,7 +108,7 @@ def kept(optimizer):
         in_checkpoint = {key: v for key, v in saved[i]["o2nc"].items() if isinstance(v, DTensor)}
         placed = {key for key, v in in_checkpoint.items() if v.placements == p.placements and v.shape == p.shape}
         shapes = {key: tuple(v.shape) for key, v in tensors.items()}
-        found.append((tuple(p.to_local().shape), shapes, placed, float(tensors.get("spread", 0.0))))
+        found.append((tuple(p.to_local().shape), shapes, placed))
     return found
 
 
@@ -145,10 +144,7 @@ def equal(mesh, rank, size):
     for name in NAMES:
         model, optimizer = make(name, mesh)
         train(model, optimizer, 0, STEPS, rank, size)
-        saved = optimizer.state_dict()["state"].values()
-        spreads = [float(state["o2nc"]["spread"]) for state in saved if "spread" in state.get("o2nc", ())]
-        found[name] = summary(model, optimizer)
-        found[f"{name}, kept"], found[f"{name}, saved spreads"] = kept(optimizer), spreads
+        found[name], found[f"{name}, kept"] = summary(model, optimizer), kept(optimizer)
     model, optimizer = make("ScaledSGDM")
     fully_shard(model, mesh=mesh)
     optimizer.param_groups[0]["params"] = list(model.parameters())  # as accelerate does
@@ -193,6 +189,16 @@ def tensors(mesh, rank, size):
         twin, again = make(name, mesh, width=8)
         set_states(twin, again, states(model, optimizer))
         found[name] = summary(model, optimizer), summary(twin, again)
+    return found
+
+
+def replicated(mesh, rank, size):
+    """Train with DistributedDataParallel, every process on its share of a batch."""
+    found = {}
+    for name in NAMES:
+        model, optimizer = make(name)
+        train(DistributedDataParallel(model), optimizer, 0, STEPS, rank, size)
+        found[name] = summary(model, optimizer)
     return found
 
 

@@ -1,8 +1,6 @@
-"""torch's own company: groups, schedules, hooks, mixed precision, DDP."""
+"""torch's own company: groups, schedules, hooks, mixed precision."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +9,10 @@ from torch.optim import SGD, lr_scheduler, swa_utils
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import o2nc
-from processes import torchrun
 from registry import OURS, TORCH, claims, identical, ours_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 every_optimizer = pytest.mark.parametrize("name", OURS)
-CONTINUOUS = {name: make for name, make in OURS.items() if name != "extend(Rprop)"}  # it counts changes of sign
-CONTINUOUS |= {"auto": lambda params: o2nc.AdamW(params, lr="auto", average=o2nc.Polynomial(3))}
-STEPS = {"auto": 200}  # probe, warm-up and control
 
 
 def make(dtype=torch.float64):
@@ -34,35 +28,6 @@ def batch(step, dtype=torch.float64):
 
 def loss_of(model, x):
     return (model(x) - x[:, :1]).abs().mean()
-
-
-def summary(optimizer):
-    """Return all that a user can see of a run, as one float64 vector."""
-    found = claims(optimizer)
-    numbers = [float(found["step"]), found.get("progress", 0.0)]
-    if "certificate" in found:
-        numbers += [found["certificate"].gradient, found["certificate"].spread, found["certificate"].ess]
-    tensors = [t for key in ("x", "average", "output") for t in found.get(key, [])]
-    return torch.cat([torch.tensor(numbers).double(), *(t.double().reshape(-1) for t in tensors)])
-
-
-def difference(a, b):
-    return float((a - b).abs().max())
-
-
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def run(name):
-    """Train plainly and return the optimizer."""
-    model = make()
-    optimizer = (OURS | CONTINUOUS)[name](model.parameters())
-    for step in range(STEPS.get(name, 10)):
-        optimizer.zero_grad()
-        loss_of(model, batch(step)).backward()
-        optimizer.step()
-    return optimizer
 
 
 # --- groups
@@ -90,7 +55,7 @@ def test_groups_keep_their_own_lr_decay_and_momentum():
                 o.zero_grad()
                 loss_of(m, batch(step)).backward()
                 o.step()
-        assert same(model.parameters(), twin.parameters())
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
 def test_the_certificate_sees_every_groups_weight_decay():
@@ -207,43 +172,3 @@ def test_an_overflow_consumes_nothing(name):
         return claims(optimizer)
 
     identical(trained({0, 3, 7}), trained(set()))  # scales are powers of two, so unscaling is exact
-
-
-# --- several processes
-
-WORKER = """
-import os, sys, torch
-sys.path[:0] = sys.argv[2:]
-from test_torch import CONTINUOUS, STEPS, batch, loss_of, make, summary
-from torch import distributed
-from torch.nn.parallel import DistributedDataParallel
-
-torch.set_num_threads(1)
-distributed.init_process_group("gloo")
-rank, size = distributed.get_rank(), distributed.get_world_size()
-found = {}
-for name, optimizer_of in CONTINUOUS.items():
-    model = make()
-    optimizer = optimizer_of(model.parameters())
-    ddp = DistributedDataParallel(model)
-    for step in range(STEPS.get(name, 10)):
-        optimizer.zero_grad()
-        loss_of(ddp, batch(step)[rank::size]).backward()
-        optimizer.step()
-    found[name] = summary(optimizer)
-torch.save(found, f"{sys.argv[1]}/{rank}.pt")
-distributed.barrier()
-os._exit(0)
-"""
-
-
-@pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="needs gloo and torchrun")
-def test_two_processes_with_half_batches_are_one_with_the_whole(tmp_path):
-    """DDP: nothing but gradients is communicated; s_n is known to every rank, and all ranks agree bitwise."""
-    (tmp_path / "worker.py").write_text(WORKER)
-    here = Path(__file__).parent
-    torchrun(tmp_path / "worker.py", tmp_path, here, here.parent)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    for name in CONTINUOUS:
-        assert torch.equal(first[name], second[name])
-        assert difference(first[name], summary(run(name))) < 1e-11

@@ -1,4 +1,4 @@
-"""FSDP2: sharded parameters step as if they were whole, and checkpoints go to other numbers of processes.
+"""Several processes are one: with FSDP2, whose checkpoints go to other numbers of processes, and with DDP.
 
 FSDP1 and ZeRO give an optimizer a part of the parameters and no way to the others: averages, certificates and joint
 norms would be every process's own, so they are refused.
@@ -81,19 +81,9 @@ def test_state_is_of_the_local_shard_and_saved_as_dtensors(runs, name):
         found = runs["equal"][rank][f"{name}, kept"]
         assert [part for part, *_ in found] in (parts, parts[::2], [])
         assert bool(found) == ("no averages" not in name and "nothing of ours" not in name)
-        for part, shapes, placed, _ in found:
+        for part, shapes, placed in found:
             assert set(shapes.values()) <= {part, ()}
             assert placed == {key for key, shape in shapes.items() if shape == part}
-
-
-@every_optimizer
-def test_the_spread_is_summed_when_it_is_saved(runs, name):
-    (first, saved), (second, again) = (
-        [rank[f"{name}, {what}"] for what in ("kept", "saved spreads")] for rank in runs["equal"]
-    )
-    shares = [a[-1] + b[-1] for a, b in zip(first, second, strict=True)]
-    assert saved == again == pytest.approx(shares if saved else [], rel=1e-12)
-    assert not saved or any(a[-1] > 0 < b[-1] for a, b in zip(first, second, strict=True))
 
 
 def test_shards_are_diagnosed_together(runs):
@@ -164,15 +154,23 @@ def test_what_is_loaded_says_at_once_what_was_saved(runs, name):
         assert difference(found, saved[f"{name}, at once"]) < 1e-13
 
 
-# --- FSDP1 and ZeRO
+# --- DDP, FSDP1 and ZeRO
+
+needs_processes = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without processes")
+
+
+@needs_processes
+def test_two_processes_with_half_batches_are_one_with_the_whole(tmp_path):
+    """DDP: nothing but gradients is communicated; s_n is known to every rank, and all ranks agree bitwise."""
+    ((first, second),) = launch(tmp_path, 2, OPTIMIZERS, "replicated")
+    for name in OPTIMIZERS:
+        assert difference(first[name], second[name]) == 0
+        assert difference(first[name], alone(name, STEPS)) < 1e-11
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     return launch(tmp_path_factory.mktemp("partial"), 2, ["SGD"], "partial")[0]
-
-
-needs_processes = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without processes")
 
 
 @needs_processes
