@@ -1,14 +1,16 @@
 """Windows: which iterates count and how much, by their definition, and where there is nothing to ask for yet."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 import o2nc
 import twin
 from problem import flat, parameters
-from registry import OURS, WINDOWS, OwnWindow, advance, claims, identical, trained
+from registry import OURS, WINDOWS, OwnWindow, advance, claims, identical, params_of, trained
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,30 @@ def test_gamma_gives_the_weights_of_the_definition(window):
             np.testing.assert_allclose(p, twin.weights(window, t), rtol=1e-8, atol=1e-15)
             assert window.ess(n) == pytest.approx(1 / (p**2).sum(), rel=1e-8)
     np.testing.assert_array_equal(window.gamma(np.arange(1, 9)), [window.gamma(k) for k in range(1, 9)])
+
+
+@dataclass(frozen=True)
+class Low(o2nc.Window):
+    start: int = 0
+    every: int = 1
+
+    def gamma(self, n):
+        return 0.1
+
+
+def test_the_first_iterate_that_counts_is_the_average():
+    """Whatever its γ is: what was before it, also before restart_averages(), is not a part."""
+    opt = o2nc.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, average=Low(start=5), certificate=True)
+    (p,) = params_of(opt)
+    for t in range(1, 12):
+        p.grad = torch.ones(1)
+        opt.step()
+        if t == 7:
+            opt.restart_averages()
+        if t in (6, 8):
+            with opt.averaged():
+                assert p.item() == 1 - t
+    assert opt.certificate().ess == Low().ess(4)
 
 
 def test_a_share_in_place_of_a_power_is_noticed():

@@ -176,12 +176,14 @@ def test_a_run_that_exchanges_its_weights_or_diverges_is_too_hot():
     assert run(sgd(momentum=0.0), lambda t, x: -x, 600).diagnose().verdict == "too hot"
 
 
-def test_a_spike_is_found_and_dated():
-    opt = run(sgd(), lambda t, x: noise(t) * (50 if t == 580 else 1), 600)
+@pytest.mark.parametrize("bad", [540, 561, 580, 583])
+def test_a_spike_is_found_and_dated(bad):
+    opt = run(sgd(), lambda t, x: noise(t) * (50 if t == bad else 1), 600)
     found = opt.diagnose()
     assert found.verdict == "spike"
-    assert 560 <= found.evidence["spike_step"] <= 580
-    assert str(round(found.evidence["spike_step"])) in found.advice
+    first, last = (round(found.evidence[key]) for key in ("spike_step", "spike_end"))
+    assert first <= bad <= last <= first + 30
+    assert f"steps {first} to {last}" in found.advice
 
 
 @pytest.mark.parametrize("where", ["x", "x̄", "ḡ"])

@@ -10,7 +10,7 @@ import torch
 import fused_device as rig
 import o2nc
 from o2nc.fused import engine
-from o2nc.fused.rule import DeviceRule, Layout, Rule
+from o2nc.fused.rule import DeviceRule, Layout, Rule, Scalars
 from o2nc.optimizers.base import Averaged
 from registry import OwnFactor, OwnWindow
 
@@ -135,6 +135,39 @@ def test_a_device_form_that_is_demanded_and_cannot_move(device):
         RuntimeError, match="the device form of Mine is not bitwise its own step, and moves only where"
     ):
         opt.step()
+
+
+class Plain(torch.optim.Optimizer):
+    """Descends, with none of torch's options, and counts by an integer."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["step"] = self.state[p].get("step", 0) + 1
+            p.sub_(self.param_groups[0]["lr"] * p.grad)
+
+
+@pytest.mark.parametrize("is_bitwise", [True, False])
+def test_a_device_form_of_a_rule_without_torchs_options(device, monkeypatch, is_bitwise):
+    """Its first step is its own, as every optimizer's."""
+    from o2nc.fused.rules import sgd
+
+    def rule():
+        numbers = lambda group: Scalars(1.0, 0.0, group["lr"], 0.0, 0.0)  # noqa: E731
+        return Rule(sgd.sgd_coefficients, 2, lambda group: Layout(sgd.plain_update, ()), numbers)
+
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(rule=rule))
+    own = {"is_linear_in_lr": True, "device_rule": DeviceRule("mine:rule", is_bitwise=is_bitwise)}
+    params, others = rig.begin(device), rig.begin(device)
+    opt = type("Own", (Averaged, Plain), own)(params, average=0.9, scaling=o2nc.Jitter(0.5))
+    rig.advance(opt, params, [1, 2, 3])
+    assert rig.is_fused(opt)
+    plain = rig.advance(o2nc.extend(Plain(others), average=0.9, scaling=o2nc.Jitter(0.5)), others, [1, 2, 3])
+    assert all(map(torch.allclose, params, others))
+    assert int(plain.param_groups[0]["o2nc"]["step"]) == 3
 
 
 def test_a_slot_that_no_step_creates(device, monkeypatch):

@@ -31,7 +31,7 @@ def original(params=(X,), learner=OGD(lr=0.1), **options):
     [
         (lambda: sgdm(lr=float("nan")), ValueError, "lr must be .*nan"),
         (lambda: sgdm(lr=float("inf")), ValueError, "lr"),
-        (lambda: sgdm(lr="0.1"), TypeError, "str"),
+        (lambda: sgdm(lr="0.1"), TypeError, "got '0.1'"),
         (lambda: sgdm(lr=True), TypeError, "lr"),
         (lambda: sgdm(momentum=float("nan")), ValueError, "momentum"),
         (lambda: sgdm(dampening=None), TypeError, "dampening"),

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -104,14 +105,34 @@ def test_who_sets_lr_ends_the_warm_up():
     assert "auto" not in ours_of(opt)
 
 
-def test_a_scheduler_has_its_own_warm_up():
+def test_a_group_of_its_own_lr_leaves_the_others_alone():
+    """As in gradual unfreezing."""
     opt = auto()
+    opt.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 1e-4})
+    assert train(opt, 0, 1) == [pytest.approx(SCALE / FAN / WARMUP)]
+    train(opt, 1, WARMUP + 1)
+    assert [group["lr"] for group in opt.param_groups] == [SCALE / FAN, 1e-4]
+
+
+def test_frozen_parameters_do_not_count():
+    model = nn.Sequential(nn.Linear(512, 512).requires_grad_(False), nn.Linear(32, 3))
+    assert lr_of(model.parameters()) == lr_of(model[1].parameters()) == SCALE / 32
+
+
+@pytest.mark.parametrize("begun", [0, 30])
+def test_a_scheduler_has_its_own_warm_up(begun):
+    """Made in the middle, it goes on from the lr that it finds, which is said."""
+    opt = auto()
+    train(opt, 0, begun)
+    lr = opt.param_groups[0]["lr"]
     scheduler = optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=10)
-    assert train(opt, 0, 1) == [pytest.approx(0.1 * SCALE / FAN)]
-    for t in range(1, 11):
+    words = "after 30 of 100 steps: it goes on from lr=0.042, where the rule's is 0.14"
+    with pytest.warns(UserWarning, match=words) if begun else nullcontext():
+        assert train(opt, begun, begun + 1) == [pytest.approx(0.1 * lr)]
+    for t in range(begun + 1, begun + 11):
         scheduler.step()
         train(opt, t, t + 1)
-    assert opt.param_groups[0]["lr"] == pytest.approx(SCALE / FAN)
+    assert opt.param_groups[0]["lr"] == pytest.approx(lr)
 
 
 def test_groups_share_it():
@@ -139,8 +160,10 @@ def test_groups_share_it():
             ValueError,
             "one for all parameter groups",
         ),
-        (lambda: o2nc.AdamW(weights(), lr="Auto"), TypeError, "lr must be a number or a tensor"),
-        (lambda: o2nc.SGD(weights(), lr="auto"), TypeError, "of AdamW also"),
+        (lambda: o2nc.AdamW([{"params": weights(), "lr": float("1e-6")}], lr="auto"), ValueError, "one for all"),
+        (lambda: o2nc.AdamW([{"params": weights(), "lr": "auto"}]), TypeError, "for all of its groups at once"),
+        (lambda: o2nc.AdamW(weights(), lr="Auto"), TypeError, "lr must be a number or a tensor, got 'Auto'"),
+        (lambda: o2nc.SGD(weights(), lr="auto"), TypeError, r"\"auto\" is for o2nc\.AdamW"),
     ],
 )
 def test_refusals(call, error, words):

@@ -256,3 +256,42 @@ def test_what_cannot_be_extended_can_be_later(monkeypatch):
             o2nc.extend(opt, average=0.9)
     assert vars(opt) == before
     advance(o2nc.extend(opt, average=0.9), [1, 2])
+
+
+class Nesterov(optim.Optimizer):
+    """One from outside that has some of SGD's options."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1, "nesterov": True, "dampening": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(0.1 * p.grad)
+
+
+def test_options_of_others_are_not_taken_for_torchs():
+    opt = o2nc.extend(Nesterov(parameters()), average=0.9)
+    before = [p.detach().clone() for p in params_of(opt)]
+    advance(opt, [1])
+    assert all(torch.equal(p, x - 0.1 * p.grad) for p, x in zip(params_of(opt), before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["SGD", "NAdam"])
+def test_weight_decay_in_the_certificate(name):
+    """It is a part of F where it is a part of the gradient, as in `o2nc.SGD`."""
+    shared = {"average": o2nc.Polynomial(3), "certificate": True}
+    if name == "SGD":
+        with_decay = o2nc.SGD(parameters(), lr=0.02, weight_decay=0.5, **shared)
+        runs = [o2nc.extend(optim.SGD(parameters(), lr=0.02, weight_decay=0.5), **shared), with_decay]
+    else:
+        options = {"weight_decay": 0.5, "decoupled_weight_decay": True}
+        runs = [o2nc.extend(optim.NAdam(parameters(), **options), **shared)]
+    for opt in runs:
+        advance(opt, range(1, 6))
+    values = [opt.certificate().gradient for opt in runs]
+    if name == "SGD":
+        assert values[0] == values[1]
+    else:
+        kept = [ours_of(runs[0], p)["gradient"] for p in params_of(runs[0])]
+        assert values[0] == pytest.approx(float(torch.stack([g.abs().square().sum() for g in kept]).sum().sqrt()))

@@ -42,6 +42,12 @@ def test_the_others_are_restored_when_one_cannot_be():
     advance(opt, [8])
 
 
+def test_a_closure_is_not_called_inside():
+    opt = trained("AdamW")
+    with opt.averaged(), pytest.raises(RuntimeError, match="inside averaged"):
+        opt.step(lambda: pytest.fail("called"))
+
+
 def test_parameters_that_are_converted_inside_are_restored():
     """As by ``model.half()``, to ship x̄: it replaces the memory that they had."""
     model = network()

@@ -66,7 +66,9 @@ def decays_of(optimizer: Any) -> dict[Any, float]:
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     if not optimizer.couples_decay:
         return dict.fromkeys(groups, 0.0)
-    return {p: float(group["weight_decay"]) * (-1 if group["maximize"] else 1) for p, group in groups.items()}
+    coupled = {p: group for p, group in groups.items() if not group.get("decoupled_weight_decay")}  # NAdam's, say
+    decays = {p: float(group["weight_decay"]) * (-1 if group.get("maximize") else 1) for p, group in coupled.items()}
+    return dict.fromkeys(groups, 0.0) | decays
 
 
 def made_with(optimizer: Any) -> dict[str, Any]:

@@ -54,7 +54,10 @@ class Window(ABC):
 
     @abstractmethod
     def gamma(self, n: Any) -> Any:
-        """Return γ_n in (0, 1], the share of the n-th iterate that counts; ``n`` is a number or a NumPy array."""
+        """Return γ_n in (0, 1], the share of the n-th iterate that counts; ``n`` is a number or a NumPy array.
+
+        The first is the average, whatever γ_1 is.
+        """
 
     def counts(self, t: int) -> bool:
         """Return whether iterate t = 1, 2, … is averaged."""
@@ -71,7 +74,7 @@ class Window(ABC):
     def turn(self, t: int) -> "Turn":
         """Return whether and how iterate t enters this window."""
         n = self.count(t)
-        return Turn(self.counts(t), n, float(self.gamma(max(n, 1))), self.complete(t))
+        return Turn(self.counts(t), n, 1.0 if n <= 1 else float(self.gamma(n)), self.complete(t))
 
     def ess(self, n: int, since: int = 1) -> float:
         """Return the effective sample size 1/Σp² of the average of n iterates.

@@ -44,7 +44,7 @@ ADVICE = {
     "travelling": "Go on.",
     "stationary": "Lower the learning rate, as o2nc.Ladder does, or stop and take x̄.",
     "too hot": "Lower the learning rate, by half to begin with.",
-    "spike": "Look at the batches of step {spike_step:.0f} and before; if it happens again, clip the gradients.",
+    "spike": "Look at the batches of steps {spike_step:.0f} to {spike_end:.0f}; if it recurs, clip the gradients.",
     "broken": "Go back to a checkpoint from before, and clip the gradients.",
 }
 VERDICTS = tuple(ADVICE)
@@ -185,9 +185,11 @@ def _measure(optimizer: Any) -> tuple[dict[str, float], dict[Any, float], dict[A
         "gradient_square": float((gg + 2 * decay * gx + decay**2 * xx).sum()),  # 0 if it is not known
     }
     begun = optimizer._steps_done() - trail.steps  # the trail may have begun later
-    for key, at_snapshot in (("spike_step", _spike(increments)), ("finite_at", _last_finite(increments))):
-        if at_snapshot is not None:
-            evidence[key] = float(begun + times[at_snapshot])
+    if (spike := _spike(increments)) is not None:  # x_t is sampled before step t
+        first, last = spike
+        evidence |= {"spike_step": float(begun + times[first]), "spike_end": float(begun + times[last + 1] - 1)}
+    if (finite := _last_finite(increments)) is not None:
+        evidence["finite_at"] = float(begun + times[finite])
     return evidence, dict(zip(params, parts, strict=True)), faults
 
 
@@ -198,10 +200,16 @@ def _is_broken(x: Any) -> Tensor:
     return (~torch.linalg.vector_norm(x, 1, dtype=torch.float64).isfinite()).double()
 
 
-def _spike(increments: Sequence[float]) -> int | None:
-    """Return the snapshot before the last increment that exceeds all earlier ones by far, or None."""
-    later = range(len(increments) - 1, len(increments) // 2, -1)
-    return next((i for i in later if increments[i] > SPIKE * max(increments[:i])), None)
+def _spike(increments: Sequence[float]) -> tuple[int, int] | None:
+    """Return the first and the last of those increments, the latest ones, that exceed all before them by far."""
+    far = [q > SPIKE * max(increments[:i], default=math.inf) for i, q in enumerate(increments)]
+    last = next((i for i in range(len(far) - 1, len(far) // 2, -1) if far[i]), None)
+    if last is None:
+        return None
+    first = last
+    while far[first - 1]:  # momentum carries a step of one increment into the next
+        first -= 1
+    return first, last
 
 
 def _last_finite(increments: Sequence[float]) -> int | None:

@@ -9,6 +9,7 @@ every layer of size about 1, batches of some thousand tokens or a hundred images
 docs/no-learning-rate.md says how far from the best it is, and where it fails.
 """
 
+import warnings
 from collections.abc import Iterable
 from statistics import median
 from typing import Any
@@ -20,48 +21,55 @@ from o2nc.persist.plain import KEY
 
 AUTO = "auto"  # the argument, and the entry of the settings until lr is a plain number
 SCALE, WARMUP = 0.7, 100  # lr·n, and steps in which lr rises
-UNKNOWN = 1e-6  # lr while the optimizer is constructed
+PLACEHOLDER = 1e-6  # lr while the optimizer is constructed
 
 
 def lr_of(params: Iterable[Any]) -> float:
-    """Return the learning rate for AdamW on these parameters, whose first dimension is that of the outputs."""
-    params = list(params)
+    """Return the learning rate for AdamW on these parameters; those that require no gradient do not count."""
+    params = [p for p in params if p.requires_grad]
     if any(map(is_lazy, params)):
         raise ValueError('lr="auto" needs parameters with shapes: run the model once before you make the optimizer')
     fans = [p.numel() / p.shape[0] for p in params if p.dim() > 1 and p.numel() > 0]
     if not fans:
-        raise ValueError('lr="auto" needs a parameter with two or more dimensions: pass lr as a number')
+        raise ValueError('lr="auto" needs a trainable parameter with two or more dimensions: pass lr as a number')
     return SCALE / median(fans)
 
 
-def begin(optimizer: Any) -> None:
-    """Set lr, and have the first steps warm up to it."""
+def start_warm_up(optimizer: Any) -> None:
+    """Set lr, which shows the whole of it until the first step, and have the first steps warm up to it."""
     for group in optimizer.param_groups:
-        if group["lr"] != UNKNOWN:
+        if group["lr"] is not PLACEHOLDER:  # one of the same value would be the user's
             raise ValueError(f'lr="auto" is one for all parameter groups, got lr={group["lr"]!r} in a group')
     lr = lr_of(optimizer._known_params)
-    _show(optimizer, lr)
-    optimizer.param_groups[0][KEY][AUTO] = {"lr": lr, "shown": lr}
+    _set_lr(optimizer, PLACEHOLDER, lr)
+    optimizer.param_groups[0][KEY][AUTO] = {"lr": lr, "last_set": lr}
 
 
 def warm_up(optimizer: Any) -> None:
-    """Set the lr of this step of the warm-up; end it where somebody else sets lr."""
+    """Set the lr of this step of the warm-up, in the groups whose lr nobody else has set since."""
     settings, groups = optimizer.param_groups[0][KEY], optimizer.param_groups
     auto, t = settings[AUTO], optimizer._steps_done() + 1
-    if any("initial_lr" in group or group["lr"] != auto["shown"] for group in groups):  # a scheduler's, or the user's
+    if any("initial_lr" in group for group in groups):  # from now on a scheduler sets it
         del settings[AUTO]
+        if auto["last_set"] < auto["lr"]:
+            warnings.warn(
+                f'a scheduler ends the warm-up of lr="auto" after {t - 1} of {WARMUP} steps: it goes on from lr='
+                f"{auto['last_set']:.3g}, where the rule's is {auto['lr']:.3g}; make it before the first step, say",
+                stacklevel=4,
+            )
         return
     if is_capturing():
         raise RuntimeError(
             f'lr="auto" is warming up, and a CUDA graph would repeat one lr: capture after {WARMUP} steps'
         )
     lr = auto["lr"] * min(1.0, t / WARMUP)
-    _show(optimizer, lr)
-    settings[AUTO] = auto | {"shown": lr}
-    if t >= WARMUP:
+    _set_lr(optimizer, auto["last_set"], lr)
+    settings[AUTO] = auto | {"last_set": lr}
+    if t >= WARMUP or all(group["lr"] != lr for group in groups):
         del settings[AUTO]
 
 
-def _show(optimizer: Any, lr: float) -> None:
+def _set_lr(optimizer: Any, former: float, lr: float) -> None:
     for group in (*optimizer.param_groups, optimizer.defaults):  # groups that are added take the default
-        group["lr"] = lr
+        if group["lr"] == former:
+            group["lr"] = lr

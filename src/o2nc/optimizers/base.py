@@ -141,6 +141,8 @@ class Averaged(Accessors, Optimizer):
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         """Evaluate the closure, then step with the gradients that are there; without any, change nothing."""
         loss = None
+        if SWAPPED:  # before the closure, which would leave gradients at x̄
+            self._refuse_swapped("step()")
         if closure is not None and self._step_with is None:
             with torch.enable_grad():
                 loss = closure()

@@ -20,6 +20,8 @@ from o2nc.scaling import Exponential, Law
 _LINEAR_IN_LR = frozenset(
     ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "SGD", "SparseAdam")
 )
+# Weight decay is part of the gradient, unless a group has decoupled_weight_decay.
+_COUPLES_DECAY = frozenset(("ASGD", "Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD"))
 
 
 def extend(
@@ -155,11 +157,13 @@ def _names(cls: type) -> set[str]:
 @cache
 def _with_averages(cls: Any) -> type[Optimizer]:
     """Return a subclass of `Averaged` and ``cls``, under the name of ``cls``."""
+    is_torchs = cls.__module__.startswith("torch.optim.")
     namespace = {
         "__module__": cls.__module__,
         "__doc__": cls.__doc__,
         "__reduce_ex__": lambda self, protocol: (_restore, (cls,), self.__getstate__()),
-        "is_linear_in_lr": cls.__module__.startswith("torch.optim.") and cls.__name__ in _LINEAR_IN_LR,
+        "is_linear_in_lr": is_torchs and cls.__name__ in _LINEAR_IN_LR,
+        "couples_decay": is_torchs and cls.__name__ in _COUPLES_DECAY,
         "advice": "average=None: pass average=o2nc.Polynomial(12), say, when you extend it",
         "_step_with": _step_with,
         "shared_options": frozenset(),  # its groups may have options of these names

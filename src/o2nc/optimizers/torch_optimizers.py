@@ -61,6 +61,6 @@ class AdamW(Averaged, optim.AdamW):
 
     def __init__(self, params: Any, lr: Any = 1e-3, *args: Any, **kwargs: Any) -> None:
         is_auto = isinstance(lr, str) and lr == auto_lr.AUTO
-        super().__init__(params, auto_lr.UNKNOWN if is_auto else lr, *args, **kwargs)
+        super().__init__(params, auto_lr.PLACEHOLDER if is_auto else lr, *args, **kwargs)
         if is_auto:
-            auto_lr.begin(self)
+            auto_lr.start_warm_up(self)

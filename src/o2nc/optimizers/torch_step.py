@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import SGD
 
 from o2nc.vector import is_dense
 
@@ -19,15 +21,15 @@ def prepared(optimizer: Any, stands_in: bool) -> Iterator[None]:
             like it.
     """
     groups = optimizer.param_groups
-    grads = [
-        (p, p.grad) for group in groups if _writes_gradients(group) for p in group["params"] if p.grad is not None
-    ]
-    replaced = [(group, {key: group[key] for key in ("fused", "lr")}) for group in groups] if stands_in else []
+    written = [group for group in groups if isinstance(optimizer, SGD) and _writes_gradients(group)]
+    grads = [(p, p.grad) for group in written for p in group["params"] if p.grad is not None]
+    fusible = [group for group in groups if stands_in and "fused" in group]  # one's own rule may have no such step
+    replaced = [(group, {key: group[key] for key in ("fused", "lr")}) for group in fusible]
     try:
         for p, g in grads:
             p.grad = g.clone()
         for group, _ in replaced:
-            is_fused = optimizer.device_rule.is_bitwise and group["foreach"] is None and _lie_alike(group)
+            is_fused = optimizer.device_rule.is_bitwise and group.get("foreach") is None and _lie_alike(group)
             group["fused"] = is_fused or None
             if is_fused and getattr(group["lr"], "dtype", torch.float32) is not torch.float32:
                 group["lr"] = float(group["lr"])  # torch's fused kernel would refuse such a tensor
@@ -43,17 +45,15 @@ def prepared(optimizer: Any, stands_in: bool) -> Iterator[None]:
 
 def _writes_gradients(group: dict[str, Any]) -> bool:
     """Return whether torch's SGD adds the momentum to ``.grad`` in place, as Nesterov's foreach step does."""
-    if not group.get("nesterov") or "dampening" not in group or group["fused"]:
-        return False
-    if group["maximize"] or group["weight_decay"]:  # then it computes with copies already
-        return False
+    if not group["nesterov"] or group["fused"] or group["maximize"] or group["weight_decay"]:
+        return False  # the last two compute with copies already
     return group["foreach"] or (group["foreach"] is None and any(p.is_cuda for p in group["params"]))
 
 
 def _place_counts(state: dict[Any, Any], group: dict[str, Any]) -> None:
     """Move torch's step counts to the parameters' device, where its fused kernel expects them."""
     for p in group["params"]:
-        if "step" in state.get(p, ()):
+        if isinstance(state.get(p, {}).get("step"), Tensor):
             state[p]["step"] = state[p]["step"].to(p.device)
 
 
