@@ -52,12 +52,8 @@ def begin(x: Tensor, g: Tensor | None, since: int, *, offload: bool = False) -> 
     """Return the averages of a parameter after its first iterate.
 
     A parameter that joins late stood still before, so x̄ = x; its earlier gradients were not seen, so ḡ = g.
-
-    Args:
-        x: the parameter, as a real tensor.
-        g: its gradient, or None if no certificate is kept.
-        since: the number of this iterate among those that count.
-        offload: keep the averages in the host's memory.
+    Without a certificate g is None. ``since`` is the number of this iterate among those that count; with ``offload``
+    the averages are in the host's memory.
     """
     entry: Entry = {"average": _copy(x, offload), "since": since}
     if g is not None:
@@ -74,12 +70,9 @@ def _copy(x: Tensor, offload: bool) -> Tensor:
 
 
 def update_(rows: Sequence[Row], gamma: float, dither: float) -> None:
-    """Update the averages of every parameter by one iterate, in place.
+    """Update the averages of every parameter by one iterate of share γ, in place.
 
-    Args:
-        rows: the parameters, with x and g on the averages' devices; an entry without ``gradient`` keeps x̄ alone.
-        gamma: γ, the share of this iterate.
-        dither: u − ½, for the rounding of x̄ in float32.
+    x and g are on the averages' devices; an entry without ``gradient`` keeps x̄ alone. ``dither`` is u − ½.
     """
     for _, x, g, entry, _ in rows:
         mean, certifies = entry["average"], "gradient" in entry

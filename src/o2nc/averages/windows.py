@@ -79,9 +79,7 @@ class Window(ABC):
     def ess(self, n: int, since: int = 1) -> float:
         """Return the effective sample size 1/Σp² of the average of n iterates.
 
-        Args:
-            n: how many iterates were averaged.
-            since: the number of a parameter's first iterate, which also stands for those before it.
+        ``since`` is the number of a parameter's first iterate, which also stands for those before it.
         """
         p = np.broadcast_to(self.gamma(np.arange(since, n + 1, dtype=np.float64)), n + 1 - since).copy()
         p[0] = 1.0
@@ -136,15 +134,9 @@ class Polynomial(Window):
 
     Example:
         >>> import torch, o2nc
-        >>> x = torch.nn.Parameter(torch.tensor([3.0]))
-        >>> opt = o2nc.SGD([x], lr=0.1, average=o2nc.Polynomial(12))
-        >>> for _ in range(60):
-        ...     opt.zero_grad()
-        ...     x.abs().sum().backward()
-        ...     opt.step()
-        >>> with opt.averaged():
-        ...     bool(x.abs() < 0.1)
-        True
+        >>> opt = o2nc.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1, average=o2nc.Polynomial(12))
+        >>> [round(o2nc.Polynomial(12).ess(n)) for n in (100, 1000, 10_000)]  # always the same share of the run
+        [16, 149, 1480]
     """
 
     power: float
@@ -193,21 +185,16 @@ def as_window(average: Any) -> Window | None:
     """Return the window that an ``average`` argument stands for, or raise if it stands for none."""
     if average is None:
         return None
-    if isinstance(average, Window):
-        return _checked(average)
-    allowed = "a number in (0, 1), a window such as o2nc.Polynomial(12), or None"
-    checks.number("average", average, allowed, lambda v: 0 < v < 1)
-    return Discount(float(average))
-
-
-def _checked(window: Window) -> Window:
-    """Return a window; raise if it is no dataclass, or its γ is not what `Window.gamma` promises."""
-    if not is_dataclass(window):
-        raise TypeError(f"average must be a frozen dataclass, for checkpoints to hold it, got {window!r}")
+    if not isinstance(average, Window):
+        allowed = "a number in (0, 1), a window such as o2nc.Polynomial(12), or None"
+        checks.number("average", average, allowed, lambda v: 0 < v < 1)
+        return Discount(float(average))
+    if not is_dataclass(average):
+        raise TypeError(f"average must be a frozen dataclass, for checkpoints to hold it, got {average!r}")
     try:
-        gammas = np.broadcast_to(window.gamma(np.arange(1.0, 4.0)), 3)
+        gammas = np.broadcast_to(average.gamma(np.arange(1.0, 4.0)), 3)
     except ValueError as error:
-        raise ValueError(f"{type(window).__name__}.gamma must take a NumPy array as well: {error}") from error
+        raise ValueError(f"{type(average).__name__}.gamma must take a NumPy array as well: {error}") from error
     if not np.all((gammas > 0) & (gammas <= 1)):
-        raise ValueError(f"{type(window).__name__}.gamma must be in (0, 1], got {gammas.tolist()} for n = 1, 2, 3")
-    return window
+        raise ValueError(f"{type(average).__name__}.gamma must be in (0, 1], got {gammas.tolist()} for n = 1, 2, 3")
+    return average

@@ -15,7 +15,7 @@ docs/run.md explains the numbers, and has the measurements behind the thresholds
 import gc
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,10 +185,16 @@ def _measure(optimizer: Any) -> tuple[dict[str, float], dict[Any, float], dict[A
         "gradient_square": float((gg + 2 * decay * gx + decay**2 * xx).sum()),  # 0 if it is not known
     }
     begun = optimizer._steps_done() - trail.steps  # the trail may have begun later
-    if (spike := _spike(increments)) is not None:  # x_t is sampled before step t
-        first, last = spike
+    # increments, the latest ones, that exceed all before them by far; x_t is sampled before step t
+    far = [q > SPIKE * max(increments[:i], default=math.inf) for i, q in enumerate(increments)]
+    last = next((i for i in range(len(far) - 1, len(far) // 2, -1) if far[i]), None)
+    if last is not None:
+        first = last
+        while far[first - 1]:  # momentum carries a long step from one increment into the next
+            first -= 1
         evidence |= {"spike_step": float(begun + times[first]), "spike_end": float(begun + times[last + 1] - 1)}
-    if (finite := _last_finite(increments)) is not None:
+    finite = next((i for i, q in enumerate(increments) if not math.isfinite(q)), 0)
+    if finite:  # the last snapshot before one that is not
         evidence["finite_at"] = float(begun + times[finite])
     return evidence, dict(zip(params, parts, strict=True)), faults
 
@@ -198,23 +204,6 @@ def _is_broken(x: Any) -> Tensor:
     if x is None:
         return torch.zeros((), dtype=torch.float64, device="cpu")
     return (~torch.linalg.vector_norm(x, 1, dtype=torch.float64).isfinite()).double()
-
-
-def _spike(increments: Sequence[float]) -> tuple[int, int] | None:
-    """Return the first and the last of those increments, the latest ones, that exceed all before them by far."""
-    far = [q > SPIKE * max(increments[:i], default=math.inf) for i, q in enumerate(increments)]
-    last = next((i for i in range(len(far) - 1, len(far) // 2, -1) if far[i]), None)
-    if last is None:
-        return None
-    first = last
-    while far[first - 1]:  # momentum carries a step of one increment into the next
-        first -= 1
-    return first, last
-
-
-def _last_finite(increments: Sequence[float]) -> int | None:
-    """Return the last snapshot before one that is not finite; None if there is none, or none before it."""
-    return next((i for i, q in enumerate(increments) if not math.isfinite(q)), 0) or None
 
 
 def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:

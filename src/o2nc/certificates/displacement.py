@@ -51,14 +51,10 @@ def every(stride: int, x: Tensor) -> Tensor:
     return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).reshape(-1)[::stride]
 
 
-def sizes(xs: Sequence[Tensor]) -> list[int]:
-    """Return how many coordinates of every tensor are sampled."""
-    return [-(-x.numel() // stride) for x, stride in zip(xs, strides(xs), strict=True)]
-
-
 def sums(sampled: Tensor, xs: Sequence[Tensor]) -> Tensor:
     """Estimate the sums over all coordinates of every tensor: (rows, sampled coordinates) → (rows, tensors)."""
-    parts = zip(sampled.double().split(sizes(xs), dim=1), xs, strict=True)
+    sizes = [-(-x.numel() // stride) for x, stride in zip(xs, strides(xs), strict=True)]
+    parts = zip(sampled.double().split(sizes, dim=1), xs, strict=True)
     return torch.stack([part.sum(1) * (x.numel() / max(1, part.shape[1])) for part, x in parts], 1)
 
 
@@ -93,11 +89,8 @@ def displacements(times: Sequence[int], measured: Tensor, momenta: Sequence[floa
     spread, increments = measured[1].tolist(), measured[2:].cpu().numpy()
     weights = {b: walk(times, b) for b in {*momenta}}
     expected = [float(weights[b] @ increments[:, i]) for i, b in enumerate(momenta)]
-    return [_ratio(math.fsum(spread), math.fsum(expected)), *map(_ratio, spread, expected)]
-
-
-def _ratio(spread: float, expected: float) -> float:
-    return spread / expected if expected > 0 else math.nan  # nothing moves
+    pairs = [(math.fsum(spread), math.fsum(expected)), *zip(spread, expected, strict=True)]
+    return [v / e if e > 0 else math.nan for v, e in pairs]  # nan where nothing moves
 
 
 def walk(times: Sequence[int], momentum: float) -> np.ndarray:

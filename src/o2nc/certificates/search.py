@@ -123,13 +123,10 @@ class Search:
                 stalled += 1
             else:
                 stalled = 0
-                change, error = self.now.g - before.g, self.error(self.now) + self.error(before)
+                change = self.now.g - before.g
+                error = sum(self.noise / math.sqrt(sample.calls) for sample in (self.now, before))  # about
                 if float(change.norm()) >= error:
                     metric.update(self.now.y - before.y, change)
-
-    def error(self, sample: Sample) -> float:
-        """Return about how large the error of a sample's gradient is."""
-        return self.noise / math.sqrt(sample.calls)
 
     def evaluate(self, y: Tensor) -> Sample:
         """Call fun; keep the point if all is finite, and stop if its gradient alone is small enough."""

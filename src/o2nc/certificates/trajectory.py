@@ -32,11 +32,7 @@ class Sums(NamedTuple):
 
 
 class Trajectory:
-    """K >= 1 points and the gradients there.
-
-    Args:
-        gradient: a function of a point, called once for each in order, or the K gradients.
-        iterates: K points, each a tensor or a list of tensors; or one tensor whose first axis counts them.
+    """K >= 1 points and the gradients there, given as `o2nc.certify` is.
 
     Only what the function returns is copied, as it may reuse its memory.
     """

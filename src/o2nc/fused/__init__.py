@@ -8,9 +8,7 @@ are. One step is a short chain of launches,
     close    V and the progress of every tensor, in float64
 
 Sums are added in a fixed order, without atomics, so a run repeats bitwise. What changes from step to step is on the
-device, so that a captured step can be replayed. State is not created here: a step that needs new state is taken by
-torch and `o2nc.averages`. Learners other than OGD and ScaleFree step eagerly; one with a joint norm would need a pass
-of its own first.
+device, so that a captured step can be replayed. docs/architecture.md says which steps are taken eagerly instead.
 
 `rule` says what a rule brings along, ``rules`` has those of the library and ``laws`` the laws of s and the windows as
 device functions, ``kernels`` what calls them, ``tables`` where everything lies, ``uploads`` what changes from step to

@@ -154,7 +154,8 @@ class Engine:
                 state = request.state.get(p, {})
                 row = Row(p, state, state.get(KEY, {}), k, update, slots)
                 missing = row.missing(rule, request.window is not None)
-                if not missing and not row.is_stale(rule):
+                is_stale = rule.progress and "update" in row.entry and "update" not in slots  # of other options
+                if not missing and not is_stale:
                     rows.append(row)
                     continue
                 if missing and p.grad is not None and not capturing:

@@ -1,8 +1,6 @@
 """The laws of s and the windows of the averages on the device.
 
-s comes from the same counter-based numbers as in `o2nc.scaling`, from the same (seed, step).
-
-The uniform numbers are the host's to the bit. A logarithm may differ from the host's in the last place of float64.
+The uniform numbers are bitwise those of `o2nc.scaling`. A logarithm may differ from the host's in the last place.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,10 +55,6 @@ class Row(NamedTuple):
         """Return the keys of state that kernels work on and that is not there."""
         keys = (*self.slots, *filter(None, [rule.number, rule.count]), *["average"] * averaged)
         return [key for key in keys if self.holder(key).get(key) is None]
-
-    def is_stale(self, rule: Rule) -> bool:
-        """Return whether there is state that only makes sense with other options."""
-        return rule.progress and "update" in self.entry and "update" not in self.slots
 
     def put(self, key: str, value: Tensor) -> None:
         """Replace an entry of the state, of which ``value`` is the local shard."""
@@ -256,9 +252,7 @@ class Tables:
 
         None if a gradient has another dtype than its parameter.
         """
-        grads: list[Any] = (
-            [local_gradient(p) for p in self.params] if self.is_sharded else [p.grad for p in self.params]
-        )
+        grads: list[Any] = [*map(local_gradient if self.is_sharded else attrgetter("grad"), self.params)]
         try:
             alike = [*map(Tensor.stride, grads)] == self.strides
             if alike and [g.dtype for g in grads] == self.dtypes:

@@ -38,11 +38,8 @@ class Averaging:
     ) -> None:
         """Take a trainer's optimizers and model, and name the optimizers' parameters after the model's.
 
-        Args:
-            optimizers: the trainer's; they need averages.
-            model: the trainer's; it must not be sharded.
-            prepare: moves a batch to the model's device.
-            context: returns the context in which to call the model, such as autocast.
+        ``prepare`` moves a batch to the model's device; ``context`` returns the context in which to call the model,
+        such as autocast.
         """
         self.optimizers, self.model = [averaged_optimizer(optimizer) for optimizer in optimizers], model
         if any(map(is_sharded, model.parameters())):

@@ -50,11 +50,7 @@ class Learner(Protocol):
         """The scale that parameter groups start with and hand back at every step."""
 
     def init(self, delta: Tensor) -> dict[str, Any]:
-        """Return the state of one parameter beside Δ itself, as tensors and plain numbers.
-
-        Args:
-            delta: the parameter's Δ_1 = 0, for its shape, dtype and device.
-        """
+        """Return the state of one parameter beside Δ, as tensors and plain numbers; ``delta`` is its Δ_1 = 0."""
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Replace Δ_t by Δ_{t+1}, in place, and update the states.
@@ -70,10 +66,7 @@ class Learner(Protocol):
         """
 
 
-# A learner may also have two attributes.
-#
-# ``elementwise = True``: it treats every coordinate by itself. It can then update some of the parameters alone, which
-# saves memory; those without a gradient are skipped.
-#
-# ``recalls = True``: ``last_updates(states)`` computes the last Δ from the state, whose first entry has the shape of
-# the parameter. `ExponentiatedO2NC` then stores no Δ: see `ScaleFree`.
+# A learner that treats every coordinate by itself may say ``elementwise = True``. It can then update some of the
+# parameters alone, which saves memory; those without a gradient are skipped. With ``recalls = True`` its
+# ``last_updates(states)`` computes the last Δ from the state, whose first entry has the shape of the parameter, and
+# `ExponentiatedO2NC` stores no Δ: see `ScaleFree`.

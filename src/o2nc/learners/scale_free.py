@@ -119,12 +119,9 @@ class ScaleFree:
 
 
 def _divide_(m: Vector, v: Vector) -> None:
-    """Set M ← M/sqrt(v).
-
-    Where v = 0 all gradients were 0 and so is M; the floor keeps an underflown v from dividing.
-    """
+    """Set M ← M/sqrt(v), and 0 where v = 0: there all gradients were 0."""
     root = foreach_sqrt(v)
-    foreach_clamp_min_(root, [_floor(t) for t in m])
+    foreach_clamp_min_(root, [_floor(t) for t in m])  # keeps an underflown v from dividing
     foreach_div_(m, root)
 
 

@@ -83,12 +83,8 @@ class AdaptivePlan:
 def adaptive_plan(steps: int, c: float, gap: float) -> AdaptivePlan:
     """Return hyperparameters that know neither G nor σ, with the best rate for all of them, N^{−2/7}.
 
-    D makes the known part of the bound least, D³ = F*α²/(2CcN). That part falls with α and the other grows, at a rate
-    that depends on A. The best α is proportional to A^{−6/7}; where A = (F*²c)^{1/3}, the one scale of gradients that
-    F* and c have, it is 1.22·N^{−4/7} for σ = 0. So α = N^{−4/7} is taken, at most ½.
-
-    Args:
-        steps, c, gap: as in `plan`.
+    ``steps``, ``c`` and ``gap`` are as in `plan`. D makes the known part of the bound least, D³ = F*α²/(2CcN), and
+    α = N^{−4/7}, at most ½; docs/paper.md, "Without G and σ", says why.
 
     Example:
         >>> p = adaptive_plan(1000, c=1.0, gap=1.0)

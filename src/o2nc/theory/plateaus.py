@@ -111,8 +111,7 @@ class Stage(NamedTuple):
 def sharp_stage(sharpness: float, momentum: float, *, distance: float, lipschitz: float, noise: float = 0.0) -> Stage:
     """Return ℓ and n with which the mean iterate has E dist <= D/2, where F is convex and F − F* >= μ·dist.
 
-    ℓ̄ = μD/(4κA²) and n = 16κ·max{(A/μ)², bG/((1 − b)μ)} make the terms of `convex_bound` at most μD/8, μD/4, μD/8.
-    With the rate halved in every stage the distance falls geometrically, whatever the noise.
+    With the rate halved in every stage the distance falls geometrically, whatever the noise (docs/paper.md).
 
     Args:
         sharpness: μ > 0.
