@@ -11,7 +11,7 @@ import pytest
 import o2nc
 from pages import PAGES
 from problem import parameters
-from registry import OURS
+from registry import OURS, PAPER
 from walk import WALKED, summary, walks
 
 PAGE = PAGES["docs/architecture.md"]
@@ -44,7 +44,8 @@ def test_the_step_is_the_one_on_the_page():
 @pytest.mark.parametrize("name", OURS)
 def test_an_optimizer_has_few_classes_of_ours(name):
     ours = [cls for cls in type(OURS[name](parameters())).__mro__ if cls.__module__.startswith("o2nc")]
-    assert len(ours) <= (5 if hasattr(ours[0], "output") else 3)
+    assert hasattr(ours[0], "output") == hasattr(ours[0], "progress") == (name in PAPER)
+    assert len(ours) <= (5 if name in PAPER else 3)
 
 
 def test_the_page_names_what_is_there():

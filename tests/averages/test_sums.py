@@ -13,12 +13,6 @@ import twin
 from problem import flat
 from registry import JOINT, WINDOWED, WINDOWS, build, ours_of, params_of
 
-GRID = [
-    window
-    for every in (1, 3, 8)
-    for start in (0, 5)
-    for window in (o2nc.Discount(0.9, start, every), o2nc.Polynomial(3, start, every))
-]
 STEPS = 26
 SHAPES = [(3, 2), (4,), (2, 2, 1), (3,)]
 AWAY = {1: {3, 4, 9, 10, 15, 26}, 2: {*range(1, 12), 14, 20}, 3: set(range(1, 17))}  # steps without a gradient
@@ -61,23 +55,14 @@ def check(opt, window, history):
             torch.testing.assert_close(p.detach(), ours_of(opt, p)["average"], rtol=0, atol=0)
 
 
-def check_run(name, window, fused, device, steps, away):
-    params = rig.begin(device, shapes=SHAPES)
-    opt = build(name, params, fused, average=window)
-    check(opt, window, run(opt, params, steps, away))
-    assert rig.is_fused(opt) == (fused and name not in JOINT)
-
-
-@pytest.mark.parametrize("window", GRID, ids=str)
-def test_every_window_with_late_and_absent_parameters(window, fused, device):
-    check_run("AdamW", window, fused, device, STEPS, AWAY)
-
-
-@pytest.mark.some(20)
+@pytest.mark.some(40)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("name", WINDOWED)
-def test_every_optimizer(name, window, fused, device):
-    check_run(name, window, fused, device, 17, {1: AWAY[1], 2: AWAY[2]})
+def test_every_optimizer_and_window_with_late_and_absent_parameters(name, window, fused, device):
+    params = rig.begin(device, shapes=SHAPES)
+    opt = build(name, params, fused, average=window)
+    check(opt, window, run(opt, params, STEPS, AWAY))
+    assert rig.is_fused(opt) == (fused and name not in JOINT)
 
 
 def exact(xs, gs, window, copies):

@@ -31,26 +31,6 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(which, tmp_path):
 
 # ---- on a GPU only ----
 
-EVERYWHERE = rig.CASES | {
-    str(learner): lambda ps, fused, learner=learner: rig.algorithm_2(ps, learner, fused, scaling=o2nc.Weibull(0.8))
-    for learner in rig.LEARNERS
-}
-
-
-@rig.needs_cuda
-@pytest.mark.parametrize(
-    ("name", "dtype", "tolerance"),
-    [(name, torch.float64, 1e-11) for name in EVERYWHERE]
-    + [(str(learner), torch.float32, 1e-4) for learner in rig.LEARNERS],
-    ids=str,
-)
-def test_on_a_gpu_and_on_a_cpu(device, name, dtype, tolerance):
-    runs = []
-    for place in ("cuda", "cpu"):
-        params = rig.begin(place, dtype, shapes=[*rig.FEW, (70_000,)])
-        runs.append(rig.facts(rig.advance(EVERYWHERE[name](params, place == "cuda"), params, range(1, 21))))
-    rig.agree(*runs, tolerance=tolerance)
-
 
 @rig.needs_cuda
 def test_more_than_two_to_the_31_elements(device):

@@ -11,7 +11,7 @@ import o2nc  # noqa: E402
 from logged import read  # noqa: E402
 from o2nc.logger import CertificateLogger  # noqa: E402
 from o2nc.optimizers.wrapped import averaged_optimizer  # noqa: E402
-from registry import OURS, claims, same  # noqa: E402
+from registry import OURS, claims, identical  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,7 +63,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name, precision, tmp_path
     train(*resumed, epochs=2)
     first, second = (run[2].optimizer for run in (whole, resumed))
     assert first.param_groups[0]["o2nc"]["step"] == 3 * 4
-    same(claims(first), claims(second))
+    identical(claims(first), claims(second))
 
 
 def test_certificate_and_average_are_within_reach(tmp_path):

@@ -19,8 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import o2nc
 from o2nc.certificates.diagnosis import VERDICTS
 from o2nc.integrations.lightning import AveragingCallback
-from registry import OURS, claims
-from registry import same as assert_same
+from registry import OURS, claims, identical
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -167,8 +166,8 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name, tmp_path):
     assert same(resumed[1], x)
     assert same(undisturbed[0], undisturbed[0] | x)
     assert not same(average, average | x)
-    assert_same(resumed[2], found)
-    assert_same(undisturbed[2], found)
+    identical(resumed[2], found)
+    identical(undisturbed[2], found)
 
 
 def test_after_fit_the_module_holds_the_average(tmp_path):

@@ -3,14 +3,10 @@
 import copy
 import io
 import math
-import os
 import pickle
 import random
-import subprocess
-import sys
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -218,29 +214,3 @@ def test_defaults_of_torch_do_not_matter(name, default, fused, device):
             other.step()
         runs.append(claims(other))
     identical(*runs)
-
-
-# --- in another process
-
-HERE, THERE = 5, 9  # steps
-
-
-def go_on(folder):
-    """Continue what another process has saved, and save it again."""
-    found = torch.load(folder / "saved.pt", weights_only=True)
-    opts = {name: advance(loaded(found[name], OPTIMIZERS[name]), HERE + 1, THERE) for name in found}
-    torch.save({name: checkpoint(opt) for name, opt in opts.items()}, folder / "continued.pt")
-
-
-@pytest.mark.slow
-def test_it_goes_on_bitwise_in_a_new_process(tmp_path):
-    runs = {name: advance(make(begin(torch.float32)), 1, HERE) for name, make in OPTIMIZERS.items()}
-    torch.save({name: checkpoint(opt) for name, opt in runs.items()}, tmp_path / "saved.pt")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the modules beside the tests' folders
-    subprocess.run([sys.executable, __file__, str(tmp_path)], check=True, env=environment)
-    for name, found in torch.load(tmp_path / "continued.pt", weights_only=True).items():
-        identical(found, checkpoint(advance(runs[name], HERE + 1, THERE)))
-
-
-if __name__ == "__main__":
-    go_on(Path(sys.argv[1]))
