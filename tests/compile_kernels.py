@@ -23,7 +23,6 @@ from triton.compiler import ASTSource
 
 import fused_device as rig
 import o2nc
-from o2nc import learners
 from o2nc.fused import engine, launch
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -72,33 +71,18 @@ def compile_for(name, make, dtype=torch.float32):
     rig.advance(make(params), params, (1, 2))
 
 
-def sgdm(**options):
-    return partial(rig.sgdm, lr=0.01, **options)
-
-
-def adamw(**options):
-    return partial(o2nc.AdamW, fused=True, **options)
-
-
-def algorithm_2(learner, **options):
-    return partial(rig.algorithm_2, learner=learner, **options)
-
-
-def observed(params, **options):
-    return o2nc.extend(torch.optim.SGD(params, lr=0.1), average=0.9, **options)
-
-
 def main():
     engine.DEVICES = ("cuda", "cpu")
     launch.Launch.__call__ = compile_only
-    compile_for("AdamW", adamw(average=0.9))
-    compile_for("AdamW, certificate", adamw(average=0.9, certificate=True))
-    compile_for("AdamW between two that count", adamw(average=o2nc.Polynomial(12, every=8), certificate=True))
-    compile_for("averages alone", observed)
-    compile_for("averages alone, certificate", partial(observed, certificate=True))
-    compile_for("momentum", sgdm(momentum=0.9, average=0.99))
-    compile_for("ScaleFree", algorithm_2(learners.ScaleFree(0.01)))
-    compile_for("OGD", algorithm_2(learners.OGD(0.01)), torch.bfloat16)
+    adamw, every_8 = partial(rig.CASES["AdamW"], average=0.9), o2nc.Polynomial(12, every=8)
+    compile_for("AdamW", partial(adamw, certificate=False))
+    compile_for("AdamW, certificate", adamw)
+    compile_for("AdamW between two that count", partial(adamw, average=every_8))
+    compile_for("averages alone", partial(rig.CASES["extend(Lion)"], average=0.9, certificate=False))
+    compile_for("averages alone, certificate", rig.CASES["extend(Lion)"])
+    compile_for("momentum", rig.CASES["ScaledSGDM"])
+    compile_for("ScaleFree", rig.CASES["ScaleFree"])
+    compile_for("OGD", rig.CASES["OGD"], torch.bfloat16)
     if sys.argv[1:] != ["some"]:
         compile_all()
 
@@ -108,11 +92,12 @@ def compile_all():
         for (name, make), average in itertools.product(rig.CASES.items(), (None, 0.99)):
             compile_for(f"{name}, average={average}", partial(make, average=average), dtype)
         for learner in rig.LEARNERS:
-            compile_for(f"{learner}, decay", algorithm_2(learner, weight_decay=0.1), dtype)
+            compile_for(f"{learner}, decay", partial(rig.algorithm_2, learner=learner, weight_decay=0.1), dtype)
         for amsgrad in (False, True):
-            compile_for(f"AdamW, amsgrad={amsgrad}, x̄", adamw(average=0.9, amsgrad=amsgrad), dtype)
+            adamw = partial(rig.CASES["AdamW"], average=0.9, certificate=False, amsgrad=amsgrad)
+            compile_for(f"AdamW, amsgrad={amsgrad}, x̄", adamw, dtype)
     for law in (None, *rig.LAWS):  # only the opening knows the law
-        compile_for(f"momentum, {law}", sgdm(momentum=0.9, average=0.99, scaling=law))
+        compile_for(f"momentum, {law}", partial(rig.CASES["ScaledSGDM"], scaling=law))
 
 
 if __name__ == "__main__":

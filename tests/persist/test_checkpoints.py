@@ -49,21 +49,6 @@ def test_it_is_plain_data_of_one_entry_beside_torchs(name):
         assert all(type(v) in (torch.Tensor, float, int, bool, str, dict, type(None)) for v in entry.values())
 
 
-def test_state_keeps_its_dtype():
-    """torch would cast a float64 V and a float32 x̄ to bfloat16; also where no averages were asked for."""
-    opt = trained(OURS["AdamW"], params=parameters(torch.bfloat16))
-    for average in (o2nc.Polynomial(3), None):
-        other = OURS["AdamW"](params_of(opt), average=average)
-        if average is None:
-            with pytest.warns(UserWarning, match="the checkpoint changes"):
-                other.load_state_dict(opt.state_dict())
-        else:
-            other.load_state_dict(opt.state_dict())
-        identical(other.state_dict(), opt.state_dict())
-    entry = ours_of(other, params_of(opt)[0])
-    assert (entry["average"].dtype, entry["spread"].dtype) == (torch.float32, torch.float64)
-
-
 @pytest.mark.parametrize("name", ["OGD", "AdamW", "OriginalO2NC"])
 def test_loading_does_not_share_memory(name):
     found = trained(OURS[name]).state_dict()
