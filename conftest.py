@@ -16,8 +16,11 @@ if not torch.cuda.is_available():  # before any kernel is imported: Triton's int
 THEIRS = (
     r"ignore:The epoch parameter in `scheduler.step\(\)`:UserWarning:torch\.optim\.lr_scheduler",  # SequentialLR, 2.6
     r"ignore:Skipping serialization of skipfiles:UserWarning:torch\.utils\._config_module",  # inductor, 2.6
-    r"ignore:`torch.jit.\w+` is deprecated:DeprecationWarning",  # inductor, 2.11, on Python 3.12
-    r"ignore:GPU available but not used:UserWarning",  # Lightning
+    r"ignore:.*torch.jit:DeprecationWarning",  # inductor
+    # Lightning, the second of torch's pytrees, the third with more cores than two
+    r"ignore:GPU available but not used:UserWarning",
+    r"ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning",
+    r"ignore:The '.*_dataloader' does not have many workers",
     # Triton's interpreter up to 3.6, with numpy before 2.4
     r"ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning:triton\.runtime\.interpreter",
 )

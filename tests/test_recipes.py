@@ -21,14 +21,7 @@ import o2nc
 from pages import PAGES, anchor, blocks, sections
 from processes import needs_fsdp2, torchrun
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    # torch's own, in a compiler
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
-    # Lightning's own: of torch's pytrees, of loaders without workers (with more cores than two)
-    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RECIPES = {page: sections(page) for page in PAGES if page.startswith("docs/recipes")}
 OPENING = RECIPES["docs/recipes.md"][0]

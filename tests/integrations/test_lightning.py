@@ -23,9 +23,7 @@ from registry import OURS, claims, identical
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # Lightning's own: of torch's pytrees, of loaders without workers (with more cores than two), of a folder of ours
-    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+    # Lightning's own, of a folder of ours
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*was called without a model. The best model of the previous `fit` call"),

@@ -15,7 +15,6 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     # torch's own: a schedule wraps a step that was compiled before, a compiler looks at everything
     pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*before.*optimizer.step"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
 ]
