@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import o2nc
+import twin
 from o2nc.certificates import trajectory, weights
 
 BETA = 0.9
@@ -17,11 +18,6 @@ def run(k: int, d: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[
     generator = torch.Generator().manual_seed(seed)
     x = 0.2 * torch.randn(k, d, generator=generator, dtype=torch.float64).cumsum(0)
     return ((x.sign() + 0.1 * x) / d**0.5).to(dtype), x.to(dtype)
-
-
-def exponential(k: int, beta: float = BETA) -> Tensor:
-    p = torch.tensor([beta ** (k - t) for t in range(1, k + 1)], dtype=torch.float64)
-    return p / p.sum()
 
 
 def direct(g: Tensor, x: Tensor, p: Tensor) -> tuple[float, float, Tensor]:
@@ -35,12 +31,13 @@ def direct(g: Tensor, x: Tensor, p: Tensor) -> tuple[float, float, Tensor]:
 def test_exponential_weights_are_the_direct_sums(dtype):
     g, x = run(30, 7, 0, dtype)
     certificate = o2nc.certify(g, x, c=0.5, beta=BETA)
-    gradient, spread, mean = direct(g, x, exponential(30))
+    p = torch.from_numpy(twin.weights(BETA, 30))
+    gradient, spread, mean = direct(g, x, p)
     assert certificate.gradient == pytest.approx(gradient, rel=1e-12)
     assert certificate.spread == pytest.approx(spread, rel=1e-12)
-    assert certificate.ess == pytest.approx(1 / exponential(30).square().sum().item())
+    assert certificate.ess == pytest.approx(1 / p.square().sum().item())
     assert certificate.gap is None
-    torch.testing.assert_close(certificate.weights, exponential(30))
+    torch.testing.assert_close(certificate.weights, p)
     torch.testing.assert_close(certificate.point, mean.to(certificate.point.dtype))
 
 
