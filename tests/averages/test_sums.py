@@ -33,7 +33,8 @@ def run(opt, params, steps, away):
 def check(opt, window, history):
     """Compare what the optimizer says with sums over the iterates that count."""
     group, found = opt.param_groups[0], opt.certificate(2.0)
-    decay = group["weight_decay"] if opt.couples_decay else 0.0
+    couples = opt.couples_decay and not group.get("decoupled_weight_decay")
+    decay = group["weight_decay"] if couples else 0.0
     square = 0.0
     for i, (p, (xs, gs)) in enumerate(zip(params_of(opt), history, strict=True)):
         x_mean, g_mean, spread, _ = twin.averages(xs, twin.seen(gs), window)
