@@ -54,10 +54,7 @@ class Window(ABC):
 
     @abstractmethod
     def gamma(self, n: Any) -> Any:
-        """Return γ_n in (0, 1], the share of the n-th iterate that counts; ``n`` is a number or a NumPy array.
-
-        The first is the average, whatever γ_1 is.
-        """
+        """Return γ_n in (0, 1], the share of the n-th iterate that counts, for a number or an array; γ_1 is 1."""
 
     def counts(self, t: int) -> bool:
         """Return whether iterate t = 1, 2, … is averaged."""

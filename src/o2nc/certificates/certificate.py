@@ -20,6 +20,7 @@ from torch import Tensor
 from o2nc import checks
 from o2nc.certificates.trajectory import Point, Trajectory
 from o2nc.certificates.weights import best_weights
+from o2nc.text import printable
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Certificate:
 
     def __str__(self) -> str:
         terms = f"{self.gradient:.4g} + {self.c:.4g}·{self.spread:.4g}"
-        return f"‖ḡ‖ + c·V = {terms} = {self.value:.4g} over {self.ess:.4g} iterates"
+        return printable(f"‖ḡ‖ + c·V = {terms} = {self.value:.4g} over {self.ess:.4g} iterates")
 
     def gradient_norm(self, *, smoothness: float | None = None, second_order: float | None = None) -> float:
         """Return a bound on ‖∇F(x̄)‖ for smooth F (Lemma *criterion reduction*).

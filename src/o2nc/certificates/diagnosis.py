@@ -31,6 +31,7 @@ from o2nc.averages import reading
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.displacement import USED, Trail, displacements, measure, measure_gradients, momenta_of
 from o2nc.persist.plain import KEY
+from o2nc.text import printable
 
 STATIONARY, STRAIGHT = 0.25, 1.5  # J below and above these
 HOT, TURNOVER = 1.0, 0.06  # heat above this share of |F(x̄)|; turnover above this
@@ -84,7 +85,7 @@ class Diagnosis:
         numbers = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
         over = f" (over {steps:,.0f} steps)" if steps else ""
         found = f"{self.verdict}: {numbers}{over}" if numbers else self.verdict
-        return f"{found}. {self.advice}"
+        return printable(f"{found}. {self.advice}")
 
 
 @torch.no_grad()

@@ -2,11 +2,10 @@
 
     lr = 0.7/n,   n the median fan-in of the parameters with two or more dimensions
 
-A step of Adam moves each weight by about lr, and so an output of a layer by up to lr·n times the size of its inputs:
-lr·n says how far a step changes what the layers compute. At the best constant learning rate it was 0.5 to 0.8 for
-GPTs of widths 128 to 1,024. Nothing is measured, so the rule assumes what those models have in common: inputs of
-every layer of size about 1, batches of some thousand tokens or a hundred images, training from the start.
-docs/no-learning-rate.md says how far from the best it is, and where it fails.
+A step of Adam moves each weight by about lr, and so an output of a layer by up to lr·n times the size of its inputs.
+At the best constant learning rate lr·n was 0.5 to 0.8 for GPTs of widths 128 to 1,024. The rule measures nothing: it
+assumes inputs of every layer of size about 1, batches of some thousand tokens or a hundred images, and training from
+the start. docs/no-learning-rate.md says where it fails.
 """
 
 import warnings
@@ -52,16 +51,13 @@ def warm_up(optimizer: Any) -> None:
     if any("initial_lr" in group for group in groups):  # from now on a scheduler sets it
         del settings[AUTO]
         if auto["last_set"] < auto["lr"]:
+            left = f"lr={auto['last_set']:.3g}, where the rule's is {auto['lr']:.3g}"
             warnings.warn(
-                f'a scheduler ends the warm-up of lr="auto" after {t - 1} of {WARMUP} steps: it goes on from lr='
-                f"{auto['last_set']:.3g}, where the rule's is {auto['lr']:.3g}; make it before the first step, say",
-                stacklevel=4,
+                f'a scheduler ends the warm-up of lr="auto" in step {t} and goes on from {left}', stacklevel=4
             )
         return
     if is_capturing():
-        raise RuntimeError(
-            f'lr="auto" is warming up, and a CUDA graph would repeat one lr: capture after {WARMUP} steps'
-        )
+        raise RuntimeError(f'lr="auto" warms up, and a CUDA graph would repeat one lr: capture after {WARMUP} steps')
     lr = auto["lr"] * min(1.0, t / WARMUP)
     _set_lr(optimizer, auto["last_set"], lr)
     settings[AUTO] = auto | {"last_set": lr}
@@ -71,5 +67,4 @@ def warm_up(optimizer: Any) -> None:
 
 def _set_lr(optimizer: Any, former: float, lr: float) -> None:
     for group in (*optimizer.param_groups, optimizer.defaults):  # groups that are added take the default
-        if group["lr"] == former:
-            group["lr"] = lr
+        group["lr"] = lr if group["lr"] == former else group["lr"]

@@ -16,12 +16,10 @@ from o2nc.optimizers.options import new_settings
 from o2nc.persist.plain import AVERAGED, KEY
 from o2nc.scaling import Exponential, Law
 
-# Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
-_LINEAR_IN_LR = frozenset(
-    ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "SGD", "SparseAdam")
-)
 # Weight decay is part of the gradient, unless a group has decoupled_weight_decay.
-_COUPLES_DECAY = frozenset(("ASGD", "Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD"))
+_COUPLES_DECAY = frozenset(["Adadelta", "Adagrad", "Adam", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD"])
+# Linear in lr, with a state that lr does not enter. Not so: ASGD, Adafactor, LBFGS, Rprop.
+_LINEAR_IN_LR = _COUPLES_DECAY - {"ASGD"} | {"AdamW", "Muon"}
 
 
 def extend(

@@ -39,10 +39,7 @@ def check_options(numbers: Iterable[str], options: Mapping[str, Any]) -> None:
         options: of a parameter group, or the arguments of the optimizer.
     """
     if isinstance(options.get("lr"), str):
-        raise TypeError(
-            f'lr must be a number or a tensor, got {options["lr"]!r}; "auto" is for o2nc.AdamW(…, lr="auto"), '
-            "for all of its groups at once"
-        )
+        raise TypeError(f'lr must be a number or a tensor, got {options["lr"]!r}; "auto" is for all groups of AdamW')
     for name in sorted(options.keys() & {*numbers}):
         value, (allowed, within) = options[name], _ALLOWED.get(name, ("a finite number >= 0", lambda v: v >= 0))
         if name == "betas" and not (isinstance(value, tuple | list) and len(value) == 2):

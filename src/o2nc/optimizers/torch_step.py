@@ -23,8 +23,7 @@ def prepared(optimizer: Any, stands_in: bool) -> Iterator[None]:
     groups = optimizer.param_groups
     written = [group for group in groups if isinstance(optimizer, SGD) and _writes_gradients(group)]
     grads = [(p, p.grad) for group in written for p in group["params"] if p.grad is not None]
-    fusible = [group for group in groups if stands_in and "fused" in group]  # one's own rule may have no such step
-    replaced = [(group, {key: group[key] for key in ("fused", "lr")}) for group in fusible]
+    replaced = [(g, {"fused": g["fused"], "lr": g["lr"]}) for g in groups if stands_in and "fused" in g]
     try:
         for p, g in grads:
             p.grad = g.clone()

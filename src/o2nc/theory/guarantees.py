@@ -15,6 +15,7 @@ from o2nc.learners import OGD
 from o2nc.optimizers.o2nc import ExponentiatedO2NC
 from o2nc.optimizers.paper import ScaledSGDM
 from o2nc.scaling import Exponential, Law
+from o2nc.text import printable
 from o2nc.theory import energy, lemmas
 from o2nc.theory.energy import Falling, Rates, Run
 
@@ -63,7 +64,7 @@ class Guarantee:
         parts = " + ".join(f"{value:.3g} {name}" for name, value in self.terms.items() if value)
         nothing = f"; no less than G = {self.lipschitz:.4g}, which holds everywhere" if self.vacuous else ""
         found = f"{self.bound:.4g} = {parts} ({self.steps} steps, {self.output} output){nothing}"
-        return f"E‖∇F(x̄)‖_c <= {found}"
+        return printable(f"E‖∇F(x̄)‖_c <= {found}")
 
 
 def guarantee(

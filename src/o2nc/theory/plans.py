@@ -19,6 +19,7 @@ from o2nc import checks, scaling
 from o2nc.learners import OGD
 from o2nc.optimizers.o2nc import ExponentiatedO2NC
 from o2nc.scaling import Exponential, Law
+from o2nc.text import printable
 from o2nc.theory import energy, lemmas
 from o2nc.theory.guarantees import Guarantee, check_law
 
@@ -98,7 +99,7 @@ class Plan(Guarantee):
         what = f"beta={self.beta:.6g}, lr={self.lr:.4g}, decay={self.decay:.4g}"
         nothing = ", no less than G" if self.vacuous else ""
         run = f"{self.steps} steps, c = {self.c:.4g}, {self.constants}: {what}"
-        return f"{run}; E‖∇F(x̄)‖_c <= {self.bound:.4g}{nothing}"
+        return printable(f"{run}; E‖∇F(x̄)‖_c <= {self.bound:.4g}{nothing}")
 
     def optimizer(self, params: ParamsT, *, seed: int = 0) -> ExponentiatedO2NC:
         """Return Algorithm 2 with these hyperparameters, ready for ``steps`` calls of ``step``.
