@@ -340,3 +340,12 @@ def test_learners_are_frozen_values(learner):
     for field in vars(learner):
         with pytest.raises(FrozenInstanceError):
             setattr(learner, field, 1.0)
+
+
+@pytest.mark.parametrize("kappa", [1, 2])
+def test_the_first_update_of_ogd_has_one_learning_rate(kappa):
+    """It takes the lr of now for that of the step before: Δ_2 = −h g_1 / (1 + hμ/β + κ(1/β − 1))."""
+    delta, g = torch.zeros(3, dtype=torch.float64), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    learner = OGD(lr=0.05, decay=0.3, kappa=kappa)
+    learner.update([delta], [g], [learner.init(delta)], [0.05], 0.9)
+    torch.testing.assert_close(delta, -0.05 * g / (1 + 0.05 * 0.3 / 0.9 + kappa * (1 / 0.9 - 1)))
