@@ -62,6 +62,9 @@ def test_success_means_that_the_certificate_recomputed_from_scratch_is_at_most_e
     assert found.fun == fun(found.x)[0]
     assert found.x.shape == x0.shape
     assert found.history[-1][::2] == (found.nfev, found.certificate)
+    least = [check.fun for check in found.history]
+    assert least == sorted(least, reverse=True)
+    assert least[-1] <= fun(x0)[0]
 
 
 def test_kinks_take_a_tenth_of_the_steps_that_the_plan_with_known_constants_has():

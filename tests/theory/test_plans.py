@@ -129,7 +129,7 @@ def test_best_c_of_the_smooth_regime():
 @settings(deadline=None)
 def test_spread_constant_is_at_most_one(beta):
     """C = 2β(1 + βq)/(1 + β)² = β((β + q)/(1 + β))², q = √(2 − β²), and 1 − C = (1 − β²)²(4β² + 1)/(…) >= 0."""
-    for moment in (2.0, 1.02, 3.0):
+    for moment in (2.0, 1.0, 1.02, 3.0):
         q = math.sqrt(beta**2 + (1 - beta**2) * moment)
         c = theory.spread_constant(beta, second_moment=moment)
         assert c == pytest.approx(beta * ((beta + q) / (1 + beta)) ** 2, rel=1e-12)

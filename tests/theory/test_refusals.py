@@ -70,6 +70,7 @@ VALUES = [
     (lambda: theory.steps_for(0.0, **KNOWN), "eps must be"),
     (lambda: theory.steps_for(1e-300, **KNOWN), "needs more than 2"),
     (lambda: theory.spread_constant(1.5), "beta must be"),
+    (lambda: theory.kink_level(0.1, 1.0, gradient_squares=1.0), "momentum must be"),
     (lambda: theory.lower_bound(2.0, **KNOWN), r"lipschitz must be a finite number >= .* = 1\.18921"),
     (lambda: guarantee(lr=1e300), r"lr=1e\+300, c=1.0, gap=1.0, .* are out of float64's range together"),
     (lambda: guarantee(lr=Falling(0.02, 0.005), law=o2nc.Gamma(4.0)), "s ~ Exp only, got Gamma"),
