@@ -67,15 +67,15 @@ class AdaGrad:
 
     def update(self, deltas: Vector, grads: Vector, states: States, lrs: list[float], beta: float) -> None:
         """Update v, then take the mirror step with e_t from before and e_{t+1} from after."""
-        v = [state["sum_squares"] for state in states]
+        sums = [state["sum_squares"] for state in states]
         if self.diagonal:
-            before = [t.clone() for t in v]
-            foreach_mul_(v, beta**2)
-            foreach_addcmul_(v, grads, grads)
-            after = v
+            before = [t.clone() for t in sums]
+            foreach_mul_(sums, beta**2)
+            foreach_addcmul_(sums, grads, grads)
+            after = sums
         else:
-            before = [joint(v)] * len(v)
-            after = [add_shares_(v, beta**2, squares(grads))] * len(v)
+            before = [joint(sums)] * len(sums)
+            after = [add_shares_(sums, beta**2, squares(grads))] * len(sums)
         for delta, g, state, v_t, v_next, scale in zip(deltas, grads, states, before, after, lrs, strict=True):
             last = float(state["last_lr"]) or scale
             state["last_lr"].fill_(scale)
@@ -84,10 +84,10 @@ class AdaGrad:
                 continue
             # below the square root of the smallest number v itself has underflowed: as if no gradient came
             floor = torch.finfo(delta.dtype).tiny ** 0.5
-            root, root_next = (x.to(delta).sqrt().clamp(min=floor) for x in (v_t, v_next))
-            e_next = scale / (beta * root_next)
-            e = torch.where(v_t.to(delta) > 0, last / (beta * root), beta * e_next)
+            v, v_next = v_t.to(delta), v_next.to(delta)
+            e_next = scale / (beta * v_next.sqrt().clamp(min=floor))
+            e = torch.where(v > 0, last / (beta * v.sqrt().clamp(min=floor)), beta * e_next)
             growth = e / (beta * e_next) - 1
-            if self.kappa == 2:
-                growth.clamp_(min=0.0)
+            growth = growth.clamp_(min=0.0) if self.kappa == 2 else growth
             delta.sub_(e * g).div_(1 + e * self.decay / beta + self.kappa * growth)
+            del e, e_next, growth  # before those of the next tensor are made
