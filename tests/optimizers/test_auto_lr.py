@@ -126,7 +126,7 @@ def test_a_scheduler_has_its_own_warm_up(begun):
     train(opt, 0, begun)
     lr = opt.param_groups[0]["lr"]
     scheduler = optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=10)
-    words = "in step 31 and goes on from lr=0.042, where the rule's is 0.14"
+    words = "in step 31, at lr=0.042, where the rule's is 0.14"
     with pytest.warns(UserWarning, match=words) if begun else nullcontext():
         assert train(opt, begun, begun + 1) == [pytest.approx(0.1 * lr)]
     for t in range(begun + 1, begun + 11):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from o2nc.averages.windows import NO_TURN, Turn
+from o2nc.averages.windows import Turn
 from o2nc.scaling import Draw
 from o2nc.vector import wide
 
@@ -41,10 +41,10 @@ class Row(NamedTuple):
 class Iterate(NamedTuple):
     """One step's x_t, g_t and random numbers."""
 
-    t: int = 0
-    turn: Turn = NO_TURN
-    draw: Draw = Draw()
-    rows: Sequence[Row] = ()  # of the parameters that averages or learners need
+    t: int
+    turn: Turn
+    draw: Draw
+    rows: Sequence[Row]  # of the parameters that averages or learners need
     stands_in: bool = False  # whether torch takes this step because our kernels cannot
 
 

@@ -52,9 +52,7 @@ def warm_up(optimizer: Any) -> None:
         del settings[AUTO]
         if auto["last_set"] < auto["lr"]:
             left = f"lr={auto['last_set']:.3g}, where the rule's is {auto['lr']:.3g}"
-            warnings.warn(
-                f'a scheduler ends the warm-up of lr="auto" in step {t} and goes on from {left}', stacklevel=4
-            )
+            warnings.warn(f'a scheduler ends the warm-up of lr="auto" in step {t}, at {left}', stacklevel=4)
         return
     if is_capturing():
         raise RuntimeError(f'lr="auto" warms up, and a CUDA graph would repeat one lr: capture after {WARMUP} steps')
@@ -67,4 +65,5 @@ def warm_up(optimizer: Any) -> None:
 
 def _set_lr(optimizer: Any, former: float, lr: float) -> None:
     for group in (*optimizer.param_groups, optimizer.defaults):  # groups that are added take the default
-        group["lr"] = lr if group["lr"] == former else group["lr"]
+        if group["lr"] == former:
+            group["lr"] = lr

@@ -9,6 +9,7 @@ between two steps is in ``param_groups[0]["o2nc"]`` and ``state[p]["o2nc"]``; ev
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from inspect import signature
 from operator import is_not
 from typing import Any
@@ -242,10 +243,9 @@ class Averaged(Accessors, Optimizer):
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
         """Run the rule, prepared where it would write into gradients or takes the place of our kernels."""
-        if iterate.stands_in or any(group.get("nesterov") for group in self.param_groups):
-            with torch_step.prepared(self, iterate.stands_in):
-                return self._run_rule(iterate.draw.s, closure)
-        return self._run_rule(iterate.draw.s, closure)
+        needed = iterate.stands_in or any(group.get("nesterov") for group in self.param_groups)
+        with torch_step.prepared(self, iterate.stands_in) if needed else nullcontext():
+            return self._run_rule(iterate.draw.s, closure)
 
     def _run_rule(self, s: float | None, closure: Any) -> Any:
         """Run the torch optimizer's own step, its update multiplied by s; without a law, bitwise unchanged."""

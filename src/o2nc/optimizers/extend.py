@@ -62,7 +62,7 @@ def extend(
         True
     """
     settings = new_settings(average, scaling, seed, certificate, offload)
-    _refuse(optimizer, "extend")
+    _refuse(optimizer)
     plain: Any = type(optimizer)
     own = dict(vars(optimizer))
     try:
@@ -109,7 +109,7 @@ def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), se
     return extend(optimizer, None, scaling, seed)
 
 
-def _refuse(optimizer: Any, name: str) -> None:
+def _refuse(optimizer: Any) -> None:
     """Raise if an optimizer cannot be extended."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
@@ -122,7 +122,7 @@ def _refuse(optimizer: Any, name: str) -> None:
     if own.get("param_groups") is None or "_optimizer_step_pre_hooks" not in own:  # as accelerate's, Lightning's
         raise ValueError(
             f"optimizer must be a torch optimizer itself, not {type(optimizer).__name__}, which wraps one: "
-            f"apply {name} first, then wrap"
+            f"apply extend first, then wrap"
         )
     if isinstance(optimizer, Averaged):
         raise ValueError(
@@ -134,13 +134,13 @@ def _refuse(optimizer: Any, name: str) -> None:
     if any(KEY in entries for entries in (*optimizer.param_groups, *optimizer.state.values())):
         raise ValueError(
             f"optimizer has entries called {KEY!r}, from the checkpoint of an extended one perhaps: "
-            f"apply {name} first, then load"
+            f"apply extend first, then load"
         )
     if "step" in own and not hasattr(own["step"], "_wrapped_by_lr_sched"):
-        raise ValueError(f"optimizer.step was replaced by hand: apply {name} first, then replace it")
+        raise ValueError("optimizer.step was replaced by hand: apply extend first, then replace it")
     taken = (_names(type(optimizer)) | own.keys()) & (_names(Averaged) | _INSTANCE_NAMES)
     if taken:
-        raise ValueError(f"optimizer has names of its own that {name} needs: {sorted(taken)}")
+        raise ValueError(f"optimizer has names of its own that extend needs: {sorted(taken)}")
 
 
 _INSTANCE_NAMES = frozenset(Averaged.__annotations__)  # attributes that o2nc sets on the instance
