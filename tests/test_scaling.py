@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import o2nc
 from o2nc.scaling import Law, progress_weight, uniform
+from refusals import refusals
 
 LAWS = {
     "exponential": (o2nc.Exponential(), scipy.stats.expon()),
@@ -99,25 +100,20 @@ def test_numbers_of_any_kind_are_the_same_law(law, same):
         assert s == same.sample(3, step)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: o2nc.Exponential(0), ValueError, "rate must be a finite number > 0, got 0"),
-        (lambda: o2nc.Exponential(float("nan")), ValueError, "rate"),
-        (lambda: o2nc.Uniform(-1, 2), ValueError, "low"),
-        (lambda: o2nc.Uniform(1, 1), ValueError, "high"),
-        (lambda: o2nc.Jitter(0), ValueError, r"width must be a number in \(0, 1\], got 0"),
-        (lambda: o2nc.Jitter(1.01), ValueError, r"width must be a number in \(0, 1\], got 1.01"),
-        (lambda: o2nc.Jitter(1e-17), ValueError, "width"),
-        (lambda: o2nc.Weibull(-1), ValueError, "shape"),
-        (lambda: o2nc.Weibull(1.2, scale=0), ValueError, "scale"),
-        (lambda: o2nc.Gamma(0.5, scale="x"), TypeError, "scale"),
-        (lambda: uniform(0, 0), ValueError, "step must be an integer >= 1, got 0"),
-    ],
+test_bad_arguments = refusals(
+    (lambda: o2nc.Exponential(0), ValueError, "rate must be a finite number > 0, got 0"),
+    (lambda: o2nc.Exponential(float("nan")), ValueError, "rate"),
+    (lambda: o2nc.Uniform(-1, 2), ValueError, "low"),
+    (lambda: o2nc.Uniform(1, 1), ValueError, "high"),
+    (lambda: o2nc.Jitter(0), ValueError, r"width must be a number in \(0, 1\], got 0"),
+    (lambda: o2nc.Jitter(1.01), ValueError, r"width must be a number in \(0, 1\], got 1.01"),
+    (lambda: o2nc.Jitter(1e-17), ValueError, "width"),
+    (lambda: o2nc.Weibull(-1), ValueError, "shape"),
+    (lambda: o2nc.Weibull(0.005), ValueError, "shape"),
+    (lambda: o2nc.Weibull(1.2, scale=0), ValueError, "scale"),
+    (lambda: o2nc.Gamma(0.5, scale="x"), TypeError, "scale"),
+    (lambda: uniform(0, 0), ValueError, "step must be an integer >= 1, got 0"),
 )
-def test_bad_arguments(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
 
 
 def test_laws_at_the_edge():
@@ -135,5 +131,3 @@ def test_laws_at_the_edge():
         torch.set_flush_denormal(False)
     with torch.device("meta"):
         assert o2nc.Gamma(1.5).weight(0.3) > 0
-    with pytest.raises(ValueError, match="shape"):
-        o2nc.Weibull(0.005)

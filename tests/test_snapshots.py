@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import o2nc
 import twin
 from o2nc import Polynomial, Snapshot, snapshots
+from refusals import refusals
 
 
 def weights_of(window, n):
@@ -93,19 +94,17 @@ ONE = [torch.zeros(2)]
 GOOD = (Polynomial(4), 10, ONE)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "given", "power"),
-    [
-        (ValueError, "at least one", [], 2),
-        (TypeError, "window of a snapshot must be an o2nc.Polynomial, got 0.9", [(0.9, 10, ONE)], 2),
-        (ValueError, "step of a snapshot must be an integer >= 1, got 0", [(Polynomial(4), 0, ONE)], 2),
-        (ValueError, "power", [GOOD], -1),
-        (ValueError, "begins after 20 steps", [GOOD], Polynomial(4, start=20)),
-        (ValueError, "same keys", [(Polynomial(4), 5, {"a": ONE[0]}), (Polynomial(4), 6, {"b": ONE[0]})], 2),
-        (ValueError, "same shapes", [GOOD, (Polynomial(4), 5, [torch.zeros(3)])], 2),
-        (ValueError, "equally many tensors", [GOOD, (Polynomial(4), 5, [])], 2),
-    ],
+test_bad_input = refusals(
+    (lambda: o2nc.posthoc([], 2), ValueError, "at least one"),
+    (
+        lambda: o2nc.posthoc([(0.9, 10, ONE)], 2),
+        TypeError,
+        "window of a snapshot must be an o2nc.Polynomial, got 0.9",
+    ),
+    (lambda: o2nc.posthoc([(GOOD[0], 0, ONE)], 2), ValueError, "step of a snapshot must be an integer >= 1, got 0"),
+    (lambda: o2nc.posthoc([GOOD], -1), ValueError, "power"),
+    (lambda: o2nc.posthoc([GOOD], Polynomial(4, start=20)), ValueError, "begins after 20 steps"),
+    (lambda: o2nc.posthoc([(GOOD[0], n, {f"{n}": ONE[0]}) for n in (5, 6)], 2), ValueError, "same keys"),
+    (lambda: o2nc.posthoc([GOOD, (GOOD[0], 5, [torch.zeros(3)])], 2), ValueError, "same shapes"),
+    (lambda: o2nc.posthoc([GOOD, (GOOD[0], 5, [])], 2), ValueError, "equally many tensors"),
 )
-def test_bad_input(error, message, given, power):
-    with pytest.raises(error, match=message):
-        o2nc.posthoc(given, power)

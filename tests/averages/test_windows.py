@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 import o2nc
 import twin
 from problem import flat, parameters
+from refusals import refusals
 from registry import OURS, WINDOWS, OwnWindow, advance, claims, identical, params_of, trained
 
 
@@ -85,26 +88,19 @@ def test_a_window_of_ones_own(name):
         np.testing.assert_allclose(flat(params), p @ np.array([xs[2], xs[6], xs[10]]), rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("window", "options", "error"),
-    [
-        *(
-            (o2nc.Polynomial, {"power": bad}, "power must be .*a finite number >= 0")
-            for bad in (-1, math.nan, math.inf, "3")
-        ),
-        *((o2nc.Discount, {"beta": bad}, r"beta must be .*\(0, 1\)") for bad in (0.0, 1.0, math.nan, "0.9")),
-        *((o2nc.Polynomial, {"power": 3, "start": bad}, "start must be an integer >= 0") for bad in (-1, 1.5)),
-        *((o2nc.Discount, {"beta": 0.9, "every": bad}, "every must be an integer >= 1") for bad in (0, True, 2.0)),
-    ],
+BAD = (ValueError, TypeError)
+AVERAGE = r"average must be a number in \(0, 1\), a window such as o2nc.Polynomial\(12\), or None"
+NO_AVERAGES = (0.0, 1.0, -1, 2, math.nan, "0.9", [0.9], o2nc.Polynomial)
+test_what_is_no_window = refusals(
+    *(
+        (partial(o2nc.Polynomial, n), BAD, "power must be .*finite number >= 0")
+        for n in (-1, math.nan, math.inf, "3")
+    ),
+    *((partial(o2nc.Discount, n), BAD, r"beta must be .*\(0, 1\)") for n in (0.0, 1.0, math.nan, "0.9")),
+    *((partial(o2nc.Polynomial, 3, start=n), BAD, "start must be an integer >= 0") for n in (-1, 1.5)),
+    *((partial(o2nc.Discount, 0.9, every=n), BAD, "every must be an integer >= 1") for n in (0, True, 2.0)),
+    *(
+        (partial(OURS[name], parameters(), average=average), BAD, AVERAGE)
+        for name, average in product(("SGD", "ScaledSGDM", "OGD", "extend(NAdam)"), NO_AVERAGES)
+    ),
 )
-def test_bad_windows(window, options, error):
-    with pytest.raises((ValueError, TypeError), match=error):
-        window(**options)
-
-
-@pytest.mark.parametrize("average", [0.0, 1.0, -1, 2, math.nan, "0.9", [0.9], o2nc.Polynomial], ids=str)
-@pytest.mark.parametrize("name", ["SGD", "ScaledSGDM", "OGD", "extend(NAdam)"])
-def test_bad_averages(name, average):
-    message = r"average must be a number in \(0, 1\), a window such as o2nc.Polynomial\(12\), or None"
-    with pytest.raises((ValueError, TypeError), match=message):
-        OURS[name](parameters(), average=average)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -15,6 +16,7 @@ from o2nc import theory
 from o2nc.averages.reading import made_with
 from o2nc.learners import OGD, AdaGrad
 from o2nc.theory.energy import Falling, Rates, Run, law_energy
+from refusals import refusals
 from twin import energy_bound
 
 UNIT = {"c": 1.0, "gap": 1.0, "lipschitz": 1.0}
@@ -212,22 +214,17 @@ def test_all_that_voids_the_theorem_is_named():
     assert [word for word in words if word not in str(refusal.value)] == []
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "message"),
-    [
-        (sgdm(average=None), "average=None"),
-        (sgdm(lr=0.0), "moves nothing"),
-        (sgdm(momentum=1.0), "momentum=1.0 is not in"),
-        (sgdm(dampening=1.0), "dampening=1.0 takes in no gradient"),
-        (exponentiated(weight_decay=0.1), r"no theorem holds.*weight_decay=0.1"),
-        (exponentiated(params=[{"params": [torch.zeros(3)], "weight_decay": 0.1}]), "weight_decay=0.1"),
-        (exponentiated(AdaGrad(0.01)), "ExponentiatedO2NC with AdaGrad"),
-        (o2nc.AdamW([torch.zeros(2)]), "got AdamW"),
-    ],
-)
-def test_refusals(optimizer, message):
-    with pytest.raises(ValueError, match=message):
-        theory.guarantee(optimizer, steps=10, **UNIT)
+UNTOLD = [
+    (sgdm(average=None), "average=None"),
+    (sgdm(lr=0.0), "moves nothing"),
+    (sgdm(momentum=1.0), "momentum=1.0 is not in"),
+    (sgdm(dampening=1.0), "dampening=1.0 takes in no gradient"),
+    (exponentiated(weight_decay=0.1), r"no theorem holds.*weight_decay=0.1"),
+    (exponentiated(params=[{"params": [torch.zeros(3)], "weight_decay": 0.1}]), "weight_decay=0.1"),
+    (exponentiated(AdaGrad(0.01)), "ExponentiatedO2NC with AdaGrad"),
+    (o2nc.AdamW([torch.zeros(2)]), "got AdamW"),
+]
+test_refusals = refusals(*((partial(theory.guarantee, opt, steps=10, **UNIT), ValueError, w) for opt, w in UNTOLD))
 
 
 def test_a_law_of_large_variance_needs_the_geometric_output():
