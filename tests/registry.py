@@ -229,6 +229,22 @@ def advance(opt, steps, missing=()):
     return opt
 
 
+def step(opt, *gradients):
+    """Take a step with a gradient for each parameter, or one number for all; a number is a tensor full of it."""
+    params = params_of(opt)
+    for p, g in zip(params, gradients * (len(params) if len(gradients) == 1 else 1), strict=True):
+        p.grad = torch.full_like(p, g) if isinstance(g, float) else g
+    opt.step()
+
+
+def descend(opt, loss, steps=1):
+    """Take steps down a loss."""
+    for _ in range(steps):
+        opt.zero_grad()
+        loss().backward()
+        opt.step()
+
+
 def trained(make, n=7, params=None, **options):
     """Return an optimizer after n steps; ``make`` is one, or its name."""
     make = OURS[make] if isinstance(make, str) else make

@@ -7,7 +7,9 @@ import torch
 
 import fused_device as rig
 import o2nc
-from registry import JOINT, WINDOWED, build, claims, identical, ours_of, params_of
+from problem import parameters
+from refusals import refusals
+from registry import JOINT, OURS, WINDOWED, build, claims, identical, ours_of, params_of, step
 
 BROKEN = r"an iterate or a gradient of b was not finite after step 3 .* restart_averages\(\) starts"
 
@@ -58,28 +60,21 @@ def test_a_gradient_that_is_not_finite(fused, device):
     assert ours_of(opt)["average"]["start"] == 6
 
 
-def test_what_cannot_begin_anew():
-    x = torch.nn.Parameter(torch.ones(2))
-    with pytest.raises(RuntimeError, match="made with average=None"):
-        o2nc.SGD([x], lr=0.1).restart_averages()
-    opt = o2nc.OriginalO2NC([x], o2nc.learners.BallOGD(lr=0.1, radius=1.0), period=3)
-    with pytest.raises(RuntimeError, match=r"needs a window that has start, got average=Blocks\(period=3\)"):
-        opt.restart_averages()
+BLOCKS = r"needs a window that has start, got average=Blocks\(period=3\)"
+test_what_cannot_begin_anew = refusals(
+    (o2nc.SGD(parameters(), lr=0.1).restart_averages, RuntimeError, "made with average=None"),
+    (OURS["OriginalO2NC"](parameters()).restart_averages, RuntimeError, BLOCKS),
+)
 
 
 def test_a_restart_after_a_step_that_failed_forgets_it():
     p = torch.nn.Parameter(torch.ones(2))
     opt = o2nc.AdamW([p], average=o2nc.Polynomial(2), certificate=True)
-    p.grad = torch.ones(2)
-    opt.step()
-    betas, opt.param_groups[0]["betas"], p.grad = (
-        opt.param_groups[0]["betas"],
-        "no numbers",
-        torch.full((2,), torch.nan),
-    )
+    step(opt, 1.0)
+    betas, opt.param_groups[0]["betas"] = opt.param_groups[0]["betas"], "no numbers"
     with pytest.raises((TypeError, ValueError)):
-        opt.step()
-    opt.param_groups[0]["betas"], p.grad = betas, torch.ones(2)
+        step(opt, torch.nan)
+    opt.param_groups[0]["betas"] = betas
     opt.restart_averages()
-    opt.step()
+    step(opt, 1.0)
     assert opt.certificate().gradient == pytest.approx(2**0.5)

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import o2nc
+import twin
 from o2nc.averages.update import Row, update_
-from registry import ours_of
+from registry import ours_of, step
 
 UNIT = 2.0**-23  # of numbers in [1, 2)
 
@@ -51,8 +52,7 @@ def test_v_has_no_floor(device, fused):
     p = torch.nn.Parameter(torch.rand(1000, device=device, generator=torch.Generator(device).manual_seed(0)) + 1)
     average = 0.9 if fused and device == "cpu" else 0.98  # to the nearest, x̄ stalls 5 or 25 units away
     opt = o2nc.ScaledSGDM([p], lr=1e-3, average=average, fused=fused)
-    p.grad = torch.ones_like(p)
-    opt.step()
+    step(opt, 1.0)
     opt.param_groups[0]["lr"] = 0.0
     for _ in range(round(20 / (1 - average))):
         opt.step()
@@ -70,12 +70,9 @@ def test_spread_far_from_the_origin_in_float32(shapes):
     opt = o2nc.SGD(params, lr=0.0255 / size**0.5, momentum=0.5, average=beta, certificate=True)
     xs = []
     for _ in range(n):  # a random walk
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=chance)
         xs.append(torch.cat([p.detach().flatten() for p in params]))
-        opt.step()
-    p = beta ** torch.arange(n - 1, -1, -1.0, dtype=torch.float64)
-    p /= p.sum()
+        step(opt, *(torch.randn(p.shape, generator=chance) for p in params))
+    p = torch.from_numpy(twin.weights(beta, n))
     x = torch.stack(xs)
     spread = float(p @ (x.double() - p @ x.double()).square().sum(1))
     naive = float((p.float() @ x.square().sum(1)) - (p.float() @ x).square().sum())

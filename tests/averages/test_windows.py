@@ -13,12 +13,12 @@ import o2nc
 import twin
 from problem import flat, parameters
 from refusals import refusals
-from registry import OURS, WINDOWS, OwnWindow, advance, claims, identical, params_of, trained
+from registry import INF, OURS, WINDOWS, OwnWindow, advance, claims, identical, params_of, step, trained
+
+EXTREME = [o2nc.Discount(1e-3), o2nc.Discount(0.999999), o2nc.Polynomial(40)]
 
 
-@pytest.mark.parametrize(
-    "window", [*WINDOWS, o2nc.Discount(1e-3), o2nc.Discount(0.999999), o2nc.Polynomial(40)], ids=str
-)
+@pytest.mark.parametrize("window", WINDOWS + EXTREME, ids=str)
 def test_gamma_gives_the_weights_of_the_definition(window):
     p, n = np.zeros(0), 0
     for t in range(1, 61):
@@ -50,8 +50,7 @@ def test_the_first_iterate_that_counts_is_the_average():
     opt = o2nc.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, average=Low(start=5), certificate=True)
     (p,) = params_of(opt)
     for t in range(1, 12):
-        p.grad = torch.ones(1)
-        opt.step()
+        step(opt, 1.0)
         if t == 7:
             opt.restart_averages()
         if t in (6, 8):
@@ -61,9 +60,8 @@ def test_the_first_iterate_that_counts_is_the_average():
 
 
 def test_a_share_in_place_of_a_power_is_noticed():
-    with pytest.warns(
-        UserWarning, match=r"averages the last 93% of the run; for the last 0.08 of it.*Polynomial\(11.5\)"
-    ):
+    words = r"averages the last 93% of the run; for the last 0.08 of it.*Polynomial\(11.5\)"
+    with pytest.warns(UserWarning, match=words):
         o2nc.Polynomial(0.08)
 
 
@@ -74,28 +72,21 @@ def test_a_number_is_a_discount(average):
 
 @pytest.mark.parametrize("name", ["AdamW", "ScaledSGDM", "OGD"])
 def test_a_window_of_ones_own(name):
-    params = parameters()
-    opt = OURS[name](params, average=OwnWindow(start=2, every=4))
-    xs = []
+    opt, xs = OURS[name](parameters(), average=OwnWindow(start=2, every=4)), []
     for t in range(1, 14):
-        xs.append(flat(params))
+        xs.append(flat(params_of(opt)))
         advance(opt, [t])
-    p = np.array([1.0])
-    for n in (2, 3):
-        p = np.append(p * (1 - 4 / (n + 3)), 4 / (n + 3))
+    p = np.array([1 / 15, 4 / 15, 10 / 15])  # with γ = 1, 4/5 and 4/6
     assert opt.certificate().ess == pytest.approx(1 / (p**2).sum())
     with opt.averaged():
-        np.testing.assert_allclose(flat(params), p @ np.array([xs[2], xs[6], xs[10]]), rtol=1e-12)
+        np.testing.assert_allclose(flat(params_of(opt)), p @ np.array([xs[2], xs[6], xs[10]]), rtol=1e-12)
 
 
 BAD = (ValueError, TypeError)
 AVERAGE = r"average must be a number in \(0, 1\), a window such as o2nc.Polynomial\(12\), or None"
 NO_AVERAGES = (0.0, 1.0, -1, 2, math.nan, "0.9", [0.9], o2nc.Polynomial)
 test_what_is_no_window = refusals(
-    *(
-        (partial(o2nc.Polynomial, n), BAD, "power must be .*finite number >= 0")
-        for n in (-1, math.nan, math.inf, "3")
-    ),
+    *((partial(o2nc.Polynomial, n), BAD, "power must be .*a finite number >= 0") for n in (-1, math.nan, INF, "3")),
     *((partial(o2nc.Discount, n), BAD, r"beta must be .*\(0, 1\)") for n in (0.0, 1.0, math.nan, "0.9")),
     *((partial(o2nc.Polynomial, 3, start=n), BAD, "start must be an integer >= 0") for n in (-1, 1.5)),
     *((partial(o2nc.Discount, 0.9, every=n), BAD, "every must be an integer >= 1") for n in (0, True, 2.0)),

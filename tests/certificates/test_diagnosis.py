@@ -12,8 +12,9 @@ import torch
 import o2nc
 from o2nc.certificates.diagnosis import STATIONARY, STRAIGHT, VERDICTS, verdict_of
 from o2nc.certificates.displacement import COORDINATES, MOST, USED, displacements, measure, sample, sums
-from problem import parameters, set_gradients
-from registry import OURS, identical, ours_of
+from problem import parameters
+from refusals import refusals
+from registry import OURS, advance, descend, identical, ours_of
 
 
 def run(opt, gradient, steps):
@@ -23,6 +24,11 @@ def run(opt, gradient, steps):
         x.grad = gradient(t, x.detach())
         opt.step()
     return opt
+
+
+def walk(opt, steps):
+    """Take steps with gradients of noise alone."""
+    return run(opt, lambda t, x: noise(t, len(x)), steps)
 
 
 def noise(t, d=200):
@@ -41,7 +47,7 @@ def sgd(d=200, momentum=0.9, **options):
 @pytest.mark.parametrize("steps", [150, 3000])
 def test_a_random_walk_has_displacement_1_and_a_line_13(momentum, steps):
     """With momentum, before and after increments are longer than its memory; in 200 dimensions 1 is sharp."""
-    walks = run(sgd(momentum=momentum), lambda t, x: noise(t), steps).diagnose()
+    walks = walk(sgd(momentum=momentum), steps).diagnose()
     assert walks.evidence["displacement"] == pytest.approx(1, abs=0.2)
     assert walks.verdict == "travelling"
     line = run(sgd(momentum=0.0), lambda t, x: torch.ones_like(x), steps).diagnose()
@@ -53,9 +59,8 @@ def test_displacement_equals_its_definition():
     """J = V/(κ Σ q_i (i/N)(1 − i/N)), with κ by the walk's own squared distances c(τ) at momentum 1/2."""
     steps = [2, 3, 7, 8, 9, 13, 20, 21, 22, 30, 31, 40]
     points = np.cumsum(np.random.default_rng(0).normal(size=(12, 5)), axis=0)
-    found = displacements(
-        steps, measure([*map(torch.tensor, points)], [torch.zeros(2, 1), torch.zeros(3)]), [0.5, 0.5]
-    )
+    measured = measure([*map(torch.tensor, points)], [torch.zeros(2, 1), torch.zeros(3)])
+    found = displacements(steps, measured, [0.5, 0.5])
     shares = np.arange(1, 12) / 12 * (1 - np.arange(1, 12) / 12)
     between = np.array([[tau - (1 - 0.5**tau) / 0.75 for tau in np.abs(np.array(steps) - t)] for t in steps])
     kappa = between.mean() / 2 / (shares @ np.diag(between, 1))
@@ -68,10 +73,8 @@ def test_displacement_equals_its_definition():
 
 def test_a_period_does_not_look_like_rest():
     """Snapshots at regular moments would see a run that goes round in 8 steps stand still."""
-    d = run(
-        sgd(d=4, momentum=0.0), lambda t, x: torch.full_like(x, math.cos(math.pi * t / 4)) + 1e-3 * noise(t, 4), 900
-    )
-    assert d.diagnose().evidence["displacement"] < 0.1
+    opt = run(sgd(d=4, momentum=0.0), lambda t, x: math.cos(math.pi * t / 4) + 1e-3 * noise(t, 4), 900)
+    assert opt.diagnose().evidence["displacement"] < 0.1
 
 
 def test_sums_over_a_sample_estimate_those_over_all():
@@ -88,7 +91,7 @@ def test_sums_over_a_sample_estimate_those_over_all():
 
 
 def test_the_trail_is_thinned_and_small():
-    opt = run(sgd(d=10_000), lambda t, x: noise(t, 10_000), 700)
+    opt = walk(sgd(d=10_000), 700)
     taken = opt._trail.taken
     assert USED <= MOST // 2 <= len(taken) < MOST
     assert sum(y.nbytes for _, y, _ in taken) < MOST * COORDINATES * 8
@@ -107,48 +110,42 @@ class Halving(torch.optim.SGD):
         return super().step(closure)
 
 
-FLOORS = {
-    "SGD": lambda params: o2nc.SGD(params, lr=0.0, average=0.9, certificate=True),
-    "weight decay": lambda params: o2nc.SGD(params, lr=0.0, weight_decay=3.0, average=0.9, certificate=True),
-    "maximize": lambda ps: o2nc.SGD(ps, lr=0.0, weight_decay=3.0, maximize=True, average=0.9, certificate=True),
-    "a rule that writes": lambda params: o2nc.extend(Halving(params, lr=0.0), average=0.9, certificate=True),
-}
-
-
-@pytest.mark.parametrize("name", FLOORS)
-def test_the_noise_floor_is_of_the_gradients_that_are_averaged(name):
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 3.0}, {"weight_decay": 3.0, "maximize": True}])
+@pytest.mark.parametrize("cls", [torch.optim.SGD, Halving])
+def test_the_noise_floor_is_of_the_gradients_that_are_averaged(cls, options):
     """Where they are all equal ‖ḡ‖ is √ess times the floor; frozen tensors add nothing."""
-    opt = FLOORS[name]([torch.nn.Parameter(torch.ones(5, dtype=torch.float64))])
+    plain = cls([torch.nn.Parameter(torch.ones(5, dtype=torch.float64))], lr=0.0, **options)
+    opt = o2nc.extend(plain, average=0.9, certificate=True)
     opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(10_000), requires_grad=False)]})
     found = run(opt, lambda t, x: torch.full_like(x, 2.0), 200).diagnose().evidence
     assert found["gradient_to_noise"] == pytest.approx(math.sqrt(opt.certificate().ess), rel=1e-6)
 
 
 def test_the_mean_of_noise_is_at_the_noise_floor():
-    opt = run(sgd(certificate=True), lambda t, x: noise(t), 600)
+    opt = walk(sgd(certificate=True), 600)
     found = opt.diagnose().evidence
     assert found["noise_floor"] == pytest.approx(math.sqrt(200 / opt.certificate().ess), rel=0.1)
     assert found["gradient_to_noise"] == pytest.approx(1, rel=0.2)
-    assert "noise_floor" not in run(sgd(), lambda t, x: noise(t), 200).diagnose().evidence
+    assert "noise_floor" not in walk(sgd(), 200).diagnose().evidence
 
 
 # --- verdicts
 
 
-@pytest.mark.parametrize(
-    ("evidence", "verdict"),
-    [
-        ({"displacement": math.nan, "heat": 5.0, "loss_averaged": 1.0}, "too early"),
-        ({"displacement": 0.9 * STATIONARY, "spike_step": 7.0}, "spike"),
-        ({"displacement": 0.9 * STATIONARY, "heat": 5.0, "loss_averaged": 1.0}, "stationary"),
-        ({"displacement": 1.0, "heat": 1.1, "loss_averaged": -1.0}, "too hot"),
-        ({"displacement": 1.0, "turnover": 0.2, "growth": 1.0}, "too hot"),
-        ({"displacement": 5.0, "turnover": 0.9, "growth": 99.0}, "too hot"),
-        ({"displacement": 1.0, "heat": 0.01, "loss_averaged": 1.0, "turnover": 0.01, "growth": 2.0}, "travelling"),
-        ({"displacement": 1.1 * STRAIGHT, "heat": 0.1, "loss_averaged": 1.0, "turnover": 0.9}, "straight"),
-        ({"displacement": 1.0, "heat": -0.1, "loss_averaged": 1.0, "turnover": 0.01}, "straight"),
-    ],
-)
+FIRST = [
+    ({"displacement": math.nan, "heat": 5.0, "loss_averaged": 1.0}, "too early"),
+    ({"displacement": 0.9 * STATIONARY, "spike_step": 7.0}, "spike"),
+    ({"displacement": 0.9 * STATIONARY, "heat": 5.0, "loss_averaged": 1.0}, "stationary"),
+    ({"displacement": 1.0, "heat": 1.1, "loss_averaged": -1.0}, "too hot"),
+    ({"displacement": 1.0, "turnover": 0.2, "growth": 1.0}, "too hot"),
+    ({"displacement": 5.0, "turnover": 0.9, "growth": 99.0}, "too hot"),
+    ({"displacement": 1.0, "heat": 0.01, "loss_averaged": 1.0, "turnover": 0.01, "growth": 2.0}, "travelling"),
+    ({"displacement": 1.1 * STRAIGHT, "heat": 0.1, "loss_averaged": 1.0, "turnover": 0.9}, "straight"),
+    ({"displacement": 1.0, "heat": -0.1, "loss_averaged": 1.0, "turnover": 0.01}, "straight"),
+]
+
+
+@pytest.mark.parametrize(("evidence", "verdict"), FIRST)
 def test_the_first_line_that_applies_is_the_verdict(evidence, verdict):
     assert verdict_of(evidence) == verdict
 
@@ -172,14 +169,13 @@ def test_a_run_that_exchanges_its_weights_or_diverges_is_too_hot():
     """A walk that began at 0, and |x| growing by 1 % a step; neither needs the loss to be seen."""
     opt = sgd()
     opt.param_groups[0]["params"][0].data.zero_()
-    assert run(opt, lambda t, x: noise(t), 600).diagnose().verdict == "too hot"
+    assert walk(opt, 600).diagnose().verdict == "too hot"
     assert run(sgd(momentum=0.0), lambda t, x: -x, 600).diagnose().verdict == "too hot"
 
 
 @pytest.mark.parametrize("bad", [540, 561, 580, 583])
 def test_a_spike_is_found_and_dated(bad):
-    opt = run(sgd(), lambda t, x: noise(t) * (50 if t == bad else 1), 600)
-    found = opt.diagnose()
+    found = run(sgd(), lambda t, x: noise(t) * (50 if t == bad else 1), 600).diagnose()
     assert found.verdict == "spike"
     first, last = (round(found.evidence[key]) for key in ("spike_step", "spike_end"))
     assert first <= bad <= last <= first + 30
@@ -190,9 +186,7 @@ def test_a_spike_is_found_and_dated(bad):
 def test_what_is_not_finite_is_named(where):
     params = parameters()
     opt = o2nc.AdamW([(f"layer{i}", p) for i, p in enumerate(params)], average=0.9, certificate=True)
-    for t in range(3):
-        set_gradients(params, t)
-        opt.step()
+    advance(opt, range(3))
     entry = ours_of(opt, params[2])
     with torch.no_grad():
         {"x": params[2], "x̄": entry["average"], "ḡ": entry["gradient"]}[where].fill_(math.inf)
@@ -204,13 +198,9 @@ def test_what_is_not_finite_is_named(where):
 
 
 def test_the_advice_is_to_go_back_where_averages_cannot_restart():
-    params = parameters()
-    opt = OURS["OriginalO2NC"](params)
-    for t in range(12):
-        set_gradients(params, t)
-        opt.step()
+    opt = advance(OURS["OriginalO2NC"](parameters()), range(12))
     for key in ("average", "spread"):
-        ours_of(opt, params[0])[key].fill_(math.nan)
+        ours_of(opt, opt.param_groups[0]["params"][0])[key].fill_(math.nan)
     assert "Go back to a checkpoint" in opt.diagnose().advice
     with pytest.warns(UserWarning, match="is not finite") as warned:
         opt.certificate()
@@ -218,8 +208,7 @@ def test_the_advice_is_to_go_back_where_averages_cannot_restart():
 
 
 def test_what_broke_is_dated():
-    opt = run(sgd(), lambda t, x: noise(t) * (math.nan if t == 380 else 1), 400)
-    found = opt.diagnose()
+    found = run(sgd(), lambda t, x: noise(t) * (math.nan if t == 380 else 1), 400).diagnose()
     assert found.verdict == "broken"
     assert 370 <= found.evidence["finite_at"] < 380
 
@@ -236,18 +225,18 @@ def test_before_the_averages_begin_it_is_too_early():
 
 
 def test_too_early_says_how_long_to_wait():
-    opt = run(sgd(), lambda t, x: noise(t), 100)
+    opt = walk(sgd(), 100)
     found = opt.diagnose()
     assert found.verdict == "too early"
     assert math.isnan(found.evidence["displacement"])
     wait = int("".join(filter(str.isdigit, found.advice)))
-    assert run(opt, lambda t, x: noise(t), wait).diagnose().verdict == "travelling"
+    assert walk(opt, wait).diagnose().verdict == "travelling"
     assert run(sgd(), lambda t, x: torch.zeros_like(x), 200).diagnose().verdict == "stationary"  # at rest
 
 
 def test_replayed_steps_have_no_displacement():
     """A captured graph runs no code of the host: its steps leave no trail."""
-    opt = run(sgd(), lambda t, x: noise(t), 300)
+    opt = walk(sgd(), 300)
     opt._engine.captured.append(None)
     found = opt.diagnose()
     assert found.verdict == "too early"
@@ -335,10 +324,7 @@ def test_compiled_models_are_as_before():
         model.train()
         return model(torch.rand(4, 3)).square().sum()
 
-    for _ in range(2):
-        opt.zero_grad()
-        loss().backward()
-        opt.step()
+    descend(opt, loss, 2)
     before = copy.deepcopy(model.state_dict())
     model.eval()
     opt.diagnose(loss)
@@ -349,30 +335,29 @@ def test_compiled_models_are_as_before():
 def test_heat_is_of_the_same_random_numbers():
     """Where x = x̄ two calls of a loss with dropout and random data are equal."""
     x = torch.nn.Parameter(torch.ones(50))
-    opt = o2nc.SGD([x], lr=0.0, average=0.9)
-    run(opt, lambda t, x: torch.ones_like(x), 2)
+    opt = run(o2nc.SGD([x], lr=0.0, average=0.9), lambda t, x: torch.ones_like(x), 2)
     found = opt.diagnose(lambda: torch.nn.functional.dropout(x).sum() + draw())
     assert found.evidence["heat"] == 0
 
 
 def test_a_loaded_run_begins_its_trail_again():
-    opt = run(sgd(), lambda t, x: noise(t), 200)
     again = sgd()
-    again.load_state_dict(opt.state_dict())
+    again.load_state_dict(walk(sgd(), 200).state_dict())
     assert again.diagnose().verdict == "too early"
-    assert run(again, lambda t, x: noise(t), 200).diagnose().verdict == "travelling"
+    assert walk(again, 200).diagnose().verdict == "travelling"
     again.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
     assert again.diagnose().verdict == "too early"
 
 
-def test_bad_input():
-    with pytest.raises(RuntimeError, match="average=None"):
-        o2nc.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1).diagnose()
-    opt = run(sgd(), lambda t, x: noise(t), 2)
-    with pytest.raises(TypeError, match=r"loss must be a function without arguments.*got 3\.0"):
-        opt.diagnose(3.0)
-    with pytest.raises(TypeError, match="loss must return a scalar"):
-        opt.diagnose(lambda: torch.ones(3))
+test_bad_input = refusals(
+    (lambda: o2nc.SGD(parameters(), lr=0.1).diagnose(), RuntimeError, "average=None"),
+    (lambda: walk(sgd(), 2).diagnose(3.0), TypeError, r"loss must be a function without arguments.*got 3\.0"),
+    (lambda: walk(sgd(), 2).diagnose(lambda: torch.ones(3)), TypeError, "loss must return a scalar"),
+)
+
+
+def test_a_loss_that_fails_and_one_inside_averaged():
+    opt = walk(sgd(), 2)
     x = opt.param_groups[0]["params"][0]
     before = x.detach().clone()
     with pytest.raises(ZeroDivisionError):
@@ -385,9 +370,7 @@ def test_bad_input():
 
 
 def test_a_loss_that_is_not_finite_and_parameters_that_stand_still():
-    opt = run(sgd(), lambda t, x: noise(t), 200)
+    opt, mixed = walk(sgd(), 200), sgd()
     assert opt.diagnose(lambda: float("nan")).verdict == "broken"
-    mixed = sgd()
     mixed.add_param_group({"params": [torch.nn.Parameter(torch.ones(10_000), requires_grad=False)]})
-    run(mixed, lambda t, x: noise(t), 200)
-    assert mixed.diagnose().evidence["turnover"] == pytest.approx(opt.diagnose().evidence["turnover"])
+    assert walk(mixed, 200).diagnose().evidence["turnover"] == pytest.approx(opt.diagnose().evidence["turnover"])

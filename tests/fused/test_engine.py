@@ -12,7 +12,7 @@ import o2nc
 from o2nc.fused import engine
 from o2nc.fused.rule import DeviceRule, Layout, Rule, Scalars
 from o2nc.optimizers.base import Averaged
-from registry import OwnFactor, OwnWindow
+from registry import OwnFactor, OwnWindow, step
 
 # ---- the choice ----
 
@@ -83,18 +83,9 @@ REFUSALS = {
     "complex parameters": ("complex", lambda ps, fused: o2nc.ScaledSGDM(ps, fused=fused)),
     "Gamma": ("law Gamma", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=o2nc.Gamma(0.5), fused=fused)),
     "a law of one's own": ("law OwnFactor", lambda ps, fused: o2nc.ScaledSGDM(ps, scaling=OwnFactor(), fused=fused)),
-    "a window of one's own": (
-        "average OwnWindow",
-        lambda ps, fused: o2nc.AdamW(ps, average=OwnWindow(), fused=fused),
-    ),
-    "a learner of one's own": (
-        "the learner has no device form",
-        lambda ps, fused: rig.algorithm_2(ps, OwnFactor(), fused),
-    ),
-    "a joint norm": (
-        "no device_rule, or a joint norm",
-        lambda ps, fused: rig.algorithm_2(ps, o2nc.learners.CoinBetting(), fused),
-    ),
+    "a window of one's own": ("OwnWindow", lambda ps, fused: o2nc.AdamW(ps, average=OwnWindow(), fused=fused)),
+    "a learner of one's own": ("no device form", lambda ps, fused: rig.algorithm_2(ps, OwnFactor(), fused)),
+    "a joint norm": ("joint norm", lambda ps, fused: rig.algorithm_2(ps, o2nc.learners.CoinBetting(), fused)),
 }
 
 
@@ -107,9 +98,8 @@ def test_what_has_no_device_form(device, reason, make):
         for p in (*params, *others):
             p.data = torch.stack([p.data, p.data], -1)[..., 0]
     demanding = make(params, True)
-    rig.set_noise(params, 1)
     with pytest.raises(RuntimeError, match=f"fused=True, but the fused step cannot be taken: .*{reason}"):
-        demanding.step()
+        rig.advance(demanding, params, [1])
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
     assert int(demanding.param_groups[0]["o2nc"]["step"]) == 0
     willing, plain = make(params, None), make(others, False)
@@ -130,11 +120,14 @@ def test_a_device_form_that_is_demanded_and_cannot_move(device):
     """Issue: fused=True was ignored without a word."""
     params = rig.begin(device)
     opt = Mine(params, lr=0.1, average=0.9, fused=True)
-    rig.set_noise(params, 1)
-    with pytest.raises(
-        RuntimeError, match="the device form of Mine is not bitwise its own step, and moves only where"
-    ):
-        opt.step()
+    with pytest.raises(RuntimeError, match="form of Mine is not bitwise its own step, and moves only where"):
+        rig.advance(opt, params, [1])
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Let the module of a device form have a function that returns this rule."""
+    return lambda rule: monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(rule=lambda: rule))
 
 
 class Plain(torch.optim.Optimizer):
@@ -151,15 +144,12 @@ class Plain(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("is_bitwise", [True, False])
-def test_a_device_form_of_a_rule_without_torchs_options(device, monkeypatch, is_bitwise):
+def test_a_device_form_of_a_rule_without_torchs_options(device, given, is_bitwise):
     """Its first step is its own, as every optimizer's."""
     from o2nc.fused.rules import sgd
 
-    def rule():
-        numbers = lambda group: Scalars(1.0, 0.0, group["lr"], 0.0, 0.0)  # noqa: E731
-        return Rule(sgd.sgd_coefficients, 2, lambda group: Layout(sgd.plain_update, ()), numbers)
-
-    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(rule=rule))
+    numbers = lambda group: Scalars(1.0, 0.0, group["lr"], 0.0, 0.0)  # noqa: E731
+    given(Rule(sgd.sgd_coefficients, 2, lambda group: Layout(sgd.plain_update, ()), numbers))
     own = {"is_linear_in_lr": True, "device_rule": DeviceRule("mine:rule", is_bitwise=is_bitwise)}
     params, others = rig.begin(device), rig.begin(device)
     opt = type("Own", (Averaged, Plain), own)(params, average=0.9, scaling=o2nc.Jitter(0.5))
@@ -170,15 +160,12 @@ def test_a_device_form_of_a_rule_without_torchs_options(device, monkeypatch, is_
     assert int(plain.param_groups[0]["o2nc"]["step"]) == 3
 
 
-def test_a_slot_that_no_step_creates(device, monkeypatch):
+def test_a_slot_that_no_step_creates(device, given):
     """Issue: with a slot that is misspelt every step was the optimizer's own, without a word."""
     from o2nc.fused.rules import sgd
 
-    def rule():
-        layout = Layout(sgd.momentum_update, ("mometum_buffer",))
-        return Rule(sgd.sgd_coefficients, 2, lambda group: layout, sgd._scalars)
-
-    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(rule=rule))
+    layout = Layout(sgd.momentum_update, ("mometum_buffer",))
+    given(Rule(sgd.sgd_coefficients, 2, lambda group: layout, sgd._scalars))
     params = rig.begin(device)
     opt = Mine(params, lr=0.1, momentum=0.9, scaling=o2nc.Exponential())
     rig.advance(opt, params, [1])
@@ -195,48 +182,42 @@ def test_some_parameters_elsewhere(monkeypatch):
     monkeypatch.setattr(engine, "DEVICES", (here,))
     params = [torch.nn.Parameter(torch.ones(3, device=place)) for place in (here, elsewhere)]
     for make in (rig.CASES["ScaledSGDM"], rig.CASES["ScaleFree"]):
-        opt = make(params)
-        for p in params:
-            p.grad = torch.ones_like(p)
         with pytest.raises(RuntimeError, match=f"some parameters are on {elsewhere}"):
-            opt.step()
+            step(make(params), 1.0)
         assert torch.equal(params[0], torch.ones_like(params[0]))
 
 
 def test_a_processor_is_no_gpu():
     """fused=True of Algorithm 2 says so where there is no GPU; torch's optimizers have a fused step there."""
     params = rig.begin("cpu")
-    opt = rig.algorithm_2(params, OGD)
-    rig.set_noise(params, 1)
     with pytest.raises(RuntimeError, match="cpu"):
-        opt.step()
+        rig.advance(rig.algorithm_2(params, OGD), params, [1])
     for opt in (rig.sgdm(params, momentum=0.9), o2nc.AdamW(params, fused=True, average=0.9)):
         rig.advance(opt, params, [1, 2])
         assert opt._engine.tables is None
 
 
-@pytest.mark.parametrize(
-    ("version", "words"),
-    [
-        (None, r"Triton, which is not installed \(pip install triton\)"),
-        ("3.2.0", r"needs Triton 3\.3 or later, and 3\.2\.0 is installed"),
-    ],
-)
-def test_without_triton_or_with_an_old_one(device, monkeypatch, version, words):
+TRITONS = {
+    None: r"Triton, which is not installed \(pip install triton\)",
+    "3.2.0": r"needs Triton 3\.3 or later, and 3\.2\.0 is installed",
+}
+
+
+@pytest.mark.parametrize("version", TRITONS)
+def test_without_triton_or_with_an_old_one(device, monkeypatch, version):
     """fused=True says so, fused=None does without."""
     import triton
 
     find = importlib.util.find_spec
     if version is None:
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name, *a: (name != "triton" and find(name, *a)) or None
-        )
+        there = lambda name, *a: (name != "triton" and find(name, *a)) or None  # noqa: E731
+        monkeypatch.setattr(importlib.util, "find_spec", there)
     else:
         monkeypatch.setattr(triton, "__version__", version)
     params, others = rig.begin(device), rig.begin(device)
     for make in (rig.CASES["ScaledSGDM"], rig.CASES["ScaleFree"]):
         rig.set_noise(params, 1)
-        with pytest.raises(RuntimeError, match=words):
+        with pytest.raises(RuntimeError, match=TRITONS[version]):
             make(params).step()
     rig.advance(o2nc.ScaledSGDM(params, momentum=0.9), params, (1, 2))
     rig.advance(o2nc.ScaledSGDM(others, momentum=0.9, foreach=True), others, (1, 2))

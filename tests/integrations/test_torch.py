@@ -9,7 +9,7 @@ from torch.optim import SGD, lr_scheduler, swa_utils
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import o2nc
-from registry import OURS, TORCH, claims, identical, ours_of
+from registry import OURS, TORCH, claims, descend, identical, ours_of, step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 every_optimizer = pytest.mark.parametrize("name", OURS)
@@ -48,25 +48,20 @@ def test_groups_keep_their_own_lr_decay_and_momentum():
         optimizer = o2nc.ScaledSGDM(groups_of(model), lr=1.0, momentum=0.9, scaling=scaling, seed=7, average=0.9)
         reference = SGD(groups_of(twin), lr=1.0, momentum=0.9)
         rates = [group["lr"] for group in reference.param_groups]
-        for step in range(10):
+        for t in range(10):
             for group, lr in zip(reference.param_groups, rates, strict=True):
-                group["lr"] = lr if scaling is None else lr * law.sample(7, step + 2)
+                group["lr"] = lr if scaling is None else lr * law.sample(7, t + 2)
             for m, o in ((model, optimizer), (twin, reference)):
-                o.zero_grad()
-                loss_of(m, batch(step)).backward()
-                o.step()
+                descend(o, lambda: loss_of(m, batch(t)))  # noqa: B023
         assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
 def test_the_certificate_sees_every_groups_weight_decay():
     model = make()
     optimizer = o2nc.ScaledSGDM(groups_of(model), lr=1.0, average=0.9)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    before = [p.detach().clone() for p in model[0].parameters()]
-    optimizer.step()
+    decay = 0.1 * torch.cat([p.detach().flatten() for p in model[0].parameters()]).norm()
+    step(optimizer, 0.0)
     certificate = optimizer.certificate()
-    decay = 0.1 * torch.cat([p.flatten() for p in before]).norm()
     assert certificate.gradient == pytest.approx(float(decay), rel=1e-12)
     assert [part.gradient for part in certificate.by_parameter.values()][2:] == [0, 0]
 
@@ -102,15 +97,13 @@ def test_schedules_do_what_they_do_to_sgd(name, schedule, lr):
             return model, optimizer, SCHEDULES[schedule](optimizer)
 
         found, things = [], begin()
-        for step in range(20):
-            if step == 9:
+        for t in range(20):
+            if t == 9:
                 saved, things = [copy.deepcopy(thing.state_dict()) for thing in things], begin()
                 for thing, state in zip(things, saved, strict=True):
                     thing.load_state_dict(state)
             model, optimizer, made = things
-            optimizer.zero_grad()
-            loss_of(model, batch(step)).backward()
-            optimizer.step()
+            descend(optimizer, lambda: loss_of(model, batch(t)))  # noqa: B023
             made.step(*([1.0] if schedule == "ReduceLROnPlateau" else []))
             found.append([(float(group["lr"]), group["momentum"]) for group in optimizer.param_groups])
         return found, [p.detach() for p in model.parameters()]
@@ -126,19 +119,16 @@ def test_hooks_of_all_kinds_run_once(name):
     model = make()
     optimizer = OURS[name](model.parameters())
     seen = []
-    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
-    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
-    optimizer.register_state_dict_pre_hook(lambda *_: seen.append("saving"))
-    optimizer.register_state_dict_post_hook(lambda *_: seen.append("saved"))
-    optimizer.register_load_state_dict_pre_hook(lambda *_: seen.append("loading"))
-    optimizer.register_load_state_dict_post_hook(lambda *_: seen.append("loaded"))
+    for kind in ("step", "state_dict", "load_state_dict"):
+        for when in ("pre", "post"):
+            getattr(optimizer, f"register_{kind}_{when}_hook")(lambda *_, name=f"{when} {kind}": seen.append(name))
     everyones = register_optimizer_step_post_hook(lambda *_: seen.append("after any"))
-    loss_of(model, batch(0)).backward()
-    optimizer.step()
+    descend(optimizer, lambda: loss_of(model, batch(0)))
     everyones.remove()
     optimizer.load_state_dict(optimizer.state_dict())
-    assert sorted(seen[1:3]) == ["after", "after any"]
-    assert seen[:1] + seen[3:] == ["before", "saving", "saved", "loading", "loaded"]
+    assert sorted(seen[1:3]) == ["after any", "post step"]
+    saving, loading = (["pre " + what, "post " + what] for what in ("state_dict", "load_state_dict"))
+    assert seen[:1] + seen[3:] == ["pre step", *saving, *loading]
 
 
 # --- mixed precision
@@ -161,11 +151,11 @@ def test_an_overflow_consumes_nothing(name):
         model = make(torch.float32)
         optimizer = SCALED[name](model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000, backoff_factor=0.5)
-        for step in range(10):
-            for overflow in (True, False) if step in overflows else (False,):
+        for t in range(10):
+            for overflow in (True, False) if t in overflows else (False,):
                 optimizer.zero_grad()
                 scale = torch.inf if overflow else 1.0
-                scaler.scale(loss_of(model, batch(step, torch.float32)) * scale).backward()
+                scaler.scale(loss_of(model, batch(t, torch.float32)) * scale).backward()
                 scaler.step(optimizer)
                 scaler.update()
         assert int(ours_of(optimizer)["step"]) == 10

@@ -8,9 +8,9 @@ import torch
 
 import o2nc
 from o2nc.learners import OGD
-from problem import parameters, set_gradients
+from problem import parameters
 from refusals import refusals
-from registry import claims, identical, params_of
+from registry import advance, claims, identical, step
 
 X = torch.nn.Parameter(torch.ones(2))
 
@@ -67,19 +67,18 @@ test_bad_arguments = refusals(
 )
 
 
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [(make, key) for make in (learned, original) for key in ("nesterov", "momentum", "betas")]
-    + [(original, "weight_decay"), (original, "maximize")],
-)
+FOREIGN = {learned: ("nesterov", "momentum", "betas")}
+FOREIGN[original] = (*FOREIGN[learned], "weight_decay", "maximize")
+
+
+@pytest.mark.parametrize(("make", "key"), [(make, key) for make, keys in FOREIGN.items() for key in keys])
 def test_options_that_would_be_ignored_are_refused(make, key):
     """When a group is added, and when they come later, as by a schedule; zeros and notes are welcome."""
     with pytest.raises(ValueError, match=f"has no {key}, got 0.1"):
         make([{"params": [X], key: 0.1}])
     p = torch.nn.Parameter(torch.ones(2))
     opt = make([{"params": [p], key: 0, "name": "body"}])
-    p.grad = torch.ones(2)
-    opt.step()
+    step(opt, 1.0)
     before = p.detach().clone()
     opt.param_groups[0][key] = 0.1
     with pytest.raises(ValueError, match=f"has no {key}, got 0.1"):
@@ -93,10 +92,7 @@ def test_numbers_of_numpy():
     found = []
     for integer, number in ((np.int64, np.float64), (int, float)):
         options = {"seed": integer(3), "average": number(0.9), "scaling": o2nc.Gamma(number(16))}
-        opt = o2nc.ScaledSGDM(parameters(), lr=0.1, **options)
-        for t in (1, 2, 3):
-            set_gradients(params_of(opt), t)
-            opt.step()
+        opt = advance(o2nc.ScaledSGDM(parameters(), lr=0.1, **options), (1, 2, 3))
         found.append(claims(opt))
         assert type(opt.param_groups[0]["o2nc"]["seed"]) is int
         assert type(opt.param_groups[0]["o2nc"]["scaling"]["shape"]) is float
@@ -136,10 +132,8 @@ class Custom:
 )
 def test_mistakes_in_a_learner_are_named(learner, error, words):
     p = torch.nn.Parameter(torch.ones(2))
-    opt = o2nc.ExponentiatedO2NC([p], learner)
-    p.grad = torch.ones_like(p)
     with pytest.raises(error, match=words):
-        opt.step()
+        step(o2nc.ExponentiatedO2NC([p], learner), 1.0)
     assert p.tolist() == [1, 1]
 
 

@@ -11,7 +11,7 @@ import o2nc
 from fused_device import advance, begin, set_noise
 from o2nc import learners
 from pages import PAGES
-from registry import OURS, PAPER, build, ours_of
+from registry import OURS, PAPER, build, ours_of, step
 
 
 class Watch(TorchDispatchMode):
@@ -113,9 +113,7 @@ def test_memory_of_a_step_in_bfloat16(learner, copies, monkeypatch):
     monkeypatch.setattr("o2nc.optimizers.paper.CPU_SLICE", 1 << 14)
     params = [torch.nn.Parameter(torch.ones(1 << 14, dtype=torch.bfloat16)) for _ in range(20)]
     opt = o2nc.ExponentiatedO2NC(params, learner, average=False)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    opt.step()
+    step(opt, 1.0)
     with Watch() as watch:
         opt.step()
     assert 0 < watch.peak / (4 * 20 * (1 << 14)) < copies
@@ -126,8 +124,7 @@ def test_memory_of_averages_is_that_of_a_slice(monkeypatch):
     monkeypatch.setattr("o2nc.averages.update.CPU_SLICE", 1 << 12)
     p = torch.nn.Parameter(torch.ones(1 << 16))
     opt = o2nc.SGD([p], lr=0.1, average=0.9, certificate=True)
-    p.grad = torch.ones_like(p)
-    opt.step()
+    step(opt, 1.0)
     with Watch() as watch:
         opt.step()
     assert 0 < watch.peak <= 4 * 4 * (1 << 12)

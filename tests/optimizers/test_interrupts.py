@@ -13,6 +13,7 @@ from torch import nn
 
 import o2nc
 from o2nc.optimizers.swap import SWAPPED
+from registry import descend, step
 
 BATCHES = [torch.randn(4, 6, generator=torch.Generator().manual_seed(i)) for i in range(2)]
 
@@ -22,10 +23,7 @@ def trained(one_thread):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=0.3))
     opt = o2nc.AdamW(model.parameters(), lr=0.1, average=o2nc.Polynomial(1))
-    for _ in range(3):
-        opt.zero_grad()
-        model(BATCHES[0]).abs().mean().backward()
-        opt.step()
+    descend(opt, lambda: model(BATCHES[0]).abs().mean(), 3)
     model[1].eval()
     return model, opt
 
@@ -122,10 +120,8 @@ def test_threads_are_refused_or_right(seconds, trained):
     """One trains, others evaluate x̄: a step inside a block and a block inside a step are refused, nothing is torn."""
     model, _ = trained
     opt = o2nc.extend(Watchful(model.parameters(), {}), average=o2nc.Discount(1 - 1e-12))
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
     opt.former = list(model.parameters())
-    opt.step()  # x̄ will stay near this
+    step(opt, 0.0)  # x̄ will stay near this
     for p in model.parameters():
         p.data.add_(1.0)
     opt.former = [p.detach().clone() for p in model.parameters()]
@@ -168,28 +164,22 @@ def test_a_block_inside_a_step_is_refused():
     p = torch.nn.Parameter(torch.ones(3))
     opt = o2nc.extend(Curious([p], lr=0.1), average=0.9)
     for _ in range(2):
-        p.grad = torch.ones(3)
-        opt.step()
+        step(opt, 1.0)
     opt.step(lambda: p.sum())
     assert len(refused) == 3
 
 
-@pytest.mark.parametrize(
-    ("make", "cached"),
-    [
-        (nn.Linear, lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
-        (lambda *size: nn.utils.parametrizations.weight_norm(nn.Linear(*size)), nn.utils.parametrize.cached),
-    ],
-)
-def test_weights_that_are_cached_are_dropped(make, cached):
+CACHES = [lambda: torch.autocast("cpu", dtype=torch.bfloat16), nn.utils.parametrize.cached]
+
+
+@pytest.mark.parametrize("cached", CACHES, ids=["autocast", "parametrize"])
+def test_weights_that_are_cached_are_dropped(cached):
     """autocast and parametrize.cached() keep weights that were computed from x."""
     torch.manual_seed(0)
-    linear = make(6, 6)
+    linear = nn.Linear(6, 6)
+    linear = nn.utils.parametrizations.weight_norm(linear) if cached is CACHES[1] else linear
     opt = o2nc.AdamW(linear.parameters(), lr=0.1, average=0.9)
-    for _ in range(3):
-        opt.zero_grad()
-        linear(BATCHES[0]).abs().mean().backward()
-        opt.step()
+    descend(opt, lambda: linear(BATCHES[0]).abs().mean(), 3)
     with cached():
         outside = linear(BATCHES[0])
     with opt.averaged(), cached():

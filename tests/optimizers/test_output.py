@@ -10,7 +10,7 @@ import twin
 from o2nc import learners
 from o2nc.averages.reading import has_averages
 from problem import flat
-from registry import PAPER, build
+from registry import PAPER, build, step
 
 MAKERS = {
     "ScaledSGDM": lambda ps, beta, **options: o2nc.ScaledSGDM(ps, lr=0.0, momentum=beta, average=beta, **options),
@@ -36,8 +36,7 @@ def drawn(make, beta, count, steps, **options):
     for t in range(1, steps + 1):
         with torch.no_grad():
             p.fill_(float(t))
-        p.grad = torch.zeros_like(p)
-        opt.step()
+        step(opt, 0.0)
         if has_averages(opt):
             with opt.averaged():
                 means += [p.item()] if p.item() not in means else []

@@ -13,7 +13,7 @@ import fused_device as rig
 import o2nc
 from o2nc import learners
 from problem import delta_of, parameters, set_gradients
-from registry import INF, LEARNERS, OURS, PAPER, advance, build, claims, ours_of, params_of, trained
+from registry import INF, LEARNERS, OURS, PAPER, advance, build, claims, ours_of, params_of, step, trained
 
 every_optimizer = pytest.mark.parametrize("name", OURS)
 
@@ -63,8 +63,7 @@ def test_late_parameters_of_algorithm_1_have_fewer_samples():
     a, b = zeros(2), zeros(2)
     opt = o2nc.OriginalO2NC([a, b], learners.OGD(0.1), period=10)
     for t in range(1, 21):
-        a.grad, b.grad = torch.ones(2), torch.ones(2) if t >= 9 else None
-        opt.step()
+        step(opt, 1.0, 1.0 if t >= 9 else None)
         if t == 10:
             by = opt.certificate().by_parameter
             assert [by[i].ess for i in (0, 1)] == pytest.approx([10, 1 / (0.9**2 + 0.1**2)])
@@ -209,8 +208,7 @@ def test_gradients_whose_squares_overflow(learner):
     p = zeros(10)
     opt = o2nc.ExponentiatedO2NC([p], learner, scaling=None)
     for size in (0.1, 1e20, 0.1):
-        p.grad = torch.full((10,), size)
-        opt.step()
+        step(opt, size)
     assert p.isfinite().all()
     assert (p < 0).all()
 
@@ -220,9 +218,7 @@ def test_a_block_that_restarts_forgets_infinities():
     a, b = zeros(2), zeros(2)
     opt = o2nc.OriginalO2NC([a, b], learners.BallOGD(0.1, 1.0), period=2, restart=True)
     for t in range(1, 5):
-        a.grad = torch.ones(2)
-        b.grad = None if t == 3 else torch.full((2,), INF if t == 2 else 1.0)
-        opt.step()
+        step(opt, 1.0, {2: INF, 3: None}.get(t, 1.0))
         with torch.no_grad():
             b.nan_to_num_()
         if t == 2:

@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 import o2nc
-from problem import parameters, set_gradients
+from problem import parameters
 from refusals import refusals
-from registry import OURS, WINDOWED, advance, asks, identical, ours_of, params_of, snapshot, trained
+from registry import OURS, WINDOWED, advance, asks, identical, ours_of, params_of, snapshot, step, trained
 
 
 def network(tied=False):
@@ -83,9 +83,8 @@ def test_weights_to_ship(name, tied):
     with opt.averaged():
         expected = copy.deepcopy(model.state_dict())
     before = snapshot(opt), copy.deepcopy(model.state_dict())
-    with pytest.warns(
-        UserWarning, match=r"averaged_state_dict\(\): 1 trainable parameters .* stay as they are: 3.bias;"
-    ):
+    words = r"averaged_state_dict\(\): 1 trainable parameters .* stay as they are: 3.bias;"
+    with pytest.warns(UserWarning, match=words):
         found = opt.averaged_state_dict(model)
     identical(dict(found), dict(expected))
     assert not torch.equal(found["0.weight"], model[0].weight)
@@ -111,9 +110,8 @@ def test_several_optimizers_at_once():
             with pytest.raises(RuntimeError, match="inside averaged"):
                 opt.step()
     identical(dict(model.state_dict()), dict(before))
-    with pytest.warns(
-        UserWarning, match=r"2 trainable parameters of the model are in none of the optimizers.*0.weight"
-    ):
+    words = "2 trainable parameters of the model are in none of the optimizers.*0.weight"
+    with pytest.warns(UserWarning, match=words):
         block = opts[1].averaged(nn.Sequential(model[0], model[1], model[2]))
     with block:
         pass
@@ -134,8 +132,7 @@ def test_two_optimizers_of_the_same_parameters_take_turns():
     params = parameters(torch.float32)
     opt, still = OURS["AdamW"](params), o2nc.extend(torch.optim.SGD(params, lr=0.0), average=o2nc.Polynomial(0))
     for t in range(1, 6):
-        set_gradients(params, t)
-        still.step()
+        advance(still, [t])
         opt.step()
     with opt.averaged(), pytest.raises(RuntimeError, match="another optimizer's x̄"), still.averaged():
         pytest.fail("the block was entered")
@@ -180,20 +177,17 @@ def test_averages_are_asked_for_too_early(name):
         assert advance(opt, [5]).certificate().ess == 1
 
 
-@pytest.mark.parametrize(
-    ("make", "advice"),
-    [
-        (o2nc.SGD, "average=None: pass average=o2nc.Polynomial"),
-        (
-            lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)),
-            "average=None: pass average=o2nc.Polynomial.*extend it",
-        ),
-        (lambda ps: OURS["OGD"](ps, average=False), "average=False: leave that at True"),
-        (lambda ps: OURS["AdamW"](ps, certificate=False), "pass certificate=True"),
-    ],
-)
-def test_averages_are_not_kept(make, advice):
-    opt = trained(make, 1)
+NOT_KEPT = {
+    "average=None: pass average=o2nc.Polynomial": o2nc.SGD,
+    "average=None: .*extend it": lambda ps: o2nc.random_scaling(torch.optim.SGD(ps)),
+    "average=False: leave that at True": lambda ps: OURS["OGD"](ps, average=False),
+    "pass certificate=True": lambda ps: OURS["AdamW"](ps, certificate=False),
+}
+
+
+@pytest.mark.parametrize("advice", NOT_KEPT)
+def test_averages_are_not_kept(advice):
+    opt = trained(NOT_KEPT[advice], 1)
     for ask in asks(opt) if "average" in advice else asks(opt)[:1]:
         with pytest.raises(RuntimeError, match=advice):
             ask()
@@ -212,9 +206,7 @@ test_bad_arguments = refusals(
 def test_names_that_repeat():
     modules = [nn.Linear(2, 2) for _ in range(2)]
     opt = o2nc.ScaledSGDM([{"params": list(m.named_parameters())} for m in modules], average=0.9)
-    for p in params_of(opt):
-        p.grad = torch.ones_like(p)
-    opt.step()
+    step(opt, 1.0)
     parts = opt.certificate().by_parameter
     assert list(parts) == ["weight", "bias", 2, 3]
     assert sum(part.gradient**2 for part in parts.values()) == pytest.approx(12)
