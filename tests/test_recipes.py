@@ -260,29 +260,17 @@ def alone(widths, steps, warm_up=0, clip=math.inf, **options):
             yield opt.certificate().value, model(data).abs().mean().item()
 
 
+PRETRAINING = {"weight_decay": 0.1, "warm_up": 5, "clip": 1.0}
 TWINS = {
     "DistributedDataParallel": {"widths": (10, 32, 1), "steps": 50, "lr": 1e-3},
     "FSDP2": {"widths": (10, 32, 1), "steps": 25, "lr": 1e-3},
-    "A pretraining loop": {
-        "widths": (16, 16, 16, 1),
-        "steps": 20,
-        "lr": 3e-3,
-        "weight_decay": 0.1,
-        "warm_up": 5,
-        "clip": 1.0,
-    },
+    "A pretraining loop": {"widths": (16, 16, 16, 1), "steps": 20, "lr": 3e-3} | PRETRAINING,
 }
+LONG = [pytest.param(name, marks=[pytest.mark.slow, needs_fsdp2]) for name in ("FSDP2", "A pretraining loop")]
 
 
 @pytest.mark.skipif(not torch.distributed.is_available() or sys.platform != "linux", reason="needs gloo and torchrun")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "DistributedDataParallel",
-        pytest.param("FSDP2", marks=[pytest.mark.slow, needs_fsdp2]),
-        pytest.param("A pretraining loop", marks=[pytest.mark.slow, needs_fsdp2]),
-    ],
-)
+@pytest.mark.parametrize("name", ["DistributedDataParallel", *LONG])
 def test_scripts_do_what_one_process_does(name, tmp_path, monkeypatch):
     """Also those that go on with what another number of processes has saved."""
     monkeypatch.chdir(tmp_path)

@@ -76,17 +76,14 @@ def exact(xs, gs, window, copies):
         return mpmath.sqrt(copies * mpmath.fsum(v**2 for v in gradient)), copies * mpmath.fdot(weights, distances)
 
 
-def is_slow(name, size, fused):
-    return size > 1000 and (fused or name != "AdamW")
+SIZED = [
+    pytest.param(name, size, fused, marks=[pytest.mark.slow] * (size > 1000 and (fused or name != "AdamW")))
+    for name in ("AdamW", "extend(NAdam)", "ScaledSGDM")
+    for size, fused in product((10, 1_000, 100_000, 1_000_000), (False, True))
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "fused"),
-    [
-        pytest.param(*case, marks=[pytest.mark.slow] * is_slow(*case))
-        for case in product(("AdamW", "extend(NAdam)", "ScaledSGDM"), (10, 1_000, 100_000, 1_000_000), (False, True))
-    ],
-)
+@pytest.mark.parametrize(("name", "size", "fused"), SIZED)
 @pytest.mark.parametrize("exponent", range(-30, 31, 10))
 def test_the_certificate_is_not_below_the_truth(name, size, fused, exponent, device, monkeypatch):
     """Float32 has no room for squares of numbers below 1e-23 or above 1e19."""

@@ -5,6 +5,7 @@ And what kernels leave behind is what the eager step leaves: checkpoints go from
 
 import copy
 from collections import defaultdict
+from itertools import product
 
 import pytest
 import torch
@@ -13,13 +14,10 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 import fused_device as rig
 import o2nc
 
-WINDOWS = [0.9, o2nc.Polynomial(12), o2nc.Polynomial(12, every=2)]
-NAMES = ["AdamW", "ScaledSGDM", "OGD", "extend(Lion)"]
+AVERAGED = list(product(["AdamW", "ScaledSGDM", "OGD", "extend(Lion)"], [0.9, o2nc.Polynomial(12, every=2)]))
 
 
-@pytest.mark.parametrize(
-    ("name", "average"), [(name, w) for name in NAMES for w in WINDOWS] + [("AdamW", None), ("ScaledSGDM", None)]
-)
+@pytest.mark.parametrize(("name", "average"), [*AVERAGED, ("AdamW", None), ("ScaledSGDM", None)])
 def test_new_values_need_nothing_new(device, counted, name, average):
     """Gradients written in place: the tables stay, and nothing is uploaded."""
     params = rig.begin(device)
@@ -152,10 +150,9 @@ def test_state_that_does_not_fit_is_refused(device):
     whole = params[2].data
     params[2].data = params[2].data[:1000]
     before = whole.clone()
-    rig.set_noise(params, 4)
     words = r"'momentum_buffer' has shape \(1025,\), its parameter has \(1000,\).* are they in another order"
     with pytest.raises(ValueError, match=words):
-        opt.step()
+        rig.advance(opt, params, [4])
     assert torch.equal(whole, before)
 
 
@@ -169,10 +166,7 @@ def test_the_counter_set_by_hand(device, make, in_place):
         opt = make(params, fused, average=o2nc.Polynomial(3, every=3))
         rig.advance(opt, params, range(1, 6))
         settings = opt.param_groups[0]["o2nc"]
-        if in_place:
-            settings["step"].fill_(2)
-        else:
-            settings["step"] = torch.tensor(2)
+        settings["step"] = settings["step"].fill_(2) if in_place else torch.tensor(2)
         return rig.advance(opt, params, range(6, 12))
 
     rig.compare(work)
@@ -236,12 +230,11 @@ def test_checkpoints_go_between_the_two(device, make, fused):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str
-)
+@pytest.mark.parametrize("before", [torch.float32, torch.float64], ids=str)
 @rig.some("AdamW", "ScaledSGDM", "ScaleFree", "OGD", "extend(Lion)")
-def test_a_checkpoint_of_another_dtype(device, make, before, after):
+def test_a_checkpoint_of_another_dtype(device, make, before):
     """State of another width than the parameter's is read as what it is."""
+    after = torch.float64 if before == torch.float32 else torch.float32
     params = rig.begin(device, before)
     checkpoint = rig.advance(make(params), params, (1, 2)).state_dict()
 

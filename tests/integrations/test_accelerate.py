@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import o2nc  # noqa: E402
+from frameworks import events_of  # noqa: E402
 from logged import read  # noqa: E402
 from o2nc.logger import CertificateLogger  # noqa: E402
 from o2nc.optimizers.wrapped import averaged_optimizer  # noqa: E402
@@ -69,8 +70,6 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name, precision, tmp_path
 def test_certificate_and_average_are_within_reach(tmp_path):
     """The prepared optimizer will do, and the accelerator is a writer: it hands what is logged to its trackers."""
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     accelerator, model, optimizer, *rest = make(log_with="tensorboard", project_dir=tmp_path)
     accelerator.init_trackers("run")
     with CertificateLogger(optimizer, tmp_path / "certificate.csv", every=4, writer=accelerator) as log:
@@ -81,7 +80,7 @@ def test_certificate_and_average_are_within_reach(tmp_path):
     assert 0 < certificate.gradient <= 0.1  # as it was clipped
     assert list(certificate.by_parameter) == [name for name, _ in model.named_parameters()]
     assert [(row.step, row.certificate) for row in read(log.path)][1:] == [(8, certificate.value)]
-    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    events = events_of(tmp_path)
     assert [event.step for event in events.Scalars("gradient/0.weight")] == [4, 8]
     assert events.Scalars("certificate/value")[-1].value == pytest.approx(certificate.value, rel=1e-6)
     live = [p.detach().clone() for p in model.parameters()]

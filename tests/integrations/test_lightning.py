@@ -2,7 +2,6 @@
 
 import copy
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +13,9 @@ pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import o2nc
+from frameworks import NAMES, events_of, same, sgdm
 from o2nc.certificates.diagnosis import VERDICTS
 from o2nc.integrations.lightning import AveragingCallback
 from registry import OURS, claims, identical
@@ -28,7 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:.*was called without a model. The best model of the previous `fit` call"),
 ]
-NAMES = {"run/verdict", *(f"certificate/{key}" for key in ("value", "gradient", "spread", "progress", "ess"))}
 
 
 def data(seed):
@@ -39,10 +37,6 @@ def data(seed):
 def shuffled():
     """Batches for BatchNorm, in an order that torch's generator draws."""
     return DataLoader(data(2), batch_size=16, shuffle=True)
-
-
-def sgdm(module):
-    return OURS["ScaledSGDM"](module.parameters())
 
 
 class Tiny(LightningModule):
@@ -85,26 +79,14 @@ def fit(folder, module=None, callback=None, *, epochs=2, ckpt_path=None, checkpo
     """Fit a module, 8 batches an epoch."""
     module = module or Tiny()
     quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary"), False)
-    trainer = Trainer(
-        max_epochs=epochs,
-        default_root_dir=folder,
-        callbacks=[*([callback] if callback else []), *checkpoints],
-        **{"log_every_n_steps": 3, "accelerator": "cpu"} | quiet | more,
-    )
+    options = {"log_every_n_steps": 3, "accelerator": "cpu", "max_epochs": epochs, "default_root_dir": folder}
+    callbacks = [*([callback] if callback else []), *checkpoints]
+    trainer = Trainer(callbacks=callbacks, **options | quiet | more)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         trainer.fit(module, DataLoader(data(0), batch_size=8), VAL, ckpt_path=ckpt_path)
         module.drawn = torch.get_rng_state()
     return module, trainer
-
-
-def events_of(folder):
-    (run,) = Path(folder, "lightning_logs").iterdir()
-    return EventAccumulator(str(run)).Reload()
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 def score(state):
@@ -119,14 +101,8 @@ def score(state):
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_the_score_in_the_name_is_that_of_the_file(weights_only, at_train_end, tmp_path):
     """With BatchNorm, to the last digit: of every file, and of the best, which trainer.test() loads."""
-    keep = ModelCheckpoint(
-        tmp_path / "kept",
-        monitor="val_loss",
-        save_top_k=-1,
-        filename="{val_loss:.7f}-{step}",
-        save_weights_only=weights_only,
-        save_on_train_epoch_end=at_train_end,
-    )
+    options = {"save_weights_only": weights_only, "save_on_train_epoch_end": at_train_end, "save_top_k": -1}
+    keep = ModelCheckpoint(tmp_path / "kept", "{val_loss:.7f}-{step}", monitor="val_loss", **options)
     callback = AveragingCallback(shuffled())
     module, trainer = fit(tmp_path, callback=callback, checkpoints=[keep], epochs=4)
     x = callback.state_dict()["iterate"]
@@ -221,7 +197,7 @@ def test_verdict_and_certificate_are_logged_where_lightning_logs(kind, tmp_path)
     module, every = Every() if kind == "by hand" else Tiny(), 2 if kind == "accumulated" else 4
     batches = 2 if kind == "accumulated" else 1
     _, trainer = fit(tmp_path, module, AveragingCallback(), log_every_n_steps=every, accumulate_grad_batches=batches)
-    optimizer, events = trainer.optimizers[0], events_of(tmp_path)
+    optimizer, events = trainer.optimizers[0], events_of(tmp_path / "lightning_logs")
     assert optimizer.param_groups[0]["o2nc"]["step"] == (16 if kind == "plain" else 8)
     steps, certificate = [event.step for event in events.Scalars("loss")], optimizer.certificate()
     found = {name: events.Scalars(name) for name in NAMES}
@@ -293,7 +269,7 @@ class Two(Every):
 
 def test_two_optimizers_one_without_a_certificate(tmp_path):
     module, trainer = fit(tmp_path, Two(), AveragingCallback(), log_every_n_steps=4)
-    tags = events_of(tmp_path).Tags()["scalars"]
+    tags = events_of(tmp_path / "lightning_logs").Tags()["scalars"]
     assert ("certificate/value/0" in tags, "certificate/value/1" in tags) == (False, True)
     for optimizer in trainer.optimizers:
         before = copy.deepcopy(module.state_dict())
@@ -305,9 +281,10 @@ def test_refusals(tmp_path):
     headless = type("Headless", (Tiny,), {"forward": LightningModule.forward})
     with pytest.raises(ValueError, match="batches must be there for every evaluation"):
         AveragingCallback(iter([torch.ones(2, 4)]))
-    with pytest.raises(TypeError, match=r"one of o2nc.s with averages.*got SGD"):
-        fit(tmp_path, Tiny(lambda module: torch.optim.SGD(module.parameters())), AveragingCallback())
-    with pytest.raises(ValueError, match="keeps no averages"):
-        fit(tmp_path, Tiny(lambda module: o2nc.ScaledSGDM(module.parameters())), AveragingCallback())
-    with pytest.raises(TypeError, match=r"Headless has no forward\(\): define one"):
-        fit(tmp_path, headless(), AveragingCallback(shuffled()))
+    for module, words in (
+        (Tiny(lambda module: torch.optim.SGD(module.parameters())), r"one of o2nc.s with averages.*got SGD"),
+        (Tiny(lambda module: o2nc.ScaledSGDM(module.parameters())), "keeps no averages"),
+        (headless(), r"Headless has no forward\(\): define one"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            fit(tmp_path, module, AveragingCallback(shuffled()))

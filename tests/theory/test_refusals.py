@@ -81,6 +81,7 @@ VALUES = [
     (lambda: guarantee(decayed(), lr=[0.1] * 50), "with decay or kappa=2 a schedule"),
     (lambda: adaptive(steps=0), "steps must be"),
     (lambda: adaptive().bound(lipschitz=0.0), "lipschitz must be"),
+    (lambda: adaptive().price_of_the_gap(largest=1e-9, wealth=1.0), "is too small here"),
     (lambda: stop(lipschitz=0.05), r"eps must be below lipschitz = 0\.05"),
     (lambda: theory.stopping_plan(0.0, 1.0, lipschitz=1.0), "eps must be"),
     (lambda: theory.stopping_plan(1e-200, 1e300, lipschitz=1.0), "out of float64's range together"),
