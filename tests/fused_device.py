@@ -7,7 +7,6 @@ import copy
 import importlib.metadata
 from dataclasses import replace
 from functools import cache, partial
-from random import Random
 from unittest.mock import patch
 
 import pytest
@@ -37,11 +36,6 @@ def without_triton():
 
 NO_TRITON = without_triton()
 needs_triton = pytest.mark.skipif(bool(NO_TRITON), reason=NO_TRITON)
-
-
-def search(examples):
-    """Run a test with that many different ``chance``, sources of random choices; it needs nothing but pytest."""
-    return pytest.mark.parametrize("chance", [Random(i) for i in range(examples)], ids=range(examples))
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""Runs that are logged, and the rows of their logs; for the tests of the logger, of shards and of accelerate."""
+"""Runs that are logged, and what is logged; for the tests of the logger, of shards and of trainers."""
 
 import torch
 
 from o2nc.logger import Row
-from registry import OURS, ours_of
+from registry import OURS, descend, ours_of
 
 
 def make(name="ScaledSGDM"):
@@ -15,11 +15,8 @@ def make(name="ScaledSGDM"):
 
 def train(model, optimizer, steps, after=lambda: None):
     for _ in range(steps):
-        step = int(ours_of(optimizer)["step"])
-        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        (model(x) - x[:, :1]).abs().mean().backward()
-        optimizer.step()
+        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(int(ours_of(optimizer)["step"])))
+        descend(optimizer, lambda: (model(x) - x[:, :1]).abs().mean())  # noqa: B023
         after()
 
 
@@ -32,3 +29,24 @@ def read(path):
 
 def steps(path):
     return [row.step for row in read(path)]
+
+
+# what a run logs
+NAMES = {"run/verdict", *(f"certificate/{key}" for key in ("value", "gradient", "spread", "progress", "ess"))}
+
+
+def sgdm(model):
+    return OURS["ScaledSGDM"](model.parameters())
+
+
+def same(a, b):
+    """Return whether two state dicts are the same, bitwise."""
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def events_of(folder):
+    """Return what TensorBoard reads of the one run in a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (run,) = (path for path in folder.iterdir() if path.is_dir())
+    return EventAccumulator(str(run)).Reload()

@@ -64,7 +64,7 @@ class OwnWindow(o2nc.Window):
     every: int = 1
 
     def gamma(self, n):
-        return 4 / (n + 3)
+        return 4 / (n + 4)  # also of the first, which is the average whatever its γ is
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ class Lion(optim.Optimizer):
     """An optimizer from outside, with a state under names that are ours, too, and of which nothing is known."""
 
     def __init__(self, params, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "step": 0, "seed": 7.0})
+        ours = {"step": 0, "seed": 7.0, "nesterov": True, "dampening": 0.0}  # in name only, or torch's SGD's
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay} | ours)
 
     @torch.no_grad()
     def step(self, closure=None):

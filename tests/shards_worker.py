@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import o2nc
 from o2nc import learners
 from o2nc.logger import CertificateLogger
-from registry import LEARNERS, OURS, VARIANTS, claims, ours_of, params_of
+from registry import LEARNERS, OURS, VARIANTS, claims, descend, ours_of, params_of
 
 STEPS, LATER = 6, 4
 EVERY_4 = o2nc.Polynomial(3, every=4)  # iterates 1, 5 and 9 count: a checkpoint after 6 is between two of them
@@ -78,9 +78,7 @@ def train(model, optimizer, begin, end, rank=0, size=1):
     """Take steps, each on a batch of its own, of which every process has a share."""
     for step in range(begin, end):
         x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        model(x[rank::size]).abs().mean().backward()
-        optimizer.step()
+        descend(optimizer, lambda: model(x[rank::size]).abs().mean())  # noqa: B023
 
 
 def whole(tensors):
@@ -263,9 +261,8 @@ def states(model, optimizer, options=None):
 
 
 def set_states(model, optimizer, found, options=None):
-    set_state_dict(
-        model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"], options=options
-    )
+    both = {"model_state_dict": found["model"], "optim_state_dict": found["optimizer"]}
+    set_state_dict(model, optimizer, **both, options=options)
 
 
 def save(mesh, rank, size):

@@ -15,9 +15,6 @@ import pytest
 
 from pages import DOCS, PAGES, ROOT, anchor, blocks
 
-# --- the README's numbers
-
-
 # the lines of the README's table of costs, in its order: their names in the record, and in the list of prices
 COSTS = {
     "torch AdamW, fused": "o2nc.AdamW(params)",
@@ -88,9 +85,6 @@ def test_the_size_of_the_gpt_in_the_readme():
     assert f"a GPT of {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters" in PAGES["README.md"]
 
 
-# --- commands
-
-
 def spoken(text):
     """Return the commands of a page: lines of its shell blocks, and o2nc's in the text."""
     lines = [line for block in blocks(text, "sh") for line in block.splitlines()]
@@ -132,9 +126,6 @@ def parse(arguments):
         cli.find_parser(name).parse_args(options)
 
 
-# --- links
-
-
 def anchors(text):
     """Return the anchors of a page's headings."""
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
@@ -167,8 +158,6 @@ def test_every_page_is_in_the_contents():
             listed |= {str(path.relative_to(ROOT)) for path in DOCS.glob(f"{entry}.md")}
     assert listed == PAGES.keys()
 
-
-# --- the reference
 
 MODULES = ("o2nc", "o2nc.learners", "o2nc.problems", "o2nc.theory")
 NAMES = [(module, name) for module in MODULES for name in importlib.import_module(module).__all__]

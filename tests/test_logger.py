@@ -21,9 +21,6 @@ def path(tmp_path):
     return tmp_path / "certificate.csv"
 
 
-# --- what is in it
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_rows_are_the_optimizers_own_answers(name, path):
     """Bitwise, and the run is the same with a log; the progress is nan of those that have none."""
@@ -152,9 +149,6 @@ def test_compiled_steps_are_logged(fullgraph, path):
     torch._dynamo.reset()
 
 
-# --- rows are only appended
-
-
 @pytest.mark.parametrize("opened", ["before", "after"])
 def test_a_resumed_run_reads_as_an_unbroken_one(opened, path, tmp_path):
     """Stopped after 13 steps, resumed at step 7 by a log that is opened before the checkpoint is loaded, or after."""
@@ -200,9 +194,6 @@ def test_a_full_disk_costs_rows_and_not_the_run(path):
     train(model, optimizer, 2)
     assert path.read_bytes().startswith(before)
     assert path.read_text().splitlines()[-1].startswith("6,")
-
-
-# --- what is refused, and how it ends
 
 
 def test_refusals(path, tmp_path):

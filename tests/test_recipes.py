@@ -227,9 +227,6 @@ SAYS = {
 }
 
 
-# --- scripts
-
-
 def launch(name, folder):
     """Write a recipe's script, run its commands one after the other, and yield what each prints."""
     (script,) = blocks(SCRIPTS[name])

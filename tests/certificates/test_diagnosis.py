@@ -40,9 +40,6 @@ def sgd(d=200, momentum=0.9, **options):
     return o2nc.SGD([x], lr=0.01, momentum=momentum, average=o2nc.Polynomial(12), **options)
 
 
-# --- the displacement
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("steps", [150, 3000])
 def test_a_random_walk_has_displacement_1_and_a_line_13(momentum, steps):
@@ -127,9 +124,6 @@ def test_the_mean_of_noise_is_at_the_noise_floor():
     assert found["noise_floor"] == pytest.approx(math.sqrt(200 / opt.certificate().ess), rel=0.1)
     assert found["gradient_to_noise"] == pytest.approx(1, rel=0.2)
     assert "noise_floor" not in walk(sgd(), 200).diagnose().evidence
-
-
-# --- verdicts
 
 
 FIRST = [
@@ -244,9 +238,6 @@ def test_replayed_steps_have_no_displacement():
     assert "CUDA graph" in found.advice
 
 
-# --- what it may be asked, and what it leaves alone
-
-
 class Counting(torch.nn.Linear):
     """Exchanges its buffers in every forward pass."""
 
@@ -293,9 +284,7 @@ def test_every_optimizer_has_it_and_it_changes_nothing(name):
             return value
 
         for t in range(140):
-            opt.zero_grad()
-            model(torch.randn(8, 4)).sum(1).abs().mean().backward()
-            opt.step()
+            descend(opt, lambda: model(torch.randn(8, 4)).sum(1).abs().mean())  # noqa: B023
             if asks and t in (0, 60, 139):
                 blank = torch.nn.Module.__new__(torch.nn.Module)  # alive, but not initialised
                 before = states(model, opt)

@@ -157,9 +157,6 @@ def test_a_dimension_in_which_no_matrix_is_kept():
     assert found.success, found.message
 
 
-# --- gradients with noise
-
-
 def noisy(seed, noise=0.5, d=4):
     """Σ|x_k|/√d with errors of length ``noise``, of F as well; the exact function; a start."""
     random = np.random.default_rng(seed)

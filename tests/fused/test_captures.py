@@ -10,8 +10,6 @@ from o2nc.fused import engine
 from problem import parameters
 from registry import advance, params_of
 
-# ---- what cannot be captured ----
-
 REFUSED = {
     "ScaledSGDM": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, foreach=True),
     "averages alone": lambda ps: o2nc.ScaledSGDM(ps, lr=0.1, scaling=None, average=0.9),

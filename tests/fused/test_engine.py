@@ -14,8 +14,6 @@ from o2nc.fused.rule import DeviceRule, Layout, Rule, Scalars
 from o2nc.optimizers.base import Averaged
 from registry import OwnFactor, OwnWindow, step
 
-# ---- the choice ----
-
 OGD = rig.LEARNERS[0]
 NOTHING, AVERAGES, ALL = "nothing", "averages", "all"
 CHOICES = [

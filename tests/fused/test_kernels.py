@@ -2,14 +2,14 @@
 
 import gc
 import weakref
+from random import Random
 
 import pytest
 import torch
 
 import fused_device as rig
 import o2nc
-
-# ---- against the step without kernels ----
+from registry import step
 
 
 def draw(chance, **choices):
@@ -55,7 +55,7 @@ def history(chance, count, groups, options):
 
 
 @pytest.mark.some(40)
-@rig.search(120)
+@pytest.mark.parametrize("chance", [*map(Random, range(120))], ids=range(120))
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_run(device, kind, chance):
     """Any options, sizes, groups, windows, laws, learners; options that change, late and absent gradients."""
@@ -108,9 +108,6 @@ def test_gradients_of_zero_and_nan(device, learner, value):
         return opt
 
     rig.compare(work)
-
-
-# ---- dtypes ----
 
 
 def ulps(a, b):
@@ -178,9 +175,6 @@ def test_mixed_dtypes_do_not_mix(device, make):
         assert torch.equal(p, q)
         assert torch.equal(ours_of["average"], theirs["average"])
         assert ours_of["average"].dtype == torch.promote_types(p.dtype, torch.float32)
-
-
-# ---- memory ----
 
 
 # parameters that do not lie row by row, or not at the beginning of their memory
@@ -280,9 +274,7 @@ def test_many_tensors(device, count, make):
         opt = make(params, fused)
         for t in (1, 2):
             noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(t), dtype=torch.float64).to(device)
-            for p, g in zip(params, noise, strict=True):
-                p.grad = g.clone()
-            opt.step()
+            step(opt, *(g.clone() for g in noise))
         return opt
 
     rig.compare(work)

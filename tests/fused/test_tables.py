@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 import torch
-from torch.utils._pytree import keystr, tree_flatten_with_path
+from torch.utils._pytree import tree_map
 
 import fused_device as rig
 import o2nc
@@ -48,9 +48,6 @@ def test_new_addresses_and_rates_are_uploaded(device, counted, make):
     params[0].grad = None
     opt.step()
     assert counted == {"layouts": 1, "uploads": 6}
-
-
-# ---- surgery ----
 
 
 def reset_buffers(opt, params):
@@ -172,9 +169,6 @@ def test_the_counter_set_by_hand(device, make, in_place):
     rig.compare(work)
 
 
-# ---- learning rates ----
-
-
 @pytest.mark.some(4)
 @pytest.mark.parametrize("shape", [(), (1,)])
 @pytest.mark.parametrize("on", ["cpu", *(["cuda"] if rig.CUDA else [])])
@@ -198,15 +192,6 @@ def test_lr_as_a_tensor(device, make, on, shape):
     rig.agree(rig.facts(opt), rig.facts(plain), tolerance=0)
 
 
-# ---- checkpoints and shards ----
-
-
-def kinds(opt):
-    """Return the types and dtypes of all entries of a checkpoint."""
-    leaves = tree_flatten_with_path(rig.saved(opt))[0]
-    return {keystr(path): (type(v), getattr(v, "dtype", None)) for path, v in leaves}
-
-
 @rig.cases
 @pytest.mark.parametrize("fused", [True, False])
 def test_checkpoints_go_between_the_two(device, make, fused):
@@ -216,7 +201,7 @@ def test_checkpoints_go_between_the_two(device, make, fused):
     def work(with_kernels):
         params = rig.begin(device)
         opt = rig.advance(make(params, fused and with_kernels), params, (1, 2, 3))
-        found.append(kinds(opt))
+        found.append(tree_map(lambda v: (type(v), getattr(v, "dtype", None)), rig.saved(opt)))
         resumed = make(params, not fused and with_kernels)
         wanted = resumed.param_groups[0].get("fused")
         resumed.load_state_dict(opt.state_dict())

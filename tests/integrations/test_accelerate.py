@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import o2nc  # noqa: E402
-from frameworks import events_of  # noqa: E402
-from logged import read  # noqa: E402
+from logged import events_of, read  # noqa: E402
 from o2nc.logger import CertificateLogger  # noqa: E402
 from o2nc.optimizers.wrapped import averaged_optimizer  # noqa: E402
 from registry import OURS, claims, identical  # noqa: E402

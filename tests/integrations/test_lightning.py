@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import o2nc
-from frameworks import NAMES, events_of, same, sgdm
+from logged import NAMES, events_of, same, sgdm
 from o2nc.certificates.diagnosis import VERDICTS
 from o2nc.integrations.lightning import AveragingCallback
 from registry import OURS, claims, identical

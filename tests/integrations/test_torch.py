@@ -30,9 +30,6 @@ def loss_of(model, x):
     return (model(x) - x[:, :1]).abs().mean()
 
 
-# --- groups
-
-
 def groups_of(model):
     return [
         {"params": model[0].parameters(), "lr": 0.05, "weight_decay": 0.1},
@@ -65,8 +62,6 @@ def test_the_certificate_sees_every_groups_weight_decay():
     assert certificate.gradient == pytest.approx(float(decay), rel=1e-12)
     assert [part.gradient for part in certificate.by_parameter.values()][2:] == [0, 0]
 
-
-# --- schedules
 
 SCHEDULES = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda k: 1 / (1 + k)),
@@ -111,9 +106,6 @@ def test_schedules_do_what_they_do_to_sgd(name, schedule, lr):
     identical(trained(SCHEDULED[name]), trained(lambda ps, lr: SGD(ps, lr, 0.9)))
 
 
-# --- hooks
-
-
 @every_optimizer
 def test_hooks_of_all_kinds_run_once(name):
     model = make()
@@ -130,8 +122,6 @@ def test_hooks_of_all_kinds_run_once(name):
     saving, loading = (["pre " + what, "post " + what] for what in ("state_dict", "load_state_dict"))
     assert seen[:1] + seen[3:] == ["pre step", *saving, *loading]
 
-
-# --- mixed precision
 
 SCALED = OURS | {
     "SGD fused": lambda ps: OURS["SGD"](ps, fused=True),

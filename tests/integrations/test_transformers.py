@@ -13,7 +13,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed, which the
 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 
 import o2nc  # noqa: E402
-from frameworks import NAMES, events_of, same, sgdm  # noqa: E402
+from logged import NAMES, events_of, same, sgdm  # noqa: E402
 from o2nc.integrations.transformers import AveragingCallback  # noqa: E402
 from o2nc.logger import CertificateLogger  # noqa: E402
 

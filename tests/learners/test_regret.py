@@ -219,8 +219,17 @@ BOUNDED = [
 ]
 
 
-def assert_bound(learner, beta):
-    """Play every adversary and require that regret minus bound is <= 0 along the run, for the worst u."""
+LONGER_MEMORY = [
+    (ScaleFree(0.3, diagonal=diagonal, radius=radius, beta2=beta**2 + more * (1 - beta**2)), beta)
+    for beta, more in product((0.5, 0.9), (0.5, 0.95))
+    for diagonal, radius in ((False, np.inf), (False, 0.2), (False, 1.0), (True, np.inf))
+]
+
+
+@pytest.mark.some(59)
+@pytest.mark.parametrize(("learner", "beta"), [*product(BOUNDED, BETAS), *LONGER_MEMORY], ids=repr)
+def test_regret_is_below_its_bound(learner, beta):
+    """Of every adversary, all along the run, for the worst u."""
     for seed, adversary in product(range(3), ADVERSARIES):
         rng = np.random.default_rng(seed)
         scheduled = seed and isinstance(learner, OGD | BallOGD | FTRL)
@@ -231,25 +240,6 @@ def assert_bound(learner, beta):
         radius = learner.lr if isinstance(learner, BallAdaGrad) else getattr(learner, "radius", np.inf)
         worst = np.max(regret_excess(g, delta, beta, decay, *bound, radius, diagonal=diagonal))
         assert worst <= 1e-10, f"{learner} exceeds its bound by {worst} (relative) against {adversary.__name__}"
-
-
-@pytest.mark.some(53)
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("learner", BOUNDED, ids=repr)
-def test_regret_is_below_its_bound(learner, beta):
-    assert_bound(learner, beta)
-
-
-@pytest.mark.some(6)
-@pytest.mark.parametrize("more", [0.5, 0.95])
-@pytest.mark.parametrize("beta", [0.5, 0.9])
-@pytest.mark.parametrize(("diagonal", "radius"), [(False, np.inf), (False, 0.2), (False, 1.0), (True, np.inf)])
-def test_scale_free_with_a_longer_memory(diagonal, radius, beta, more):
-    beta2 = beta**2 + more * (1 - beta**2)
-    assert_bound(ScaleFree(lr=0.3, diagonal=diagonal, radius=radius, beta2=beta2), beta)
-
-
-# ---- coin betting
 
 
 def shortened(adversary, bound):

@@ -100,9 +100,6 @@ def test_numbers_of_numpy():
     assert o2nc.Exponential().sample(np.uint64(7), np.int32(2)) == o2nc.Exponential().sample(7, 2)
 
 
-# --- learners and laws of the user's
-
-
 @dataclass(frozen=True)
 class Custom:
     """A learner whose state has these keys, and whose update returns this."""
@@ -145,9 +142,6 @@ test_factors_must_be_dataclasses = refusals(
     (lambda: sgdm(scaling=NotADataclass()), TypeError, "a law is an instance of a dataclass"),
     (lambda: sgdm(scaling=Custom()), TypeError, "lacks sample"),
 )
-
-
-# --- random_scaling of what is not torch's own
 
 
 def test_scaling_by_displacement():

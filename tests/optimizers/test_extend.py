@@ -78,9 +78,6 @@ def test_an_optimizer_with_state_is_extended_from_its_next_step_on():
         torch.testing.assert_close([p.detach() for p in params_of(opt)], means)
 
 
-# --- steps that fail
-
-
 class Flaky(optim.RMSprop):
     """An optimizer whose steps fail when they are told to."""
 
@@ -134,9 +131,6 @@ def test_after_a_failed_step_other_gradients_or_a_checkpoint_may_come():
     identical(claims(advance(resumed, [5])), expected)
     opt.load_state_dict(saved)
     identical(claims(advance(opt, [5])), expected)
-
-
-# --- what is refused
 
 
 class Wrapper(optim.Optimizer):
@@ -251,25 +245,6 @@ def test_what_cannot_be_extended_can_be_later(monkeypatch):
             o2nc.extend(opt, average=0.9)
     assert vars(opt) == before
     advance(o2nc.extend(opt, average=0.9), [1, 2])
-
-
-class Nesterov(optim.Optimizer):
-    """One from outside that has some of SGD's options."""
-
-    def __init__(self, params):
-        super().__init__(params, {"lr": 0.1, "nesterov": True, "dampening": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for p in self.param_groups[0]["params"]:
-            p.sub_(0.1 * p.grad)
-
-
-def test_options_of_others_are_not_taken_for_torchs():
-    opt = o2nc.extend(Nesterov(parameters()), average=0.9)
-    before = [p.detach().clone() for p in params_of(opt)]
-    advance(opt, [1])
-    assert all(torch.equal(p, x - 0.1 * p.grad) for p, x in zip(params_of(opt), before, strict=True))
 
 
 def test_weight_decay_in_the_certificate():

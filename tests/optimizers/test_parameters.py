@@ -29,9 +29,6 @@ def zeros(*shape, dtype=torch.float32):
     return torch.nn.Parameter(torch.zeros(*shape, dtype=dtype))
 
 
-# --- which have gradients
-
-
 @every_optimizer
 def test_frozen_gradless_and_late_parameters(name):
     """A parameter without a gradient stays where it is; one that was frozen, or in a late group, joins."""
@@ -78,7 +75,7 @@ def test_absent_gradients_are_zeros_to_a_joint_learner():
         for _ in range(11):
             opt.zero_grad()
             delta = delta_of(opt, p).item() if opt.state.get(p) else 0.0
-            p.grad = torch.tensor([1.0 if delta > 0 else -1.0], dtype=torch.float64)
+            p.grad = torch.full_like(p, 1.0 if delta > 0 else -1.0)
             opt.step()
     assert opt.progress <= 1.0
 
@@ -90,9 +87,6 @@ def test_state_that_is_reset_by_hand_begins_again(name):
     advance(opt, range(4, 8))
     assert is_finite(opt)
     assert opt.certificate().by_parameter[1].spread > 0
-
-
-# --- dtypes and layouts
 
 
 @every_optimizer
@@ -119,9 +113,8 @@ def test_averages_follow_the_dtype_of_their_parameters(name, fused, device):
         assert {ours_of(opt, p)[key].dtype for p in params for key in ("average", "gradient")} == {dtype}
         assert math.isfinite(opt.certificate().value)
         with opt.averaged():
-            assert all(
-                torch.equal(p, ours_of(opt, p)["average"]) or "last_average" in ours_of(opt, p) for p in params
-            )
+            kept = [ours_of(opt, p) for p in params]
+            assert all(torch.equal(p, k["average"]) or "last_average" in k for p, k in zip(params, kept, strict=True))
 
 
 @every_optimizer
@@ -157,20 +150,15 @@ def test_slices_do_not_matter(name):
     pieces = [torch.nn.Parameter(t.clone()) for t in whole.detach().split(sizes)]
     a, b = OURS[name]([whole]), OURS[name](pieces)
     for t in range(3):
-        whole.grad = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(t)).double()
-        for p, g in zip(pieces, whole.grad.split(sizes), strict=True):
-            p.grad = g.clone()
-        a.step()
-        b.step()
+        g = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(t)).double()
+        step(a, g)
+        step(b, *g.clone().split(sizes))
     a, b = claims(a), claims(b)
     for key in {"x", "average", "output"} & a.keys():
         torch.testing.assert_close(torch.cat(b[key]), a[key][0], rtol=1e-13, atol=1e-15)
     for field in ("gradient", "spread"):
         assert getattr(a["certificate"], field) == pytest.approx(getattr(b["certificate"], field), rel=1e-12)
     assert a.get("progress", 0) == pytest.approx(b.get("progress", 0), rel=1e-10)
-
-
-# --- odd gradients
 
 
 @every_optimizer

@@ -65,9 +65,6 @@ def test_blocks_that_are_used_wrongly():
         pass
 
 
-# --- several optimizers, BatchNorm, weights to ship
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", WINDOWED)
 def test_weights_to_ship(name, tied):
@@ -146,9 +143,6 @@ def test_statistics_of_batchnorm_are_those_of_the_average():
         with block:
             identical(dict(model.state_dict()), dict(expected.state_dict()))
         identical(dict(model.state_dict()), dict(before))
-
-
-# --- when there is nothing to read
 
 
 @pytest.mark.parametrize("name", OURS)

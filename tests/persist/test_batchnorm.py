@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from o2nc.persist.batchnorm import Statistics
+from registry import identical
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,12 +55,6 @@ def updated(model, batches=BATCHES):
     return statistics(model)
 
 
-def assert_same(first, second):
-    assert first.keys() == second.keys()
-    for name in first:
-        assert torch.equal(first[name], second[name]), name
-
-
 class Derived(nn.BatchNorm1d):
     pass
 
@@ -73,7 +68,7 @@ def test_they_are_those_of_update_bn(norm, form):
     model = network(norm=(lambda _, **options: norm(**options)) if norm is nn.LazyBatchNorm1d else norm)
     before = snapshot(model)
     with recalibrated(model, map(form, BATCHES)):
-        assert_same(statistics(model), updated(model))
+        identical(statistics(model), updated(model))
     assert snapshot(model) == before
 
 
@@ -83,7 +78,7 @@ def test_the_callers_autocast_holds():
     with torch.autocast("cpu", torch.bfloat16):
         expected = updated(model, batches)
         with recalibrated(model, batches):
-            assert_same(statistics(model), expected)
+            identical(statistics(model), expected)
     with recalibrated(model, batches):
         assert not torch.equal(model[1].running_mean, expected["1.running_mean"])
 
@@ -115,7 +110,7 @@ def test_everything_comes_back_to_the_bit(where, mode):
     outcome = nullcontext() if where == "nowhere" else pytest.raises((KeyError, RuntimeError))
     with outcome, recalibrated(model, batches):
         assert snapshot(model)[1] == before[1]  # flags and momenta
-        assert_same(statistics(model), expected)
+        identical(statistics(model), expected)
         model.eval()  # what the block does to modes, momenta and statistics is undone, too
         model[1].momentum = 0.7
         model[1].running_mean.zero_()
@@ -143,7 +138,7 @@ def test_layers_without_running_statistics_are_left_alone():
     model.append(nn.BatchNorm1d(3, track_running_stats=False).double())
     before, frozen = snapshot(model), statistics(model[1])
     with recalibrated(model, BATCHES):
-        assert_same(statistics(model[1]), frozen)
+        identical(statistics(model[1]), frozen)
         means = [model[:5].eval()(x).mean(0) for x in BATCHES]
         torch.testing.assert_close(model[5].running_mean, sum(means) / len(means))
     assert snapshot(model) == before
@@ -170,7 +165,7 @@ def test_a_layer_that_no_batch_reaches_keeps_its_statistics():
     model[2].register_module("aside", copy.deepcopy(model[1]))  # Tanh does not call it
     before = statistics(model[2].aside)
     with recalibrated(model, BATCHES):
-        assert_same(statistics(model[2].aside), before)
+        identical(statistics(model[2].aside), before)
         assert model[1].num_batches_tracked == len(BATCHES)
 
 

@@ -34,9 +34,6 @@ def saved():
     return copy.deepcopy(trained(o2nc.ScaledSGDM, **SGDM).state_dict())
 
 
-# --- what it holds
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_it_is_plain_data_of_one_entry_beside_torchs(name):
     """One dictionary of ours in the first group and in every state: tensors, numbers, strings and dictionaries."""
@@ -70,9 +67,6 @@ def test_the_old_state_is_let_go(device, fused):
     old = [weakref.ref(ours_of(opt, p)["average"]) for p in params]
     opt.load_state_dict(found)
     assert all(gone() is None for gone in old)
-
-
-# --- the checkpoint wins, and a warning says so
 
 
 @pytest.mark.parametrize(
@@ -136,8 +130,6 @@ def test_one_saved_at_the_average_is_warned_of(name):
             opt.load_state_dict(found)
     opt.state_dict()
 
-
-# --- what is refused, and changes nothing
 
 KINDS = {
     "ExponentiatedO2NC": OURS["OGD"],
@@ -211,9 +203,6 @@ def test_one_without_state_begins_with_the_next_gradient(saved):
             ask()
     advance(opt, [6])
     assert opt.certificate().spread == 0
-
-
-# --- hooks and factors of the user's
 
 
 def test_hooks_see_and_change_what_is_in_the_file():

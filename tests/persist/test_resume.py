@@ -100,9 +100,6 @@ def test_a_run_by_kernels_continues_bitwise(name, way, device):
     assert rig.is_fused(check(make, way, name, partial(begin, torch.float64, device), steps=6))
 
 
-# --- what may happen between two steps
-
-
 def is_read(opt):
     claims(opt)
     repr(opt)

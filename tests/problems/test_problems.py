@@ -12,27 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import o2nc
-from o2nc.problems import (
-    Additive,
-    ChebyshevRosenbrock,
-    Climber,
-    Cosine,
-    DoubleWell,
-    MaxAffine,
-    MultiKink,
-    Oracle,
-    PhaseRetrieval,
-    Problem,
-    ReluRegression,
-    Resonance,
-    Subsampled,
-)
+from o2nc import problems
+from o2nc.problems import Additive, Climber, Cosine, MaxAffine, PhaseRetrieval, ReluRegression, Resonance, Subsampled
 from refusals import refusals
+from registry import step
 
 SHAPE = {"threshold": st.floats(0.05, 0.95), "slope": st.floats(0.01, 10), "ramp": st.floats(0, 1)}
 TRAPS = st.builds(partial(Resonance, dimension=1, momentum=0.9, position=0.0), **SHAPE)
-
-
 PHASES = ((torch.arange(20001, dtype=torch.float64) + 0.5) / 20001).unsqueeze(1)  # of a period; they miss the kinks
 
 
@@ -70,8 +56,7 @@ def test_trapped_orbit_is_one_period_per_step(climber, make):
     options = {"scaling": None} if make is o2nc.ScaledSGDM else {}
     optimizer = make([x], lr=climber.lr, momentum=0.9, dampening=0.9, **options)
     for t in range(1, 301):
-        x.grad = climber.gradient(x)
-        optimizer.step()
+        step(optimizer, climber.gradient(x))
         torch.testing.assert_close(x, start - t, rtol=0, atol=1e-9)
         assert climber.value(x).item() == pytest.approx((0.53 + 0.1 * t) * math.sqrt(climber.dimension), abs=1e-8)
 
@@ -85,14 +70,14 @@ SUITE = {
     Resonance.zero(2, momentum=0.5): (0.999, torch.ones(2)),
     Resonance.locked(3): (0.999, torch.zeros(3)),
     Climber(4): (0.999, torch.zeros(4)),
-    DoubleWell(4): (0.999, torch.ones(4)),
-    DoubleWell(1): (0.999, torch.ones(1)),
-    MultiKink(4): (0.999, torch.ones(4)),
+    problems.DoubleWell(4): (0.999, torch.ones(4)),
+    problems.DoubleWell(1): (0.999, torch.ones(1)),
+    problems.MultiKink(4): (0.999, torch.ones(4)),
     Cosine(4): (0.98, torch.zeros(4)),
     MaxAffine(5, pieces=20): (0.999, None),
     MaxAffine(3, pieces=1, seed=4): (0.999, None),
-    ChebyshevRosenbrock(2): (0.999, torch.ones(2)),
-    ChebyshevRosenbrock(5): (0.999, torch.ones(5)),
+    problems.ChebyshevRosenbrock(2): (0.999, torch.ones(2)),
+    problems.ChebyshevRosenbrock(5): (0.999, torch.ones(5)),
     PhaseRetrieval(4, samples=60): (0.75, PhaseRetrieval(4, samples=60).solution),
     Resonance(2, 0.3, 2.0, momentum=0.9, position=0.2, ramp=1.0): (0.999, torch.zeros(2)),
     ReluRegression(inputs=3, hidden=2, samples=40): (0.4, ReluRegression(3, 2, 40).solution),
@@ -135,7 +120,7 @@ def climb(problem, score, x, rounds=80, seed=2):
 
 @each
 def test_a_problem_is_one(problem):
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, problems.Problem)
     x = problem.start()
     assert (x.shape, x.dtype) == ((problem.dimension,), torch.float64)
     assert problem.value(x).shape == ()
@@ -152,7 +137,9 @@ def test_a_problem_is_one(problem):
                 method(wrong)
 
 
-@pytest.mark.parametrize("problem", [p for p in SUITE if type(p)._gradient is not Problem._gradient], ids=str)
+@pytest.mark.parametrize(
+    "problem", [p for p in SUITE if type(p)._gradient is not problems.Problem._gradient], ids=str
+)
 def test_gradient_is_autograds_and_outside_of_it(problem):
     x = cloud(problem).requires_grad_()
     (expected,) = torch.autograd.grad(problem.value(x).sum(), x)
@@ -254,7 +241,7 @@ REFUSED = {
     "threshold": [lambda: Resonance(1, 0.0, 1.0, 0.9, 0.1)],
     "slope": [lambda: Resonance(1, 0.5, 0.0, 0.9, 0.1)],
     "ramp": [lambda: Resonance(1, 0.5, 1.0, 0.9, 0.1, ramp=-0.1)],
-    "dimension": [lambda: Climber(0), lambda: ChebyshevRosenbrock(1)],
+    "dimension": [lambda: Climber(0), lambda: problems.ChebyshevRosenbrock(1)],
     "pieces": [lambda: MaxAffine(2, pieces=0)],
     "seed": [lambda: MaxAffine(2, pieces=3, seed=-1)],
     "samples": [lambda: PhaseRetrieval(2, samples=0)],
@@ -289,7 +276,7 @@ def unbiased(oracle, x, n=4000):
 @each
 def test_additive_noise(problem):
     oracle = Additive(problem, noise=0.7)
-    assert isinstance(oracle, Oracle)
+    assert isinstance(oracle, problems.Oracle)
     assert oracle.noise == 0.7
     square = unbiased(oracle, problem.start()).square().sum(-1)
     assert abs(square.mean().item() - 0.49) < 5 * square.std().item() / math.sqrt(len(square))
@@ -303,7 +290,7 @@ def test_additive_noise(problem):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_subsampling(problem, batch):
     oracle = Subsampled(problem, batch)
-    assert isinstance(oracle, Oracle)
+    assert isinstance(oracle, problems.Oracle)
     error = unbiased(oracle, problem.start() + 0.1)
     assert error.square().sum(-1).mean().item() <= oracle.noise**2
     # exactly: the mean over all terms is the gradient, their mean square deviation / batch the variance
@@ -330,19 +317,13 @@ HELD_BY_SGDM = [Resonance.buffer(1), Resonance.buffer(5), Resonance.locked(1), R
 HELD_FROM_ZERO = [Resonance.zero(1), Resonance.zero(5), Resonance.zero(1, momentum=0.5)]
 
 
-def optimizer_for(problem, x, scaling):
-    if problem in HELD_BY_SGDM:
-        b = problem.momentum
-        return o2nc.ScaledSGDM([x], lr=problem.lr, momentum=b, dampening=b, scaling=scaling, average=None)
-    # NOTES 1.5 with μ = 0: β̃ = β, and η = lr(1 − β̃)/β̃
-    beta = problem.momentum
-    learner = o2nc.learners.OGD(lr=problem.lr * (1 - beta) / beta)
-    return o2nc.ExponentiatedO2NC([x], learner, beta=beta, scaling=scaling, average=False)
-
-
 def gradients_seen(problem, scaling, steps):
-    x = problem.start()
-    optimizer = optimizer_for(problem, x, scaling)
+    x, b = problem.start(), problem.momentum
+    if problem in HELD_BY_SGDM:
+        optimizer = o2nc.ScaledSGDM([x], problem.lr, momentum=b, dampening=b, scaling=scaling)
+    else:  # NOTES 1.5 with μ = 0: β̃ = β, and η = lr(1 − β̃)/β̃
+        learner = o2nc.learners.OGD(lr=problem.lr * (1 - b) / b)
+        optimizer = o2nc.ExponentiatedO2NC([x], learner, beta=b, scaling=scaling, average=False)
     seen = torch.empty(steps, problem.dimension, dtype=torch.float64)
     for t in range(steps):
         x.grad = seen[t] = problem.gradient(x)

@@ -69,9 +69,6 @@ def test_sharp_plan_is_a_guarantee(law):
     assert printed.output == made_with(printed.optimizer([torch.zeros(2)]))["output"] == "uniform"
 
 
-# ---- the rest of the theorem: schedules, dampening, laws, optimizers
-
-
 @pytest.mark.parametrize("steps", [1, 2, 50])
 def test_constant_schedule_is_the_constant(steps):
     known = {"momentum": 0.9, "steps": steps, "noise": 0.5, **UNIT}

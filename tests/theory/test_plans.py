@@ -58,9 +58,6 @@ def test_smallest_n_that_is_named_is_enough():
         theory.plan(n - 1, **known)
 
 
-# ---- the sharp ones
-
-
 @given(
     st.integers(2, 10**7),  # one step has no spread, so that a longer lr is always better
     KNOWN,
@@ -122,9 +119,6 @@ def test_best_c_of_the_smooth_regime():
     assert there <= 0.3 < before
 
 
-# ---- the variance lemma
-
-
 @given(st.floats(0.01, 0.9999))
 @settings(deadline=None)
 def test_spread_constant_is_at_most_one(beta):
@@ -134,9 +128,6 @@ def test_spread_constant_is_at_most_one(beta):
         c = theory.spread_constant(beta, second_moment=moment)
         assert c == pytest.approx(beta * ((beta + q) / (1 + beta)) ** 2, rel=1e-12)
     assert theory.spread_constant(beta) <= 1
-
-
-# ---- the rest
 
 
 def test_lower_bound():
@@ -149,9 +140,6 @@ def test_plan_says_what_it_is():
     assert "E‖∇F(x̄)‖_c <= " in text
     assert "no less than G" not in text
     assert "no less than G" in str(theory.plan(10, **UNIT))
-
-
-# ---- the edges
 
 
 def best_bound(n, known):
