@@ -200,7 +200,6 @@ ieee = pytest.mark.filterwarnings("ignore:(divide by zero|invalid value|overflow
 SIZES = [(), (0,), (1,), (3, 5), (511,), (512,), (513,), (1023,), (1024,), (1025,), (2049,), (2, 3, 2, 1)]
 FEW = [(3, 2), (), (1025,)]
 
-
 # what kernels do: all of the step, or for SGD without a law and for extended optimizers the averages alone
 LEARNERS = [
     learner for learner in ALL_LEARNERS if getattr(learner, "elementwise", False) and hasattr(learner, "device_rule")

@@ -50,3 +50,11 @@ def events_of(folder):
 
     (run,) = (path for path in folder.iterdir() if path.is_dir())
     return EventAccumulator(str(run)).Reload()
+
+
+def forget_accelerators():
+    """Forget the settings of earlier Accelerators, which accelerate keeps for the whole process."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

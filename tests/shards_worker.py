@@ -122,9 +122,6 @@ def diagnosed(mesh=None, rank=0, size=1):
     return {"verdict": found.verdict, "numbers": [found.evidence["displacement"], *numbers, ladder.displacement]}
 
 
-# --- tasks
-
-
 def converted(mesh=None, rank=0, size=1):
     """Train, convert the model while the optimizer has it, which exchanges what is in its DTensors, and train on."""
     model, optimizer = make("SGD", mesh)

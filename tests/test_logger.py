@@ -74,8 +74,7 @@ class Values(Scalars):
 
 @pytest.mark.parametrize("kind", [Scalars, Values])
 def test_a_writer_gets_the_same_and_every_parameters_share(kind, path):
-    model, optimizer = make()
-    writer = kind()
+    (model, optimizer), writer = make(), kind()
     CertificateLogger(optimizer, path, every=4, writer=writer)
     train(model, optimizer, 4)
     (row,), found = read(path), writer.found.pop(4)
@@ -91,8 +90,7 @@ def test_a_writer_gets_the_same_and_every_parameters_share(kind, path):
 
 def test_a_writer_that_fails_costs_its_rows_and_not_the_run(path):
     """And it can be interrupted."""
-    model, optimizer = make()
-    writer = Scalars()
+    (model, optimizer), writer = make(), Scalars()
     failing = iter([RuntimeError("the server is gone"), OSError(), KeyboardInterrupt()])
 
     def fail(*_):

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import o2nc
+from logged import forget_accelerators
 from pages import PAGES, anchor, blocks, sections
 from processes import needs_fsdp2, torchrun
 
@@ -62,10 +63,7 @@ def run(tmp_path, monkeypatch, capsys):
         torch.manual_seed(0)
         yield run
     if "accelerate" in sys.modules:
-        from accelerate.state import AcceleratorState, GradientState
-
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
+        forget_accelerators()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
@@ -286,11 +284,8 @@ def test_what_is_said_is_of_recipes_that_there_are():
 
 
 @pytest.mark.parametrize("page", RECIPES)
-def test_the_contents_link_to_every_recipe(page):
+def test_pages_begin_alike_and_link_to_their_recipes(page):
     opening, own = RECIPES[page]
+    assert blocks(opening) == blocks(OPENING)
     names = [name for name, text in own.items() if blocks(text) or name in ("Which window?", "What is tested")]
     assert set(re.findall(r"\]\(#([^)]+)\)", opening)) == {anchor(name) for name in names}
-
-
-def test_the_pages_begin_alike():
-    assert blocks(OPENING) == blocks(RECIPES["docs/recipes-trainers.md"][0])

@@ -1,4 +1,4 @@
-"""Slow, obvious twins of the averages and of the energy theorem, written from their definitions.
+"""Slow, obvious twins of the averages and of the energy theorem; a learner played without an optimizer around it.
 
 Averages are summed directly: no recursion, no γ.
 """
@@ -6,6 +6,9 @@ Averages are summed directly: no recursion, no γ.
 import math
 
 import numpy as np
+import torch
+
+from problem import flat
 
 
 def weights(window, n, w=None):
@@ -59,3 +62,21 @@ def energy_bound(n, beta, eta, *, c, gap, lipschitz, noise=0.0, output="geometri
         return root + noise * (alpha * (n - 1) + 1) / (n * lib.sqrt(keep)) + last
     start = lipschitz * beta * (1 - beta**n) / (alpha * n)
     return start + alpha / n * lib.sqrt(((n - 1) / keep + 1) * t) + noise * alpha / lib.sqrt(keep) + last
+
+
+def play(learner, gradient, beta, lrs=None, *, shapes=((2,), (), (1, 2)), dtype=torch.float64):
+    """Return g_1, …, g_n and Δ_1, …, Δ_{n+1}, a row each, all tensors in one vector.
+
+    ``gradient`` is a function of t and Δ_t, or has a row for each t; ``lrs`` has an lr, or one per tensor, each t, by
+    default the learner's own.
+    """
+    lrs = [learner.lr] * len(gradient) if lrs is None else lrs
+    deltas = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    states, gs, played = [learner.init(delta) for delta in deltas], [], [flat(deltas)]
+    for t, lr in enumerate(lrs, 1):
+        gs.append(gradient(t, played[-1]) if callable(gradient) else gradient[t - 1])
+        parts = torch.as_tensor(gs[-1]).to(dtype).split([delta.numel() for delta in deltas])
+        grads = [part.reshape(delta.shape) for part, delta in zip(parts, deltas, strict=True)]
+        learner.update(deltas, grads, states, lr if isinstance(lr, list) else [lr] * len(deltas), beta)
+        played.append(flat(deltas))
+    return np.array(gs), np.array(played)

@@ -168,12 +168,15 @@ def test_a_run_that_exchanges_its_weights_or_diverges_is_too_hot():
 
 
 @pytest.mark.parametrize("bad", [540, 561, 580, 583])
-def test_a_spike_is_found_and_dated(bad):
+def test_a_spike_and_what_broke_are_found_and_dated(bad):
     found = run(sgd(), lambda t, x: noise(t) * (50 if t == bad else 1), 600).diagnose()
     assert found.verdict == "spike"
     first, last = (round(found.evidence[key]) for key in ("spike_step", "spike_end"))
     assert first <= bad <= last <= first + 30
     assert f"steps {first} to {last}" in found.advice
+    broken = run(sgd(), lambda t, x: noise(t) * (math.nan if t == bad else 1), 600).diagnose()
+    assert broken.verdict == "broken"
+    assert bad - 10 <= broken.evidence["finite_at"] < bad
 
 
 @pytest.mark.parametrize("where", ["x", "x̄", "ḡ"])
@@ -199,12 +202,6 @@ def test_the_advice_is_to_go_back_where_averages_cannot_restart():
     with pytest.warns(UserWarning, match="is not finite") as warned:
         opt.certificate()
     assert "restart_averages" not in str(warned[0].message)
-
-
-def test_what_broke_is_dated():
-    found = run(sgd(), lambda t, x: noise(t) * (math.nan if t == 380 else 1), 400).diagnose()
-    assert found.verdict == "broken"
-    assert 370 <= found.evidence["finite_at"] < 380
 
 
 def test_before_the_averages_begin_it_is_too_early():

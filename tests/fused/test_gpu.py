@@ -13,8 +13,6 @@ import fused_device as rig
 import o2nc
 from o2nc.scaling import uniform
 
-# ---- compiling ----
-
 
 @rig.needs_triton
 @pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.slow)])

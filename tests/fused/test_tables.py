@@ -50,11 +50,6 @@ def test_new_addresses_and_rates_are_uploaded(device, counted, make):
     assert counted == {"layouts": 1, "uploads": 6}
 
 
-def reset_buffers(opt, params):
-    for p in params:
-        opt.state[p]["momentum_buffer"] = torch.zeros_like(p)
-
-
 def convert(p, data):
     p.grad, p.data = None, data
 
@@ -85,7 +80,7 @@ def replace_entries(opt, p, key, ours=False):
 
 
 SURGERIES = {
-    "reset buffers": reset_buffers,
+    "reset buffers": lambda opt, ps: [opt.state[p].update(momentum_buffer=torch.zeros_like(p)) for p in ps],
     "forget a buffer": lambda opt, params: opt.state[params[0]].update(momentum_buffer=None),
     "move data": lambda opt, params: [convert(p, p.data.clone()) for p in params],
     "reorder data": lambda opt, params: convert(params[0], params[0].data.t().contiguous().t()),

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 import o2nc  # noqa: E402
-from logged import events_of, read  # noqa: E402
+from logged import events_of, forget_accelerators, read  # noqa: E402
 from o2nc.logger import CertificateLogger  # noqa: E402
 from o2nc.optimizers.wrapped import averaged_optimizer  # noqa: E402
 from registry import OURS, claims, identical  # noqa: E402
@@ -18,14 +18,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(autouse=True)
 def _new_accelerator():
-    """Forget the settings of earlier Accelerators, which it keeps for the whole process."""
     yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
+    forget_accelerators()
 
 
 def make(name="ScaledSGDM", **settings):
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    forget_accelerators()
     accelerator = accelerate.Accelerator(cpu=True, **settings)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))

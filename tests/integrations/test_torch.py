@@ -21,12 +21,9 @@ def make(dtype=torch.float64):
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).to(dtype)
 
 
-def batch(step, dtype=torch.float64):
-    x = torch.randn(24, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-    return x.to(dtype)
-
-
-def loss_of(model, x):
+def loss_of(model, t, dtype=torch.float64):
+    """Return the loss of step t."""
+    x = torch.randn(24, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(t)).to(dtype)
     return (model(x) - x[:, :1]).abs().mean()
 
 
@@ -49,7 +46,7 @@ def test_groups_keep_their_own_lr_decay_and_momentum():
             for group, lr in zip(reference.param_groups, rates, strict=True):
                 group["lr"] = lr if scaling is None else lr * law.sample(7, t + 2)
             for m, o in ((model, optimizer), (twin, reference)):
-                descend(o, lambda: loss_of(m, batch(t)))  # noqa: B023
+                descend(o, lambda: loss_of(m, t))  # noqa: B023
         assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
@@ -98,7 +95,7 @@ def test_schedules_do_what_they_do_to_sgd(name, schedule, lr):
                 for thing, state in zip(things, saved, strict=True):
                     thing.load_state_dict(state)
             model, optimizer, made = things
-            descend(optimizer, lambda: loss_of(model, batch(t)))  # noqa: B023
+            descend(optimizer, lambda: loss_of(model, t))  # noqa: B023
             made.step(*([1.0] if schedule == "ReduceLROnPlateau" else []))
             found.append([(float(group["lr"]), group["momentum"]) for group in optimizer.param_groups])
         return found, [p.detach() for p in model.parameters()]
@@ -115,7 +112,7 @@ def test_hooks_of_all_kinds_run_once(name):
         for when in ("pre", "post"):
             getattr(optimizer, f"register_{kind}_{when}_hook")(lambda *_, name=f"{when} {kind}": seen.append(name))
     everyones = register_optimizer_step_post_hook(lambda *_: seen.append("after any"))
-    descend(optimizer, lambda: loss_of(model, batch(0)))
+    descend(optimizer, lambda: loss_of(model, 0))
     everyones.remove()
     optimizer.load_state_dict(optimizer.state_dict())
     assert sorted(seen[1:3]) == ["after any", "post step"]
@@ -145,7 +142,7 @@ def test_an_overflow_consumes_nothing(name):
             for overflow in (True, False) if t in overflows else (False,):
                 optimizer.zero_grad()
                 scale = torch.inf if overflow else 1.0
-                scaler.scale(loss_of(model, batch(t, torch.float32)) * scale).backward()
+                scaler.scale(loss_of(model, t, torch.float32) * scale).backward()
                 scaler.step(optimizer)
                 scaler.update()
         assert int(ours_of(optimizer)["step"]) == 10

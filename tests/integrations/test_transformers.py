@@ -55,9 +55,8 @@ def make(folder, make_optimizer=sgdm, callback=True, callbacks=(), batches=None,
     settings = {"max_steps": 12, "logging_steps": 2, "save_steps": 4, "eval_steps": 4, "eval_strategy": "steps"}
     settings |= {"per_device_train_batch_size": 4, "lr_scheduler_type": "constant", "seed": 3}
     settings |= {"report_to": "none", "use_cpu": True, "disable_tqdm": True}
-    if isinstance(make_optimizer, tuple):
-        given = {"optimizer_cls_and_kwargs": make_optimizer}
-    else:
+    given = {"optimizer_cls_and_kwargs": make_optimizer}
+    if callable(make_optimizer):
         given = {"optimizers": (make_optimizer(model), None)}
     args = transformers.TrainingArguments(str(folder), **settings | more)
     sets = {"train_dataset": data(40), "eval_dataset": data(8, 1)}

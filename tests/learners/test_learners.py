@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, Learner, ScaleFree
-from online import play
 from refusals import refusals
 from registry import LEARNERS
+from twin import play
 
 mp = mpmath.mp.clone()
 mp.dps = 60
@@ -153,7 +153,7 @@ def wave(lr, n):
 
 
 def jumps(lr, n):
-    """Return one that also grows by far more than 1/β."""
+    """Return an lr for every call that also grows by far more than 1/β."""
     return (lr * 10 ** np.random.default_rng(1).uniform(-0.5, 0.5, size=n)).tolist()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from o2nc.learners import FTRL, OGD, AdaGrad, BallAdaGrad, BallOGD, CoinBetting, ScaleFree
-from online import play
+from twin import play
 
 SHAPES = [(2,), (1, 1)]
 DIM = 3

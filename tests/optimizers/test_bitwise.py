@@ -145,15 +145,15 @@ def test_the_kernel_of_adamw_rounds_as_torchs_fused_one_does(dtype, average, dev
             assert all(torch.equal(opt.state[p][key], plain.state[q][key]) for key in ("exp_avg", "exp_avg_sq"))
 
 
-def extended(params, lr, average, seed, fused):
-    """Return torch's AdamW with averages, which kernels take if they are there."""
-    return o2nc.extend(optim.AdamW(params, lr=lr), average=average, seed=seed)
+# torch's AdamW with averages, which kernels take if they are there
+EXTENDED = (lambda ps, lr, fused, **options: o2nc.extend(optim.AdamW(ps, lr), **options), optim.AdamW, None)
+RESUMED = CLASSES | {"extended": EXTENDED}
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", [*CLASSES, "extended"])
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_checkpoint_of_torchs_goes_on_to_the_bit_and_back(name, fused, device, tmp_path):
-    ours, theirs, _ = CLASSES.get(name, (extended, optim.AdamW, None))
+    ours, theirs, _ = RESUMED[name]
     options = {"lr": 0.02} | ({"momentum": 0.8} if theirs is optim.SGD else {})
     twins = rig.begin(device if fused else "cpu", torch.float32, shapes=[(5, 3), (4,)])
     plain = rig.advance(theirs(twins, **options), twins, range(1, 5))

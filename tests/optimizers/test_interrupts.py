@@ -38,22 +38,16 @@ def equal(a, b):
     return a[0] == b[0] and all(map(torch.equal, a[1], b[1]))
 
 
-BLOCKS = {
-    "averaged": lambda model, opt: opt.averaged(),
-    "averaged, batches": lambda model, opt: opt.averaged(model, batches=BATCHES),
-}
-
-
 @pytest.mark.parametrize("interrupts", [150, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("with_batches", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a __del__
-def test_interrupts_at_random_moments(block, interrupts, trained):
+def test_interrupts_at_random_moments(with_batches, interrupts, trained):
     """Of entering, inside and leaving: 0 with wrong weights, modes or locks."""
     model, opt = trained
     before, chance = snapshot(model), random.Random(0)
 
     def run():
-        with BLOCKS[block](model, opt):
+        with opt.averaged(model, batches=BATCHES) if with_batches else opt.averaged():
             pass
 
     run()

@@ -188,11 +188,9 @@ def test_gradients_of_another_dtype_are_not_cast(device, name):
     assert found[0][1] == pytest.approx(2e5)
 
 
-JOINT = [LEARNERS[2], LEARNERS[5], LEARNERS[14], LEARNERS[15]]
-
-
-@pytest.mark.parametrize("learner", JOINT, ids=str)
+@pytest.mark.parametrize("learner", [LEARNERS[i] for i in (2, 5, 14, 15)], ids=str)
 def test_gradients_whose_squares_overflow(learner):
+    """Of a joint norm."""
     p = zeros(10)
     opt = o2nc.ExponentiatedO2NC([p], learner, scaling=None)
     for size in (0.1, 1e20, 0.1):

@@ -58,8 +58,7 @@ def test_blocks_that_are_used_wrongly():
     opt = trained("AdamW")
     with pytest.warns(UserWarning, match=r"write `with opt.averaged\(\)"):
         opt.averaged()
-    block = opt.averaged()
-    with block:
+    with (block := opt.averaged()):
         pass
     with pytest.raises(RuntimeError, match="was entered before"), block:
         pass

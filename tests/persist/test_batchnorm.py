@@ -148,9 +148,7 @@ switched_on = nn.BatchNorm1d(5, track_running_stats=False)
 switched_on.track_running_stats = True  # too late: it has no buffers
 
 
-@pytest.mark.parametrize(
-    "norm", [nn.Identity(), nn.LayerNorm(5), nn.BatchNorm1d(5, track_running_stats=False), switched_on]
-)
+@pytest.mark.parametrize("norm", [nn.LayerNorm(5), nn.BatchNorm1d(5, track_running_stats=False), switched_on])
 def test_without_statistics_no_batch_is_asked_for(norm):
     batches = iter(BATCHES)
     model = nn.Sequential(nn.Linear(5, 5), norm)

@@ -110,7 +110,6 @@ def test_hooks_run_once_and_closures_are_called(name):
     x = torch.nn.Parameter(torch.ones(3))
     optimizer, seen = OURS[name]([x]), []
     optimizer.register_step_post_hook(lambda *_: seen.append(len(seen)))
-
     closure = closure_of(optimizer, lambda: x.abs().sum())
     assert torch.compile(optimizer.step, backend="aot_eager")(closure).item() == 3
     assert seen == [0]

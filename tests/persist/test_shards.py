@@ -154,8 +154,6 @@ def test_what_is_loaded_says_at_once_what_was_saved(runs, name):
         assert difference(found, saved[f"{name}, at once"]) < 1e-13
 
 
-# --- DDP, FSDP1 and ZeRO
-
 needs_processes = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without processes")
 
 

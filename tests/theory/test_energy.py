@@ -71,12 +71,15 @@ def test_sharp_plan_is_a_guarantee(law):
 
 @pytest.mark.parametrize("steps", [1, 2, 50])
 def test_constant_schedule_is_the_constant(steps):
+    """And one to 0 at the end, or a warm-up, has a bound."""
     known = {"momentum": 0.9, "steps": steps, "noise": 0.5, **UNIT}
     for output, law in itertools.product(("uniform", "geometric"), (o2nc.Exponential(), o2nc.Gamma(4.0))):
         fixed = theory.guarantee(lr=0.01, output=output, law=law, **known).terms
         assert (fixed["spread"] == 0) == (steps == 1)  # V_1 = 0
         for lr in ([0.01] * steps, lambda t: 0.01):
             assert theory.guarantee(lr=lr, output=output, law=law, **known).terms == pytest.approx(fixed)
+    for lr in (lambda t: 0.01 * (1 - t / steps), lambda t: 0.01 * min(1.0, 1.2 ** (t - 20))):
+        assert theory.guarantee(lr=lr, **known).bound < math.inf or steps == 1
 
 
 def test_rates_that_the_run_lowers():
@@ -90,15 +93,8 @@ def test_rates_that_the_run_lowers():
         w = np.append(np.concatenate([lrs[:1], lrs[:-2]]) - b**2 * lrs[:-1], lrs[-2])
         assert (1 / w[:-1]).sum() <= (steps - 1) / ((1 - b**2) * 0.005)
         assert (lrs[:-1] ** 2 / w[:-1]).max() <= 0.02 / (1 - b**2)
-    assert theory.guarantee(lr=Falling(0.02, 0.02), **known).terms == pytest.approx(
-        theory.guarantee(lr=0.02, **known).terms
-    )
-
-
-def test_schedules():
-    known = {"momentum": 0.9, "steps": 50, **UNIT}
-    for lr in (lambda t: 0.01 * (1 - t / 50), lambda t: 0.01 * min(1.0, 1.2 ** (t - 20))):  # to 0 at the end; warm-up
-        assert theory.guarantee(lr=lr, **known).bound < math.inf
+    fixed, falling = (theory.guarantee(lr=lr, **known).terms for lr in (0.02, Falling(0.02, 0.02)))
+    assert falling == pytest.approx(fixed)
 
 
 def test_scaled_law_is_a_longer_step():
@@ -221,14 +217,15 @@ UNTOLD = [
     (exponentiated(AdaGrad(0.01)), "ExponentiatedO2NC with AdaGrad"),
     (o2nc.AdamW([torch.zeros(2)]), "got AdamW"),
 ]
-test_refusals = refusals(*((partial(theory.guarantee, opt, steps=10, **UNIT), ValueError, w) for opt, w in UNTOLD))
+LARGE = {"lr": 0.1, "momentum": 0.2, "steps": 10, "law": o2nc.Gamma(0.1), **UNIT}
+test_refusals = refusals(
+    *((partial(theory.guarantee, opt, steps=10, **UNIT), ValueError, words) for opt, words in UNTOLD),
+    (lambda: theory.guarantee(**LARGE), ValueError, "only output='geometric' has a theorem"),
+)
 
 
 def test_a_law_of_large_variance_needs_the_geometric_output():
-    known = {"lr": 0.1, "momentum": 0.2, "steps": 10, "law": o2nc.Gamma(0.1), **UNIT}
-    with pytest.raises(ValueError, match="only output='geometric' has a theorem"):
-        theory.guarantee(**known)
-    assert theory.guarantee(**known, output="geometric").vacuous
+    assert theory.guarantee(**LARGE, output="geometric").vacuous
 
 
 def test_guarantee_says_what_it_is():
