@@ -34,12 +34,13 @@ GRIDS = {"GPT": range(-20, -12), "logistic": range(-25, -3)}
 
 
 class Task(NamedTuple):
-    """A model at its start, the loss of batch t, the loss on held-out data, and options of AdamW."""
+    """A model at its start, the loss of batch t, the loss on held-out data, AdamW's options, tokens of a step."""
 
     model: nn.Module
     loss: Callable[[int], Tensor]
     evaluate: Callable[[], Tensor]
     options: dict[str, Any]
+    tokens: int | None = None
 
 
 def gpt(seed: int, width: int, layers: int, context: int, rows: int) -> Task:
@@ -51,7 +52,8 @@ def gpt(seed: int, width: int, layers: int, context: int, rows: int) -> Task:
     starts = text.row_starts(len(train), context, rows, 4000, seed)
     rest = text.read_rows(held, text.row_starts(len(held), context, 8192 // context, 1, 99)[0], context)
     options = {"betas": (0.9, 0.95), "weight_decay": 0.1}
-    return Task(model, lambda t: model(text.read_rows(train, starts[t], context)), lambda: model(rest), options)
+    loss, evaluate = lambda t: model(text.read_rows(train, starts[t], context)), lambda: model(rest)
+    return Task(model, loss, evaluate, options, rows * context)
 
 
 def learn(seed: int, model: nn.Module, data: Any, rows: int, kept: int, criterion: Callable[..., Tensor]) -> Task:
@@ -66,17 +68,57 @@ def learn(seed: int, model: nn.Module, data: Any, rows: int, kept: int, criterio
     return Task(model, lambda t: loss(drawn[t]), lambda: loss(slice(kept, None)), {"weight_decay": 0.0})
 
 
-def digits(seed: int, width: int, depth: int, rows: int) -> Task:
-    """Return a network of ReLUs on scikit-learn's digits."""
+def images() -> tuple[Tensor, Tensor]:
+    """Return scikit-learn's digits, 8 × 8 pixels in [0, 1], and their classes."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(5))
-    data = torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
+    return torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
+
+
+def digits(seed: int, width: int, depth: int, rows: int) -> Task:
+    """Return a network of ReLUs that classifies digits."""
     torch.manual_seed(seed)
     sizes = [64, *[width] * depth, 10]
     layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-    return learn(seed, nn.Sequential(*layers[:-1]), data, rows, 1200, cross_entropy)
+    return learn(seed, nn.Sequential(*layers[:-1]), images(), rows, 1200, cross_entropy)
+
+
+class ViT(nn.Module):
+    """A vision transformer on 16 patches of 2 × 2 pixels."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        block = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
+        self.inputs, self.outputs = nn.Linear(4, width), nn.Linear(width, 10)
+        self.places = nn.Parameter(0.02 * torch.randn(16, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        patches = x.view(-1, 4, 2, 4, 2).transpose(2, 3).reshape(-1, 16, 4)
+        outputs: Tensor = self.outputs(self.blocks(self.inputs(patches) + self.places).mean(1))
+        return outputs
+
+
+def vit(seed: int, width: int, layers: int, rows: int) -> Task:
+    """Return a vision transformer that classifies digits."""
+    torch.manual_seed(seed)
+    return learn(seed, ViT(width, layers), images(), rows, 1200, cross_entropy)
+
+
+def diffusion(seed: int, width: int, rows: int) -> Task:
+    """Return a network that predicts the noise in noisy digits, as a diffusion model does."""
+    x, generator = 2 * images()[0] - 1, torch.Generator().manual_seed(3)
+    angle = torch.rand(len(x), 50, 1, generator=generator) * torch.pi / 2  # 50 levels and draws of noise for each
+    noise = torch.randn(len(x), 50, 64, generator=generator)
+    noisy = torch.cat([angle.cos() * x[:, None] + angle.sin() * noise, angle], 2)
+    torch.manual_seed(seed)
+    sizes = [65, width, width, 64]
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.SiLU())]
+    data = noisy.flatten(0, 1), noise.flatten(0, 1)
+    return learn(seed, nn.Sequential(*layers[:-1]), data, rows, 1200 * 50, mse_loss)
 
 
 def regression(seed: int, features: int, scale: float, hidden: int) -> Task:
@@ -121,6 +163,8 @@ MODELS: dict[str, dict[str, Callable[[int], Task]]] = {
         "digits 32 × 4": partial(digits, width=32, depth=4, rows=16),
         "digits 256 × 1": partial(digits, width=256, depth=1, rows=64),
         "GPT 64 × 1": partial(gpt, width=64, layers=1, context=64, rows=2),
+        "ViT 64 × 2": partial(vit, width=64, layers=2, rows=64),
+        "diffusion 256 × 2": partial(diffusion, width=256, rows=128),
     },
 }
 
@@ -131,7 +175,8 @@ MODELS: dict[str, dict[str, Callable[[int], Task]]] = {
 def train(make: Callable[[int], Task], seed: int, lr: float | str) -> dict[str, Any]:
     """Return the loss at x̄ at every horizon, and lr at the end."""
     task = make(seed)
-    opt = o2nc.AdamW(task.model.parameters(), lr=lr, average=o2nc.Polynomial(12), **task.options)
+    options = task.options | ({"tokens": task.tokens} if lr == "auto" else {})
+    opt = o2nc.AdamW(task.model.parameters(), lr=lr, average=o2nc.Polynomial(12), **options)
     found = dict[str, float]()
     for t in range(1, HORIZONS[-1] + 1):
         opt.zero_grad()

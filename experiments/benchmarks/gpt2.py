@@ -214,6 +214,7 @@ def main(
     data: Path | None = None,
     size: str = "gpt2",
     minutes: float = 11.0,
+    arms: str = ",".join(ARMS),
     device: str | None = None,
     quiet: bool = False,
 ) -> None:
@@ -224,6 +225,7 @@ def main(
         data: folder with train.bin and val.bin, as of ``o2nc gpt``.
         size: gpt2 or tiny.
         minutes: no run is begun that would end later; 0 only prints and draws.
+        arms: which to run, separated by commas.
         device: cpu or cuda.
         quiet: print nothing.
     """
@@ -235,7 +237,7 @@ def main(
         trainer, runs = Trainer(lab, HORIZONS[size]), lab.store.runs
         for job in plan(runs, lab.size.lr, HORIZONS[size]):
             seconds = perf_counter() - begun
-            if str(job.steps) in runs.get(job.key, {"losses": ()})["losses"]:
+            if job.arm not in arms.split(",") or str(job.steps) in runs.get(job.key, {"losses": ()})["losses"]:
                 continue
             if seconds + trainer.seconds * trainer.steps_of(job) > 60 * minutes:
                 terminal.say(f"{job.key}: no time left for {job.steps} steps")

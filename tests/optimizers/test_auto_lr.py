@@ -58,6 +58,13 @@ def test_the_rule(model, fan):
     assert opt.param_groups[0]["lr"] == opt.defaults["lr"] == lr_of(model.parameters())
 
 
+@pytest.mark.parametrize(("tokens", "factor"), [(24_000, 1.0), (3_000, 0.5), (192_000, 2.0), (None, 1.0)])
+def test_tokens(tokens, factor):
+    """lr goes with their cube root."""
+    lr = o2nc.AdamW(weights(), lr="auto", tokens=tokens).param_groups[0]["lr"]
+    assert lr == pytest.approx(factor * SCALE / FAN)
+
+
 @pytest.mark.parametrize("options", [{}, {"average": None, "certificate": False}, {"weight_decay": 0.3}], ids=str)
 def test_it_is_adamw_at_the_lr_that_it_shows(options):
     """Bitwise, and a plain number after the warm-up."""
@@ -163,6 +170,9 @@ def test_groups_share_it():
         (lambda: o2nc.AdamW([{"params": weights(), "lr": float("1e-6")}], lr="auto"), ValueError, "one for all"),
         (lambda: o2nc.AdamW([{"params": weights(), "lr": "auto"}]), TypeError, "for all groups of AdamW"),
         (lambda: o2nc.AdamW(weights(), lr="Auto"), TypeError, "lr must be a number or a tensor, got 'Auto'"),
+        (lambda: o2nc.AdamW(weights(), lr="auto", tokens=0), ValueError, "tokens must be an integer >= 1, got 0"),
+        (lambda: o2nc.AdamW(weights(), lr="auto", tokens=4e3), TypeError, "tokens must be an integer >= 1"),
+        (lambda: o2nc.AdamW(weights(), tokens=4096), ValueError, 'tokens is for lr="auto" alone, got tokens=4096'),
         (lambda: o2nc.SGD(weights(), lr="auto"), TypeError, "for all groups of AdamW"),
     ],
 )

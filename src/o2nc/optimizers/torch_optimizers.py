@@ -40,7 +40,8 @@ class AdamW(Averaged, optim.AdamW):
     ``offload`` as `Averaged` describes them. On a GPU it is bitwise torch's fused step.
 
     With ``lr="auto"`` the shapes of the parameters give lr, which warms up over 100 steps unless there is a scheduler
-    or you set lr; ``param_groups[i]["lr"]`` shows it (docs/no-learning-rate.md).
+    or you set lr; ``param_groups[i]["lr"]`` shows it. For a language model add ``tokens``, of a step, of all
+    processes and micro-batches together (docs/no-learning-rate.md).
 
     Example:
         >>> import torch, o2nc
@@ -59,8 +60,10 @@ class AdamW(Averaged, optim.AdamW):
     state_keys = frozenset(("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
     device_rule = DeviceRule("o2nc.fused.rules.adamw:adamw", is_bitwise=True)
 
-    def __init__(self, params: Any, lr: Any = 1e-3, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, params: Any, lr: Any = 1e-3, *args: Any, tokens: int | None = None, **kwargs: Any) -> None:
         is_auto = isinstance(lr, str) and lr == auto_lr.AUTO
+        if tokens is not None and not is_auto:
+            raise ValueError(f'tokens is for lr="auto" alone, got tokens={tokens!r} and lr={lr!r}')
         super().__init__(params, auto_lr.PLACEHOLDER if is_auto else lr, *args, **kwargs)
         if is_auto:
-            auto_lr.start_warm_up(self)
+            auto_lr.start_warm_up(self, tokens)
