@@ -27,7 +27,7 @@ from o2nc_experiments.gpt_model import GPT
 HORIZONS = (300, 1000)
 WARMUP = 50  # steps, of constant learning rates
 GRID = range(-22, -3)  # lr = 2^(k/2)
-GRIDS = {"GPT": range(-20, -12), "logistic": range(-25, -3)}
+GRIDS = {"GPT": range(-20, -12), "logistic": range(-25, -3), "ViT": range(-18, -5), "diffusion": range(-20, -6)}
 
 
 # ---- the models: "tuned" are those on which earlier forms of lr="auto" were chosen
