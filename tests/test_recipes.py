@@ -132,7 +132,10 @@ def certificate_says(page):
     assert exact.gradient > after.gradient / 2  # it is not noise
     assert best.value < exact.value
     assert before.ess == pytest.approx(199, rel=1e-3)
-    assert all(f"# {certificate}\n" in PAGES["docs/certificate.md"] for certificate in found)
+    printed = re.findall(r"# (‖ḡ‖ .*)", PAGES["docs/certificate.md"])
+    for text, certificate in zip(printed, found, strict=True):  # the last digits depend on the processor
+        numbers, its = (list(map(float, re.findall(r"[\d.]+", str(line)))) for line in (text, certificate))
+        assert numbers == pytest.approx(its, rel=0.01)
 
 
 def statistics_are_of_the_average(page):
