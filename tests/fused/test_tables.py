@@ -135,6 +135,21 @@ def test_surgery_on_what_is_kept(device, counted, case, key):
     assert counted["layouts"] == 2
 
 
+@pytest.mark.parametrize("changed", [{"momentum": 0.0}, {"nesterov": True}], ids=str)
+def test_options_that_change_for_one_step_and_back(device, changed):
+    """That step is torch's, and stores what the tables from before it do not know."""
+
+    def work(fused):
+        params = rig.begin(device)
+        opt = rig.advance(rig.sgdm(params, fused, momentum=0.9, average=0.9), params, (1, 2, 3))
+        former = {name: opt.param_groups[0][name] for name in changed}
+        opt.param_groups[0].update(changed)
+        rig.advance(opt, params, (4,)).param_groups[0].update(former)
+        return rig.advance(opt, params, (5, 6, 7))
+
+    rig.compare(work)
+
+
 def test_state_that_does_not_fit_is_refused(device):
     """A shorter parameter at the same address, as a checkpoint in another order has it: nothing is written."""
     params = rig.begin(device, shapes=[(6, 6), (), (1025,)])

@@ -100,6 +100,7 @@ class Engine:
             if not self._holds(request):
                 reason = why_not(request) or self._write(request, capturing)
                 if reason is not None:
+                    self.forget()  # what torch's step stores now may make the old tables wrong
                     return reason
             tables = self.tables
             assert tables is not None
