@@ -166,14 +166,16 @@ class Averaged(Accessors, Optimizer):
         """Average x_t if it counts, let the rule move the parameters, count the step; by kernels where they apply."""
         self._follow()
         rule = self._device_rule()
+        moves = rule is not None and rule.moves
         is_averaged = rule is not None and self._step_fused(rule)
-        if rule is None or not (is_averaged and rule.moves):
-            self._refuse_capture(is_averaged)
-            iterate = self._iterate(is_averaged)._replace(stands_in=rule is not None and rule.moves)
-            new = self._update_averages(iterate)
-            self.param_groups[0][KEY][AVERAGED] = True
-            self._move(iterate)
-            self._finish(new)
+        if is_averaged and moves:
+            return
+        self._refuse_capture(is_averaged)
+        iterate = self._iterate(is_averaged)._replace(stands_in=moves)
+        new = self._update_averages(iterate)
+        self.param_groups[0][KEY][AVERAGED] = True
+        self._move(iterate)
+        self._finish(new)
 
     def _follow(self) -> None:
         """Count the step that begins for diagnose(); a snapshot is taken now and then, before the rule writes."""

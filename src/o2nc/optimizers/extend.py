@@ -89,15 +89,7 @@ def extend(
 def random_scaling(optimizer: Optimizer, scaling: Law | None = Exponential(), seed: int = 0) -> Any:
     """Multiply every update of ``optimizer`` by a random scalar, and return the same object.
 
-    It is `extend` with scaling and no averages.
-
-    Args:
-        optimizer: any torch optimizer except o2nc's own, which scale already.
-        scaling: the law of s; None leaves the updates as they are.
-        seed: a non-negative integer; s_n is a pure function of it and n.
-
-    Returns:
-        ``optimizer``.
+    It is `extend`, which describes the arguments, with scaling and no averages.
 
     Example:
         >>> import torch, o2nc
