@@ -13,6 +13,7 @@ steering.png. Result, seeds and hardware: docs/run.md.
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -351,13 +352,9 @@ def main(
             print(
                 f"{key}: x̄ {run['average']}, last {run['last']}, rung {run['rung']}, {run['seconds']} s", flush=True
             )
-    shown = collect(out)
-    try:
-        import matplotlib as _matplotlib  # noqa: F401
-    except ImportError:
-        return
-    if shown:
-        kit.write_bytes(out / "steering.png", kit.draw(picture(shown), "png"))
+    if shown := collect(out):
+        with suppress(ImportError):  # no picture where matplotlib is missing
+            kit.write_bytes(out / "steering.png", kit.draw(picture(shown), "png"))
 
 
 if __name__ == "__main__":

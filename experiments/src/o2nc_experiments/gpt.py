@@ -77,7 +77,7 @@ def adamw(model: GPT, lr: float, seed: int, **more: Any) -> list[Optimizer]:
 
 def averaged_adamw(model: GPT, lr: float, seed: int) -> list[Optimizer]:
     """Return AdamW that keeps x̄."""
-    return adamw(model, lr, seed, average=WINDOW, certificate=False)
+    return adamw(model, lr, seed, average=WINDOW)
 
 
 def scaled_adamw(model: GPT, lr: float, seed: int) -> list[Optimizer]:
@@ -101,7 +101,7 @@ def muon(model: GPT, lr: float, seed: int) -> list[Optimizer]:
 
 def averaged_muon(model: GPT, lr: float, seed: int) -> list[Optimizer]:
     """Return the same two optimizers with averages: `o2nc.extend` works for any optimizer of torch's."""
-    return [o2nc.extend(optimizer, average=WINDOW, certificate=False) for optimizer in muon(model, lr, seed)]
+    return [o2nc.extend(optimizer, average=WINDOW) for optimizer in muon(model, lr, seed)]
 
 
 # What lr is multiplied by in a step, after the warm-up.
@@ -361,7 +361,7 @@ def tables(results: Results, horizons: Sequence[int]) -> list[Table]:
         label = arm.label + " (lr at the edge of its grid)" * (name in results.edges)
         rows.append([label, lr, *(kit.mean_std(by_weights["average"][h]) for h in horizons)])
         if arm.is_one_run and arm.make is not schedule_free:
-            rows.append([f"{LAST['label']}", lr, *(kit.mean_std(by_weights["last"][h]) for h in horizons)])
+            rows.append([LAST["label"], lr, *(kit.mean_std(by_weights["last"][h]) for h in horizons)])
         cells = [kit.mean_std(results.difference(name, h)) for h in horizons]
         differences.append([label, *(c if c[0] in "-–d" else f"+{c}" for c in cells)])
     n = len(next(iter(results.losses.values()))["average"][horizons[0]])
