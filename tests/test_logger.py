@@ -128,8 +128,11 @@ def test_record_writes_a_row_of_its_own_once(path):
     train(model, optimizer, 6)
     log.record()
     log.record()
-    train(model, optimizer, 3)
-    assert steps(log.path) == [4, 6, 8]
+    earlier = copy.deepcopy(optimizer.state_dict())
+    for again in (1, 2):  # from a checkpoint
+        optimizer.load_state_dict(earlier)
+        train(model, optimizer, 3)
+        assert steps(log.path) == [4, 6, *[8] * again]
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])

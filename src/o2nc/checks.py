@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 
-def number(
-    name: str,
-    value: Any,
-    allowed: str,
-    within: Callable[[float], bool],
-    *,
-    infinite: bool = False,
-) -> None:
+def number(name: str, value: Any, allowed: str, within: Callable[[float], bool], *, infinite: bool = False) -> None:
     """Raise unless ``value`` is a real number, finite (unless ``infinite``), with ``within(value)``."""
     if not isinstance(value, float) and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{name} must be {allowed}, got {value!r} of type {type(value).__name__}")

@@ -140,8 +140,11 @@ class CertificateLogger:
         self._watchers[self._key] = self._after_step
 
     def _after_step(self) -> None:
-        if not is_capturing() and self.optimizer._steps_done() % self.every == 0:
-            self.record()
+        if not is_capturing():
+            if (step := self.optimizer._steps_done()) < self._logged:  # it has gone back to a checkpoint
+                self._logged = 0
+            if step % self.every == 0:
+                self.record()
 
     def record(self) -> None:
         """Write a row now, unless this step has one already or nothing is averaged yet."""

@@ -175,24 +175,17 @@ def draw(law: Law | None, seed: int, t: int, *, counts: bool, progress: bool, k:
     """Return the random numbers of step t = 1, 2, …
 
     ``counts`` says whether x_t is averaged, ``progress`` whether that is estimated; k is the number of the average
-    that the output may become, or 0.
+    that the output may become, or 0. Where w(s) has no finite variance the progress does with the mean of s, which
+    is right up to the term that telescopes.
     """
+    is_weighted = progress and getattr(law, "estimates", True)
     return Draw(
         None if law is None else law.sample(seed, t + 1),
         uniform(seed, t, stream=ROUNDING) - 0.5 if counts else 0.0,
-        progress_weight(law, seed, t) if progress else 1.0,
+        law.weight(law.sample(seed, t)) if law is not None and is_weighted else mean(law),
         k > 0 and uniform(seed, k, stream=OUTPUT) * k < 1,
         uniform(seed, k, stream=ACCEPT) if k else 0.0,
     )
-
-
-def progress_weight(law: Law | None, seed: int, step: int) -> float:
-    """Return the weight of ⟨g, Δ⟩ in the progress.
-
-    It is w(s_step), an unbiased estimate of the decrease, where that has a finite variance; else the mean of s, which
-    is right up to the term that telescopes.
-    """
-    return law.weight(law.sample(seed, step)) if law is not None and getattr(law, "estimates", True) else mean(law)
 
 
 def mean(law: Law | None) -> float:

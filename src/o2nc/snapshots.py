@@ -45,7 +45,7 @@ class Posthoc(NamedTuple):
     """An average made of others.
 
     Attributes:
-        values: x̄, as the values of the snapshots are; what is not floating point is that of the last snapshot.
+        values: x̄, a list or a dictionary as in the snapshots; what is not floating point is that of the last one.
         weights: a_k, by which the snapshots were multiplied; some are negative as a rule.
         error: how far its weights of the iterates are from those that were wanted, in the Euclidean norm, relative.
         lowest: the least weight of an iterate, relative to the largest. Where it is negative the result is no

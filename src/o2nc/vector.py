@@ -77,6 +77,13 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
+def laid_like(x: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``value`` itself if it lies in memory as x does, else a copy that does."""
+    if value.dtype == dtype and value.device == x.device and (value.stride() == x.stride() or x.numel() == 0):
+        return value
+    return torch.empty_like(x, dtype=dtype).copy_(value)
+
+
 def squares(x: Vector) -> Tensor:
     """Return ‖x_p‖² for every tensor of the list, as one float64 tensor."""
     home = x[0].device

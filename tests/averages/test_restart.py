@@ -68,6 +68,12 @@ test_what_cannot_begin_anew = refusals(
 )
 
 
+def test_a_restart_before_the_window_begins_keeps_its_start():
+    opt = rig.advance(OURS["AdamW"](ps := parameters(), average=o2nc.Polynomial(3, start=8)), ps, range(1, 5))
+    opt.restart_averages()
+    assert ours_of(opt)["average"]["start"] == 8
+
+
 def test_a_restart_after_a_step_that_failed_forgets_it():
     p = torch.nn.Parameter(torch.ones(2))
     opt = o2nc.AdamW([p], average=o2nc.Polynomial(2), certificate=True)

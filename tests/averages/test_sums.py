@@ -103,6 +103,18 @@ def test_the_certificate_is_not_below_the_truth(name, size, fused, exponent, dev
     assert found.spread == pytest.approx(float(spread), rel=2e-6, abs=0)
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_averages_that_were_cast_go_back_to_their_dtype(offload):
+    """As torch.optim's load_state_dict does to dictionaries that it does not know."""
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    opt = build("AdamW", [p], False, average=0.9, offload=offload)
+    step(opt, torch.ones_like(p))
+    entry = ours_of(opt, p)
+    entry.update({key: entry[key].bfloat16() for key in ("average", "gradient", "spread")})
+    step(opt, torch.ones_like(p))
+    assert [entry[key].dtype for key in ("average", "gradient", "spread")] == [torch.float32] * 2 + [torch.float64]
+
+
 # --- x̄ in float32 does not stand still where its increments are below half a unit in the last place
 
 UNIT = 2.0**-23  # of numbers in [1, 2)

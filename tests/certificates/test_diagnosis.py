@@ -118,6 +118,15 @@ def test_the_noise_floor_is_of_the_gradients_that_are_averaged(cls, options):
     assert found["gradient_to_noise"] == pytest.approx(math.sqrt(opt.certificate().ess), rel=1e-6)
 
 
+def test_a_gradient_lies_in_memory_as_it_likes():
+    """With ∇F = −λx and coupled decay all that is averaged is 0."""
+    x = torch.nn.Parameter(torch.arange(1e4).view(100, 100))
+    opt = o2nc.SGD([x], lr=0.0, weight_decay=1.0, average=0.9, certificate=True)
+    run(opt, lambda t, x: (-x).t().contiguous().t(), 200)
+    opt.param_groups[0]["momentum"] = None  # as some optimizers have it
+    assert "noise_floor" not in opt.diagnose().evidence
+
+
 def test_the_mean_of_noise_is_at_the_noise_floor():
     opt = walk(sgd(certificate=True), 600)
     found = opt.diagnose().evidence

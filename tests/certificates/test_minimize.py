@@ -19,10 +19,10 @@ def numpy_of(problem):
     """F as a function of NumPy arrays, and the start."""
 
     def fun(x):
-        y = torch.from_numpy(x)
-        return problem.value(y).item(), problem.gradient(y).numpy()
+        y = torch.from_numpy(x.copy())
+        return problem.value(y).item(), problem.gradient(y).flip(0).numpy()[::-1]  # a view that torch does not take
 
-    return fun, problem.start().numpy()
+    return fun, problem.start().flip(0).numpy()[::-1]
 
 
 def recomputed(fun, found, c):

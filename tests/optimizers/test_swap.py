@@ -87,6 +87,15 @@ def test_weights_to_ship(name, tied):
     identical((snapshot(opt), model.state_dict()), before)
 
 
+def test_a_model_whose_state_dict_has_copies_is_refused():
+    """They would be x."""
+    model = network()
+    fit(model, opt := OURS["AdamW"](model.parameters()))
+    model.register_state_dict_post_hook(lambda _, found, *__: found.update({k: v.clone() for k, v in found.items()}))
+    with pytest.raises(ValueError, match="has copies of its parameters"):
+        opt.averaged_state_dict(model)
+
+
 def test_several_optimizers_at_once():
     model = network()
     matrices, others = ([p for p in model.parameters() if (p.dim() == 2) is m] for m in (True, False))

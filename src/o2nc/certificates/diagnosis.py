@@ -192,7 +192,7 @@ def _measure(optimizer: Any) -> tuple[dict[str, float], dict[Any, float], dict[A
         first = last
         while far[first - 1]:  # momentum carries a long step from one increment into the next
             first -= 1
-        evidence |= {"spike_step": float(begun + times[first]), "spike_end": float(begun + times[last + 1] - 1)}
+        evidence |= {"spike_step": float(begun + times[first] + 1), "spike_end": float(begun + times[last + 1])}
     finite = next((i for i, q in enumerate(increments) if not math.isfinite(q)), 0)
     if finite:  # the last snapshot before one that is not
         evidence["finite_at"] = float(begun + times[finite])

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from o2nc.persist.plain import KEY
-from o2nc.vector import gradients, is_dense, values
+from o2nc.vector import gradients, is_dense, laid_like, values
 
 COORDINATES, LEAST = 4096, 8  # sampled of all tensors together, and at least of each
 MOST, USED = 128, 32  # snapshots that are kept at most, and the last ones that J is of
@@ -111,7 +111,7 @@ def momenta_of(optimizer: Any) -> list[float]:
     """Return b of every parameter as far as its group says it, else 0."""
     settings, found = optimizer.param_groups[0].get(KEY, {}), []
     for group in optimizer.param_groups:
-        b = float(group.get("momentum", group.get("betas", (settings.get("beta") or 0.0,))[0]))
+        b = float(group.get("momentum", (group.get("betas") or (settings.get("beta"),))[0]) or 0.0)
         found += [b if 0 <= b < 1 else 0.0] * len(group["params"])
     return found
 
@@ -132,7 +132,10 @@ class Trail:
         xs, g = values(optimizer._known_params), None
         if optimizer.param_groups[0][KEY]["certificate"]:
             found = zip(xs, gradients(optimizer._known_params), strict=True)
-            g = sample([x.new_zeros(1).expand(x.numel()) if g is None else g for x, g in found])
+            # a gradient is sampled in the order in which x lies in memory
+            g = sample(
+                [x.new_zeros(1).expand(x.numel()) if g is None else laid_like(x, g, g.dtype) for x, g in found]
+            )
         self.taken.append((self.steps, sample(xs), g))
         if len(self.taken) == MOST:
             del self.taken[::2]

@@ -40,7 +40,7 @@ class Oracle:
         self.fun, self.limit, self.count = fun, limit, 0
         self.is_tensor = isinstance(x0, Tensor)
         try:
-            start = torch.as_tensor(x0.detach() if self.is_tensor else np.asarray(x0))
+            start = torch.as_tensor(x0.detach() if self.is_tensor else np.array(x0))
         except TypeError:
             raise TypeError(f"x0 must be an array or a tensor of real numbers, got {x0!r}") from None
         if start.is_complex() or start.numel() == 0 or not start.isfinite().all():
@@ -81,7 +81,7 @@ class Oracle:
                 found = found, torch.autograd.grad(found.sum(), x, materialize_grads=True)[0]
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise TypeError(f"fun must return (value, gradient), for a tensor also a scalar tensor, got {found!r}")
-        parts = [part.detach() if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part)) for part in found]
+        parts = [part.detach() if isinstance(part, Tensor) else torch.as_tensor(np.array(part)) for part in found]
         if any(part.is_complex() for part in parts):
             raise TypeError(f"fun must return a real value and a real gradient, got {found!r}")
         value, gradient = parts

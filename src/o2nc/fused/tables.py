@@ -23,7 +23,7 @@ from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
 from o2nc.persist.shards import assemble
 from o2nc.scaling import ACCEPT, OUTPUT, ROUNDING, S, seed_key
-from o2nc.vector import is_sharded, local, local_gradient, wide
+from o2nc.vector import is_sharded, laid_like, local, local_gradient, wide
 
 _TYPES = {
     torch.float64: tl.float64,
@@ -60,13 +60,6 @@ class Row(NamedTuple):
         """Replace an entry of the state, of which ``value`` is the local shard."""
         sharded = is_sharded(self.holder(key).get(key))
         self.holder(key)[key] = assemble(self.param, value) if sharded else value
-
-
-def laid_like(x: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``value`` itself if it lies in memory as x does, else a copy that does."""
-    if value.dtype == dtype and value.device == x.device and (value.stride() == x.stride() or x.numel() == 0):
-        return value
-    return torch.empty_like(x, dtype=dtype).copy_(value)
 
 
 def on_host(x: Tensor, value: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ class AveragingCallback(TrainerCallback):
 
     Example::
 
+        args = TrainingArguments("out", lr_scheduler_type="constant_with_warmup", warmup_steps=100)  # else it decays
         trainer = Trainer(model, args, train_dataset=data, optimizers=(opt, None))
         trainer.add_callback(AveragingCallback(trainer))
         trainer.train()

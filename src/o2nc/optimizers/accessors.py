@@ -50,6 +50,10 @@ class Accessors:
         entries, _ = readable(self, "averaged_state_dict()")
         warn_if_left_out(model, [self], "averaged_state_dict()")
         found: dict[str, Any] = model.state_dict(keep_vars=True)  # its versions are in an attribute: keep the object
+        if any(p in entries and found.get(name, p) is not p for name, p in model.named_parameters()):
+            raise ValueError(
+                "this model's state_dict() has copies of its parameters: call and clone it in averaged()"
+            )
         for name, value in found.items():
             found[name] = value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
             if isinstance(value, Tensor) and value in entries:
@@ -127,7 +131,7 @@ class Accessors:
         if self._engine.has_captured:
             raise RuntimeError("restart_averages(): a CUDA graph has captured step() and would not notice")
         # γ = 1 at the first iterate that counts: nothing is left of what was there
-        settings["average"] = window | {"start": int(settings["step"])}
+        settings["average"] = window | {"start": max(window["start"], int(settings["step"]))}
         settings.pop(AVERAGED, None)  # of a step that failed
         for entry in entries_of(self).values():
             entry["since"] = 1

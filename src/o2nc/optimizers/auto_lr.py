@@ -56,7 +56,7 @@ def warm_up(optimizer: Any) -> None:
         del settings[AUTO]
         if auto["last_set"] < auto["lr"]:
             left = f"lr={auto['last_set']:.3g}, where the rule's is {auto['lr']:.3g}"
-            warnings.warn(f'a scheduler ends the warm-up of lr="auto" in step {t}, at {left}', stacklevel=4)
+            warnings.warn(f'a scheduler ends the warm-up of lr="auto" in step {t}, at {left}', stacklevel=5)
         return
     if is_capturing():
         raise RuntimeError(f'lr="auto" warms up, and a CUDA graph would repeat one lr: capture after {WARMUP} steps')

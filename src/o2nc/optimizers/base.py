@@ -229,9 +229,12 @@ class Averaged(Accessors, Optimizer):
         for row in iterate.rows:
             p, x, g, entry, _ = row
             if "average" in entry:  # a parameter without a gradient is part of x_t, too
-                if entry["average"].dtype is not x.dtype and entry["average"].dtype is not wide(x.dtype):
-                    shaped = self.shaped_entries & entry.keys() - {"delta"}  # model.double(), say, was called
-                    entry.update({key: entry[key].to(wide(x.dtype)) for key in shaped})
+                mean, on_host = entry["average"], settings["offload"]
+                is_cast = (mean.dtype is not x.dtype or x.itemsize < 4) and mean.dtype is not wide(x.dtype)
+                if is_cast or (on_host and mean.device.type != "cpu"):  # by model.double(), or with all state
+                    for key in (self.shaped_entries | {"spread"}) & entry.keys() - {"delta"}:
+                        device = "cpu" if on_host else entry[key].device
+                        entry[key] = entry[key].to(device, torch.float64 if key == "spread" else wide(x.dtype))
                 known.append(row)
             elif g is not None:
                 g = g if settings["certificate"] else None

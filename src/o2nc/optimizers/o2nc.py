@@ -235,6 +235,7 @@ class OriginalO2NC(Learned):
     shared_options = frozenset(("learner", "period", "seed", "restart"))
     unsupported_keys = Learned.unsupported_keys | {"weight_decay", "maximize"}
     keeps_delta = True
+    weighs_progress = False  # s is uniform on the way from x_{t−1} to x_t: the identity needs no weight
 
     def __init__(self, params: Any, learner: Learner, *, period: int, seed: int = 0, restart: bool = False) -> None:
         checks.integer("period", period, 1)
@@ -270,9 +271,6 @@ class OriginalO2NC(Learned):
         for row in iterate.rows:
             if row.g is None and "delta" in row.entry:
                 row.entry["delta"].zero_()  # it stays at w_t, which so becomes its x_t
-
-    def _progress_weight(self, iterate: Iterate) -> float:
-        return 1.0  # s is uniform on the way from x_{t−1} to x_t: the identity needs no weight
 
 
 @cache

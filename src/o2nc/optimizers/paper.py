@@ -38,7 +38,7 @@ from o2nc.vector import is_sharded, total, values
 class Paper(Averaged):
     """Adds ``output()`` and ``progress``; what they need is kept beside the averages."""
 
-    has_progress = True
+    has_progress = weighs_progress = True
     shaped_entries = Averaged.shaped_entries | {"output", "update", "delta", "last_average", "last_gradient"}
 
     def __init__(self, params: Any, *args: Any, output: str = "uniform", **kwargs: Any) -> None:
@@ -87,16 +87,13 @@ class Paper(Averaged):
 
     def _add_progress(self, iterate: Iterate) -> None:
         """Add w(s_t)⟨g_t, Δ_t⟩."""
-        weight = self._progress_weight(iterate)
+        weight = iterate.draw.weight if self.weighs_progress else 1.0
         for rows in in_slices([row for row in iterate.rows if row.g is not None and "progress" in row.entry]):
             # named, so that their memory is not given back before the next run of rows wants as much
             seen, directions = self._rule_gradients(rows), self._directions(rows)
             for row, product in zip(rows, dots(seen, directions), strict=True):
                 rate = row.entry["rate"]  # 0 for a parameter that did not move
                 row.entry["progress"].add_(torch.where(rate == 0, 0.0, rate * product), alpha=weight)
-
-    def _progress_weight(self, iterate: Iterate) -> float:
-        return iterate.draw.weight
 
     @abstractmethod
     def _rule_gradients(self, rows: list[Row]) -> list[Tensor]:
