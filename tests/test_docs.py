@@ -1,13 +1,13 @@
 """README and docs/: every command is understood, every link leads somewhere, every number of the README is held.
 
-test_recipes.py runs the Python of the pages; `make docs` builds the site.
+test_recipes.py runs the Python of the pages; `make docs` builds the site, and fails where a page is in no table of
+contents or a name of the reference is not there.
 """
 
 import doctest
 import importlib
 import json
 import os
-import pkgutil
 import re
 import shlex
 
@@ -105,10 +105,6 @@ def test_command_is_understood(page, command, tmp_path, monkeypatch):
         assert arguments[0] == "install"
         assert set(arguments[1::2]) == {"-e"}
         assert all((ROOT / folder / "pyproject.toml").exists() for folder in arguments[2::2])
-    elif program == "torchrun" and "-m" in arguments:
-        module, *arguments = arguments[arguments.index("-m") + 1 :]
-        assert module == "o2nc_experiments"
-        parse(arguments)
     elif program == "torchrun":
         assert f"# {arguments[-1]}\n" in PAGES[page]  # a script that the page has
     else:
@@ -150,15 +146,6 @@ def test_pictures_are_used():
     assert [path.name for path in (DOCS / "images").glob("*.png") if f"images/{path.name}" not in text] == []
 
 
-def test_every_page_is_in_the_contents():
-    listed = {"README.md", "docs/index.md", "docs/results/verify.md"}  # docs/checks.md includes the last
-    for line in "\n".join(blocks(PAGES["docs/index.md"], "{toctree}")).splitlines():
-        if line and not line.startswith(":"):
-            entry = re.sub(r".*<(.*)>$", r"\1", line)
-            listed |= {str(path.relative_to(ROOT)) for path in DOCS.glob(f"{entry}.md")}
-    assert listed == PAGES.keys()
-
-
 MODULES = ("o2nc", "o2nc.learners", "o2nc.problems", "o2nc.theory")
 NAMES = [(module, name) for module in MODULES for name in importlib.import_module(module).__all__]
 PUBLIC = [(module, name) for module, name in NAMES if f"{module}.{name}" not in MODULES]
@@ -170,12 +157,6 @@ def test_public_name_is_documented_with_an_example(module, name):
     assert doctest.DocTestParser().get_examples(thing.__doc__)
     reference = "".join(text for page, text in PAGES.items() if page.startswith(f"docs{os.sep}api"))
     assert re.search(rf":: (o2nc\.)?{name}(\(\))?$|:members:.*\b{name}\b", reference, re.MULTILINE)
-
-
-def test_what_the_reference_names_is_there():
-    names = re.findall(r":: (o2nc[\w.]*)$", "".join(PAGES.values()), re.MULTILINE)
-    assert len(names) > 50
-    assert all(map(pkgutil.resolve_name, names))
 
 
 def test_files_that_the_notation_names_are_there():
