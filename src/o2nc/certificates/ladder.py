@@ -1,14 +1,14 @@
 """A schedule without a horizon: lower the learning rate when, and only when, the run is stationary at it.
 
 The run is looked at in windows. At the end of each its displacement J (`o2nc.certificates.displacement`) is compared
-with that of a random walk, 1:
+with that of a random walk, 1, and with J of the past, which is the last nine tenths of the run, and of its halves:
 
-    J < SURE                      the run hops in one place at this learning rate: halve it
-    J < LOW, and it is confined   the same
-    J >= HIGH                     it travels: double it, up to where it began
+    J and J of the past's later half < SURE   the run hops in one place: halve it; twice, if both are < SURE/2
+    J < HIGH, and the run is confined         halve it
+    J >= HIGH                                 the run travels: double it; twice, if J >= 2 HIGH; up to where it began
 
-Confined: J of the last three quarters of the run is smaller than the mean of J of their two halves, as it is not of a
-network that still learns. docs/run.md has the reasons and the measurements.
+Confined: J of the past is less than 1.2 − 0.4 J times the mean of J of its halves, as it is not of a network that
+still learns. docs/run.md has the reasons and the measurements.
 """
 
 import math
@@ -23,14 +23,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from o2nc.certificates.displacement import displacements, measure, moment, momenta_of, sample
 from o2nc.vector import is_sharded, total, values
 
-SURE, LOW, HIGH = 0.2, 0.7, 1.0
-YOUNG, YOUNG_LOW = 480, 0.55  # before so many steps LOW is this: networks may seem confined at first, at J > 0.6
+SURE, HIGH = 0.2, 1.0
 SHORTEST, SHARE = 40, 0.1  # steps of a window: so many at least, and so large a share of all before it
-POINTS = 32  # snapshots in a window, about, and in each half of the past
-PAST = 0.75  # of the run, its last part
+POINTS, PAST = 32, 0.9  # snapshots in a window, about, and in each half of the past, which is such a share of the run
 
-# the step, counted from the start of the window or of the run, and coordinates of x
-Snapshot: TypeAlias = tuple[int, Tensor]
+Snapshot: TypeAlias = tuple[int, Tensor]  # the step, from the start of the window or of the run, and coordinates of x
 
 
 class Ladder(LRScheduler):
@@ -105,11 +102,13 @@ class Ladder(LRScheduler):
         """End the window: move by a rung where that is due, and return what to multiply the learning rate by."""
         former, self.displacement = self.rung, self._measure(self._snapshots)
         self._past = self._thin(self._past + [(self._begun + step, x) for step, x in self._snapshots])
-        low = YOUNG_LOW if self.last_epoch < YOUNG else LOW
-        if self.displacement < SURE or (self.displacement < low and self._is_confined()):
+        j, (whole, early, late) = self.displacement, self._look_back()
+        if max(j, late) < SURE:
+            self.rung += 1 + (max(j, late) < SURE / 2)
+        elif j < HIGH and whole < (1.2 - 0.4 * j) * (early + late) / 2:
             self.rung += 1
-        elif self.displacement >= HIGH:
-            self.rung = max(0, self.rung - 1)
+        elif j >= HIGH:
+            self.rung = max(0, self.rung - 1 - (j >= 2 * HIGH))
         self._snapshots, self._begun = [], self.last_epoch
         self._length = max(SHORTEST, int(SHARE * self.last_epoch))
         return 2.0 ** (former - self.rung)
@@ -120,12 +119,12 @@ class Ladder(LRScheduler):
         apart = np.abs(np.array([step for step, _ in snapshots])[:, None] - wanted)
         return [snapshots[i] for i in np.unique(apart.argmin(0))]
 
-    def _is_confined(self) -> bool:
-        """Return whether J of the past is less than J of its halves; False if the past is too short to say."""
+    def _look_back(self) -> tuple[float, float, float]:
+        """Return J of the past and of its two halves; (∞, 0, 0) if it is too short to say."""
         past, middle = self._past, len(self._past) // 2
         if self.last_epoch < 4 * SHORTEST or past[0][0] > self.last_epoch / 2:
-            return False
-        return self._measure(past[::2]) < (self._measure(past[:middle]) + self._measure(past[middle:])) / 2
+            return math.inf, 0.0, 0.0
+        return self._measure(past[::2]), self._measure(past[:middle]), self._measure(past[middle:])
 
     def _measure(self, snapshots: list[Snapshot]) -> float:
         """Return J."""
