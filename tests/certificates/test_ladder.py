@@ -12,7 +12,7 @@ import o2nc
 from o2nc.certificates.displacement import displacements, measure
 from o2nc.certificates.ladder import HIGH, SURE
 from problem import parameters, set_gradients
-from registry import OURS, TORCH, identical
+from registry import OURS, TORCH, identical, step
 
 
 def kink(steps, schedule=o2nc.Ladder, minimum=lambda t: 0.0):
@@ -220,6 +220,18 @@ def test_a_warm_up_comes_before_it(name):
     assert min(lrs[100:]) < 0.01
     assert lrs[-1] == max(lrs)
     assert max(lrs) == pytest.approx(0.1, rel=1e-12)
+
+
+def test_it_goes_on_from_a_step_without_its_state():
+    """As torch's do: its start is ``initial_lr``, and its first window begins there."""
+    x = torch.nn.Parameter(torch.full((20,), 3.0))
+    opt = torch.optim.SGD([{"params": [x], "initial_lr": 0.1}], lr=0.01, momentum=0.9)
+    ladder = o2nc.Ladder(opt, last_epoch=100)
+    for _ in range(500):
+        step(opt, torch.ones_like(x))
+        ladder.step()
+    assert ladder.get_last_lr() == [0.01]  # J is that of a line: nothing was halved that could be doubled
+    assert (ladder._starts, ladder.displacement > HIGH) == ([0.1], True)
 
 
 @pytest.mark.parametrize("resumes", [False, True])

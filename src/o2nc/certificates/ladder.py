@@ -35,9 +35,10 @@ class Ladder(LRScheduler):
 
     Call ``step()`` once after every ``optimizer.step()``, and evaluate at x̄ (``opt.averaged()``). No learning rate
     rises above its start: its value when this is made or when its group is added, or a larger one that another
-    scheduler sets. Since it multiplies what it finds, a warm-up can be chained to it, or come before it in
-    ``torch.optim.lr_scheduler.SequentialLR``. At the end of a window it waits for the device. Where parameters are
-    sharded all processes decide together. A resumed run goes on bitwise, but begins a new window if they are.
+    scheduler sets. A warm-up can come before it in ``torch.optim.lr_scheduler.SequentialLR``. One by ``LinearLR`` can
+    be chained to it as well; one by ``LambdaLR`` cannot, since it sets lr at every step. At the end of a window it
+    waits for the device. Where parameters are sharded all processes decide together. A resumed run goes on bitwise,
+    but begins a new window if they are.
 
     Args:
         optimizer: any torch optimizer, such as ``o2nc.SGD(…, average=o2nc.Polynomial(12))``.
@@ -64,8 +65,10 @@ class Ladder(LRScheduler):
         self._starts: list[float] = []  # of every group, the highest learning rate that was not set here
         self._snapshots: list[Snapshot] = []  # of the window
         self._past: list[Snapshot] = []  # of the last PAST of the run, at about equal distances
-        self._begun, self._length = 0, SHORTEST  # the step at which the window began, and its length
+        self._begun, self._length = last_epoch + 1, SHORTEST  # the step at which the window began, and its length
         super().__init__(optimizer, last_epoch)
+        if last_epoch != -1:
+            self._starts = [float(lr) for lr in self.base_lrs]
 
     def get_lr(self) -> list[Any]:
         """Return the learning rates to go on with."""
