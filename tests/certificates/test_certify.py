@@ -258,14 +258,10 @@ def check_goldstein(certificate, gradient, iterates, delta, lipschitz):
     assert (mean - point).norm() <= found.distance + 1e-9
 
 
-def test_goldstein_of_a_certificate():
-    found = o2nc.Certificate(c=50.0, gradient=0.1, spread=0.002, ess=5.0).goldstein(0.2, lipschitz=1.0)
-    assert (found.distance, found.radius) == pytest.approx((0.0025, 0.2025))
-    assert found.epsilon == pytest.approx(0.2)
-
-
-def test_vacuous_goldstein_warns_with_the_c_that_helps():
+def test_goldstein_of_a_certificate_warns_of_a_vacuous_one_with_the_c_that_helps():
     """At c = ε/δ² the reduction gives ε' >= 2G, which every point satisfies."""
+    found = o2nc.Certificate(c=50.0, gradient=0.1, spread=0.002, ess=5.0).goldstein(0.2, lipschitz=1.0)
+    assert (found.distance, found.radius, found.epsilon) == pytest.approx((0.0025, 0.2025, 0.2))
     certificate = o2nc.Certificate(c=10.0, gradient=0.05, spread=0.005, ess=5.0)
     with pytest.warns(UserWarning, match=r"epsilon = 2 .* lipschitz = 1.* c >= 2G/δ² = 200"):
         certificate.goldstein(0.1, lipschitz=1.0)
@@ -304,7 +300,8 @@ def test_printing_on_any_terminal(encoding, monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream)
     certificate = o2nc.Certificate(c=2.0, gradient=0.5, spread=0.1, ess=10.0)
     known = {"steps": 1000, "c": 1.0, "gap": 1.0, "lipschitz": 1.0}
-    for thing in (certificate, o2nc.theory.guarantee(lr=0.01, momentum=0.9, **known), o2nc.theory.plan(**known)):
+    guarantee, diagnosis = o2nc.theory.guarantee(lr=0.01, momentum=0.9, **known), o2nc.Diagnosis("x̄", {}, "‖ḡ‖")
+    for thing in (certificate, guarantee, o2nc.theory.plan(**known), str(diagnosis)):
         print(thing)
         print(repr(thing))
     stream.flush()
