@@ -1,11 +1,10 @@
 """``lr="auto"`` against the best constant learning rate, both read off at x̄: small models on a CPU.
 
     python experiments/benchmarks/auto_lr.py --out results/auto-lr --seeds 14,15
-    python experiments/benchmarks/auto_lr.py --out results/auto-lr-tuned --models tuned --seeds 0
 
 Constant learning rates warm up over 50 steps and are √2 apart. GPTs read Python's standard library, a byte a token,
-128 to 256 of them a step; digits need scikit-learn. A finished run is not repeated. Result, seeds and hardware:
-docs/no-learning-rate.md.
+128 to 256 of them a step, or as many as their names say; digits need scikit-learn. A finished run is not repeated.
+Result, seeds and hardware: docs/no-learning-rate.md.
 """
 
 import math
@@ -27,10 +26,10 @@ from o2nc_experiments.gpt_model import GPT
 HORIZONS = (300, 1000)
 WARMUP = 50  # steps, of constant learning rates
 GRID = range(-22, -3)  # lr = 2^(k/2)
-GRIDS = {"GPT": range(-20, -12), "logistic": range(-25, -3), "ViT": range(-18, -5), "diffusion": range(-20, -6)}
+GRIDS = {"GPT": range(-22, -12), "logistic": range(-25, -3), "ViT": range(-18, -5), "diffusion": range(-20, -6)}
 
 
-# ---- the models: "tuned" are those on which earlier forms of lr="auto" were chosen
+# ---- the models
 
 
 class Task(NamedTuple):
@@ -43,7 +42,7 @@ class Task(NamedTuple):
     tokens: int | None = None
 
 
-def gpt(seed: int, width: int, layers: int, context: int, rows: int) -> Task:
+def gpt(seed: int, width: int, layers: int, rows: int, context: int = 32) -> Task:
     """Return a GPT on bytes of Python's standard library."""
     corpus, cpu = text.load(None), torch.device("cpu")
     train, held = text.to_device(corpus.train, cpu), text.to_device(corpus.held_out, cpu)
@@ -79,7 +78,6 @@ def images() -> tuple[Tensor, Tensor]:
 
 def digits(seed: int, width: int, depth: int, rows: int) -> Task:
     """Return a network of ReLUs that classifies digits."""
-    torch.manual_seed(seed)
     sizes = [64, *[width] * depth, 10]
     layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
     return learn(seed, nn.Sequential(*layers[:-1]), images(), rows, 1200, cross_entropy)
@@ -104,7 +102,6 @@ class ViT(nn.Module):
 
 def vit(seed: int, width: int, layers: int, rows: int) -> Task:
     """Return a vision transformer that classifies digits."""
-    torch.manual_seed(seed)
     return learn(seed, ViT(width, layers), images(), rows, 1200, cross_entropy)
 
 
@@ -114,7 +111,6 @@ def diffusion(seed: int, width: int, rows: int) -> Task:
     angle = torch.rand(len(x), 50, 1, generator=generator) * torch.pi / 2  # 50 levels and draws of noise for each
     noise = torch.randn(len(x), 50, 64, generator=generator)
     noisy = torch.cat([angle.cos() * x[:, None] + angle.sin() * noise, angle], 2)
-    torch.manual_seed(seed)
     sizes = [65, width, width, 64]
     layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.SiLU())]
     data = noisy.flatten(0, 1), noise.flatten(0, 1)
@@ -127,7 +123,6 @@ def regression(seed: int, features: int, scale: float, hidden: int) -> Task:
     x = torch.randn(6000, features, generator=generator) * scale
     w, v = (torch.randn(features, generator=generator) / features**0.5 for _ in range(2))
     y = (x / scale @ w).sin() * 2 + (x / scale @ v).abs() + 0.3 * torch.randn(6000, generator=generator)
-    torch.manual_seed(seed)
     sizes = [features, hidden, 1] if hidden else [features, 1]
     layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.Tanh())]
     return learn(seed, nn.Sequential(*layers[:-1]), (x, y), 32, 4000, mse_loss)
@@ -145,28 +140,21 @@ def logistic(seed: int, features: int, scale: float, rows: int) -> Task:
     return learn(seed, model, (x, y), rows, 5000, binary_cross_entropy_with_logits)
 
 
-MODELS: dict[str, dict[str, Callable[[int], Task]]] = {
-    "tuned": {
-        "digits 64 × 2": partial(digits, width=64, depth=2, rows=32),
-        "logistic 50": partial(logistic, features=50, scale=1.0, rows=32),
-        "regression 20-64": partial(regression, features=20, scale=1.0, hidden=64),
-        "GPT 64 × 2": partial(gpt, width=64, layers=2, context=32, rows=8),
-        "GPT 32 × 3": partial(gpt, width=32, layers=3, context=32, rows=8),
-    },
-    "reported": {
-        "GPT 48 × 2": partial(gpt, width=48, layers=2, context=32, rows=4),
-        "GPT 96 × 1": partial(gpt, width=96, layers=1, context=32, rows=4),
-        "GPT 24 × 3": partial(gpt, width=24, layers=3, context=32, rows=8),
-        "regression 50": partial(regression, features=50, scale=5.0, hidden=0),
-        "regression 10-200": partial(regression, features=10, scale=0.3, hidden=200),
-        "logistic 200": partial(logistic, features=200, scale=10.0, rows=64),
-        "digits 32 × 4": partial(digits, width=32, depth=4, rows=16),
-        "digits 256 × 1": partial(digits, width=256, depth=1, rows=64),
-        "GPT 64 × 1": partial(gpt, width=64, layers=1, context=64, rows=2),
-        "ViT 64 × 2": partial(vit, width=64, layers=2, rows=64),
-        "diffusion 256 × 2": partial(diffusion, width=256, rows=128),
-    },
+MODELS: dict[str, Callable[[int], Task]] = {
+    "GPT 48 × 2": partial(gpt, width=48, layers=2, rows=4),
+    "GPT 96 × 1": partial(gpt, width=96, layers=1, rows=4),
+    "GPT 24 × 3": partial(gpt, width=24, layers=3, rows=8),
+    "GPT 64 × 1": partial(gpt, width=64, layers=1, rows=2, context=64),
+    "regression 50": partial(regression, features=50, scale=5.0, hidden=0),
+    "regression 10-200": partial(regression, features=10, scale=0.3, hidden=200),
+    "logistic 200": partial(logistic, features=200, scale=10.0, rows=64),
+    "digits 32 × 4": partial(digits, width=32, depth=4, rows=16),
+    "digits 256 × 1": partial(digits, width=256, depth=1, rows=64),
+    "ViT 64 × 2": partial(vit, width=64, layers=2, rows=64),
+    "diffusion 256 × 2": partial(diffusion, width=256, rows=128),
 }
+for width, layers, rows in (96, 1, 1), (48, 2, 1), (96, 1, 16), (48, 2, 16), (96, 1, 64):  # batches × ¼, × 4, × 16
+    MODELS[f"GPT {width} × {layers}, {32 * rows:,} tokens"] = partial(gpt, width=width, layers=layers, rows=rows)
 
 
 # ---- the comparison
@@ -174,6 +162,7 @@ MODELS: dict[str, dict[str, Callable[[int], Task]]] = {
 
 def train(make: Callable[[int], Task], seed: int, lr: float | str) -> dict[str, Any]:
     """Return the loss at x̄ at every horizon, and lr at the end."""
+    torch.manual_seed(seed)
     task = make(seed)
     options = task.options | ({"tokens": task.tokens} if lr == "auto" else {})
     opt = o2nc.AdamW(task.model.parameters(), lr=lr, average=o2nc.Polynomial(12), **options)
@@ -196,23 +185,23 @@ def loss_of(run: dict[str, Any], horizon: str) -> float:
     return math.inf if loss is None or math.isnan(loss) else loss
 
 
-def main(out: Path, models: str = "reported", seeds: str = "14,15", quiet: bool = False) -> None:
+def main(out: Path, seeds: str = "14,15", quiet: bool = False) -> None:
     """Run what is not there yet, and print the table."""
     torch.set_num_threads(1)
     terminal = kit.Terminal(quiet)
-    command = f"python experiments/benchmarks/auto_lr.py --out {out} --models {models} --seeds {seeds}"
-    settings = {"horizons": HORIZONS, "warmup": WARMUP, "scale": auto_lr.SCALE}
+    command = f"python experiments/benchmarks/auto_lr.py --out {out} --seeds {seeds}"
+    settings = {"horizons": HORIZONS, "warmup": WARMUP, "scale": auto_lr.SCALE, "usual": auto_lr.USUAL}
     store = kit.Store(kit.make_folder(out) / "auto_lr.json", settings, kit.circumstances(command))
     tried, rows = kit.numbers("--seeds", seeds), []
 
     def get(name: str, seed: int, lr: float | str) -> dict[str, Any]:
         key = f"{name}, seed {seed}, {lr if isinstance(lr, str) else f'{lr:.6g}'}"
         if key not in store.runs:
-            store.add(key, train(MODELS[models][name], seed, lr))
+            store.add(key, train(MODELS[name], seed, lr))
             terminal.say(f"{key}: {store.runs[key]['loss']}")
         return dict(store.runs[key])
 
-    for name in MODELS[models]:
+    for name in MODELS:
         autos = [get(name, seed, "auto") for seed in tried]
         grid = [2 ** (k / 2) for k in GRIDS.get(name.split()[0], GRID)]
         for h in map(str, HORIZONS):

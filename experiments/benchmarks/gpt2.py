@@ -1,7 +1,7 @@
 """``lr="auto"`` at the size of GPT-2 against learning rates that were tuned, and against other ways to do without.
 
     python experiments/benchmarks/gpt2.py --data DIR --out results/gpt2 --minutes 11      # one GPU
-    python experiments/benchmarks/gpt2.py --size tiny                                     # a CPU, two minutes
+    python experiments/benchmarks/gpt2.py --size tiny --steps 200,400                     # a CPU, two minutes
 
 12 layers of width 768, context 1,024: GPT-2's 124 M parameters, 98 M where there are 8,192 tokens. A step reads 32
 rows in bfloat16. Runs are taken in the order of `plan` while the time lasts, and written as they end; a finished run
@@ -11,6 +11,8 @@ as torch's AdamW whose lr falls linearly to 0 (WSD). Result, seeds and hardware:
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -24,30 +26,27 @@ import o2nc
 from o2nc_experiments import gpt, kit, text
 from o2nc_experiments.prodigy import Prodigy
 
-SIZES = {
+SIZES = gpt.SIZES | {
+    "narrow": gpt.Size(layers=3, width=128, heads=4, context=256, rows=16, warmup=100, evaluated=262_144, lr=4e-3),
+    "wide": gpt.Size(layers=4, width=1024, heads=16, context=512, rows=32, warmup=100, evaluated=262_144, lr=5e-4),
     "gpt2": gpt.Size(layers=12, width=768, heads=12, context=1024, rows=32, warmup=100, evaluated=524_288, lr=1e-3),
     "tiny": gpt.Size(layers=2, width=32, heads=2, context=32, rows=8, warmup=20, evaluated=4096, lr=4e-3),
 }
-HORIZONS = {"gpt2": (500, 1000), "tiny": (200, 400)}
 NARROW = 2**0.5  # from one learning rate to the next
 GROWTHS = 2  # how often the grid grows at most where the best is at its end
 UNKNOWN = (float("nan"), float("nan"))
 
 
-def prodigy(model: Any, lr: float, seed: int) -> list[Any]:
-    """Return Prodigy, which needs no learning rate: lr = 1."""
-    return [Prodigy(model.parameters(), lr, gpt.BETAS, weight_decay=gpt.WEIGHT_DECAY)]
-
-
-def averaged_prodigy(model: Any, lr: float, seed: int) -> list[Any]:
-    """Return Prodigy with x̄."""
-    return [o2nc.extend(prodigy(model, lr, seed)[0], average=gpt.WINDOW)]
+def prodigy(model: Any, lr: float, seed: int, average: Any = None) -> list[Any]:
+    """Return Prodigy, which needs no learning rate: lr = 1; with x̄ if there is a window."""
+    opt = Prodigy(model.parameters(), lr, gpt.BETAS, weight_decay=gpt.WEIGHT_DECAY)
+    return [o2nc.extend(opt, average=average) if average else opt]
 
 
 ARMS = {
     "constant": gpt.Arm("constant lr, x̄", gpt.averaged_adamw, gpt.constant, {"color": "blue", "linewidth": 0.8}),
     "auto": gpt.Arm('lr="auto", x̄', gpt.averaged_adamw, gpt.constant, {"color": "red"}),
-    "prodigy": gpt.Arm("Prodigy, x̄", averaged_prodigy, gpt.constant, {"color": "green"}),
+    "prodigy": gpt.Arm("Prodigy, x̄", partial(prodigy, average=gpt.WINDOW), gpt.constant, {"color": "green"}),
     "prodigy-cosine": gpt.Arm("Prodigy, cosine", prodigy, gpt.cosine, {"color": "green", "linestyle": ":"}),
     "schedule-free": gpt.Arm("schedule-free AdamW", gpt.schedule_free, gpt.constant, {"color": "orange"}),
 }
@@ -117,7 +116,8 @@ class Trainer:
         run: dict[str, Any] = {"arm": job.arm, "seed": job.seed, "losses": {}, "wsd": {}}
         run |= {"times": [], "wsd_times": [], "course": []}
         self.lab.model.init_weights_(job.seed)
-        opt: Any = arm.make(self.lab.model, job.lr, job.seed)[0]
+        more = {"tokens": size.rows * size.context} if job.arm == "auto" else {}
+        opt: Any = arm.make(self.lab.model, job.lr, job.seed, **more)[0]
         starts = text.row_starts(len(self.lab.train_tokens), size.context, size.rows, job.steps, job.seed)
         starts = starts.to(self.lab.device)
 
@@ -213,6 +213,8 @@ def main(
     out: Path = Path("results/gpt2"),
     data: Path | None = None,
     size: str = "gpt2",
+    rows: int | None = None,
+    steps: str = "500,1000",
     minutes: float = 11.0,
     arms: str = ",".join(ARMS),
     device: str | None = None,
@@ -223,19 +225,23 @@ def main(
     Args:
         out: folder of the results; finished runs in it are not repeated.
         data: folder with train.bin and val.bin, as of ``o2nc gpt``.
-        size: gpt2 or tiny.
+        size: of the model, a key of SIZES.
+        rows: of a batch; else the size has its own.
+        steps: horizons, separated by commas; the first, a multiple of 100, divides the others.
         minutes: no run is begun that would end later; 0 only prints and draws.
         arms: which to run, separated by commas.
         device: cpu or cuda.
         quiet: print nothing.
     """
     begun, terminal, where = perf_counter(), kit.Terminal(quiet), kit.find_device(device)
-    command = kit.written_command("python experiments/benchmarks/gpt2.py", main, size=size, minutes=minutes)
+    given = {"size": size, "rows": rows, "steps": steps, "minutes": minutes, "arms": arms}
+    command = kit.written_command("python experiments/benchmarks/gpt2.py", main, **given)
+    horizons, its = tuple(kit.numbers("--steps", steps)), replace(SIZES[size], rows=rows or SIZES[size].rows)
     runs = (kit.read_json(kit.make_folder(out) / "gpt.json") or {}).get("runs", {})
     if minutes > 0:
-        lab = gpt.Lab(out, text.load(data), SIZES[size], where, command, save_every=float("inf"))
-        trainer, runs = Trainer(lab, HORIZONS[size]), lab.store.runs
-        for job in plan(runs, lab.size.lr, HORIZONS[size]):
+        lab = gpt.Lab(out, text.load(data), its, where, command, save_every=float("inf"))
+        trainer, runs = Trainer(lab, horizons), lab.store.runs
+        for job in plan(runs, its.lr, horizons):
             seconds = perf_counter() - begun
             if job.arm not in arms.split(",") or str(job.steps) in runs.get(job.key, {"losses": ()})["losses"]:
                 continue
@@ -251,7 +257,7 @@ def main(
             took, each = perf_counter() - begun - seconds, 1e3 * median(run["times"])
             found = [f"{kind} {h}: {loss:.4f}" for kind in ("losses", "wsd") for h, loss in run[kind].items()]
             terminal.say(f"{job.key}: {took:.0f} s, {each:.2f} ms a step; {', '.join(found)}")
-    for table in tables(runs, HORIZONS[size]):
+    for table in tables(runs, horizons):
         terminal.table(table)
     try:
         draw(runs, out / "gpt2.png")

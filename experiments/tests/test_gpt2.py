@@ -23,7 +23,7 @@ def gpt2():
     spec = importlib.util.spec_from_file_location("benchmark_of_gpt2", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.SIZES["test"], module.HORIZONS["test"] = SIZE, (100, 200)
+    module.SIZES["test"] = SIZE
     return module
 
 
@@ -56,6 +56,7 @@ def test_finished_runs_are_not_repeated(gpt2, tmp_path, monkeypatch, capsys):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("the quick brown fox jumps over the lazy dog; " * 100)
     options = {"out": tmp_path / "out", "data": tmp_path / "data", "size": "test", "device": "cpu"}
+    options |= {"rows": 2, "steps": "100,200"}
     gpt2.main(**options, minutes=1e-6)
     assert capsys.readouterr().out.count("no time left") > 5
     gpt2.main(**options)

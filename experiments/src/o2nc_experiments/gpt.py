@@ -75,9 +75,9 @@ def adamw(model: GPT, lr: float, seed: int, **more: Any) -> list[Optimizer]:
     return [o2nc.AdamW(model.parameters(), lr, BETAS, weight_decay=WEIGHT_DECAY, fused=fused, seed=seed, **more)]
 
 
-def averaged_adamw(model: GPT, lr: float, seed: int) -> list[Optimizer]:
+def averaged_adamw(model: GPT, lr: float, seed: int, **more: Any) -> list[Optimizer]:
     """Return AdamW that keeps x̄."""
-    return adamw(model, lr, seed, average=WINDOW)
+    return adamw(model, lr, seed, average=WINDOW, certificate=False, **more)
 
 
 def scaled_adamw(model: GPT, lr: float, seed: int) -> list[Optimizer]:
@@ -138,7 +138,7 @@ class Arm:
     """
 
     label: str
-    make: Callable[[GPT, float, int], list[Optimizer]]
+    make: Callable[..., list[Optimizer]]
     decay: Callable[[int, int, int], float]
     style: dict[str, Any]
     lr: float = 1.0

@@ -1,11 +1,10 @@
-"""``lr="auto"``: a learning rate from the shapes of the parameters, and a warm-up to it.
+"""``lr="auto"``: a learning rate from the shapes of the parameters and the tokens of a step, and a warm-up to it.
 
     lr = 0.7/n · (tokens/24,000)^(1/3),   n the median fan-in of the parameters with two or more dimensions
 
 A step of Adam moves each weight by about lr, and so an output of a layer by up to lr·n times the size of its inputs.
-For 19 GPTs of widths 24 to 1,024 and 128 to 65,536 tokens a step this was within a factor 2 of the best constant lr.
-The rule measures nothing: it assumes inputs of every layer of size about 1 and training from the start, and where
-``tokens`` is not given 24,000 tokens or a hundred images a step. docs/no-learning-rate.md says where it fails.
+The rule measures nothing: it assumes inputs of every layer of size about 1, training from the start, and without
+``tokens`` about 24,000 of them a step. docs/no-learning-rate.md says how far from the best it is, and where it fails.
 """
 
 import warnings
