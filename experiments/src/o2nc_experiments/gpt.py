@@ -77,7 +77,7 @@ def adamw(model: GPT, lr: float, seed: int, **more: Any) -> list[Optimizer]:
 
 def averaged_adamw(model: GPT, lr: float, seed: int, **more: Any) -> list[Optimizer]:
     """Return AdamW that keeps x̄."""
-    return adamw(model, lr, seed, average=WINDOW, certificate=False, **more)
+    return adamw(model, lr, seed, average=WINDOW, **more)
 
 
 def scaled_adamw(model: GPT, lr: float, seed: int) -> list[Optimizer]:
