@@ -234,6 +234,9 @@ def main(
         quiet: print nothing.
     """
     begun, terminal, where = perf_counter(), kit.Terminal(quiet), kit.find_device(device)
+    for option, words, known in (("--arms", {*arms.split(",")}, ARMS), ("--size", {size}, SIZES)):
+        if unknown := words - known.keys():
+            raise kit.UsageError(f"{option} has {min(unknown)!r}; known: {', '.join(known)}")
     given = {"size": size, "rows": rows, "steps": steps, "minutes": minutes, "arms": arms}
     command = kit.written_command("python experiments/benchmarks/gpt2.py", main, **given)
     horizons, its = tuple(kit.numbers("--steps", steps)), replace(SIZES[size], rows=rows or SIZES[size].rows)
