@@ -176,6 +176,7 @@ test_refusals_name_the_argument = refusals(
     (lambda: o2nc.certify(X, X, c=0.0), ValueError, "c must be"),
     (lambda: o2nc.certify(X, X, beta=1.0), ValueError, "beta must be"),
     (lambda: o2nc.certify(X, X, weights="best"), ValueError, "weights must be one of"),
+    (lambda: o2nc.certify(X, X, weights=None), TypeError, "weights must be .* got None"),
     (lambda: o2nc.certify(X, X, weights=[1, 1]), ValueError, "weights"),
     (lambda: o2nc.certify(X, X, weights=[1, -1, 1]), ValueError, "weights"),
     (lambda: o2nc.certify(X, X, weights=[0, 0, 0]), ValueError, "weights"),

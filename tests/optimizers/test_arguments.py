@@ -43,6 +43,7 @@ test_bad_arguments = refusals(
     (lambda: sgdm([X, X]), ValueError, "twice"),
     (lambda: sgdm(X), TypeError, "iterable"),
     (lambda: sgdm([{"params": [X], "seed": 3}]), ValueError, "seed is one for all"),
+    (lambda: sgdm().add_param_group([X]), TypeError, "param_group must be a dict"),
     (lambda: sgdm([{"params": [X], "lr": -1}]), ValueError, "lr"),
     (lambda: learned(learner=OGD), TypeError, "learner must be"),
     (lambda: learned(beta=1.0), ValueError, r"beta must be .*\(0, 1\), got 1.0"),

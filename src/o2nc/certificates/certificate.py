@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.certificates.oracle import as_tensor
 from o2nc.certificates.trajectory import Point, Trajectory
 from o2nc.certificates.weights import best_weights
 from o2nc.text import printable
@@ -194,7 +195,7 @@ def certify(
     if isinstance(weights, str):
         p = beta ** torch.arange(len(trajectory) - 1, -1, -1, dtype=torch.float64, device="cpu")
     else:
-        p = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
+        p = as_tensor("weights", weights).to("cpu", torch.float64)
     if p.shape != (len(trajectory),) or not (p >= 0).all() or not 0 < float(p.sum()) < float("inf"):
         raise ValueError(
             "weights must be 'exponential', 'optimal', or one number >= 0 for each iterate, not all zero: "
@@ -203,13 +204,5 @@ def certify(
     sums, gap = trajectory.sums(p / p.sum()), None
     if isinstance(weights, str) and weights == "optimal":
         sums, gap = best_weights(trajectory, sums, float(c))
-    p = sums.weights
-    return Certificate(
-        float(c),
-        sums.gradient,
-        sums.spread,
-        1 / float(p @ p),
-        weights=p,
-        point=trajectory.mean(p),
-        gap=gap,
-    )
+    p, point = sums.weights, trajectory.mean(sums.weights)
+    return Certificate(float(c), sums.gradient, sums.spread, 1 / float(p @ p), weights=p, point=point, gap=gap)

@@ -8,7 +8,7 @@ from typing import Any
 
 from o2nc import checks
 from o2nc.certificates.oracle import LARGE, SMALL, Oracle
-from o2nc.certificates.search import Minimum, Search
+from o2nc.certificates.search import Callback, Minimum, Search
 
 
 def minimize(
@@ -19,7 +19,7 @@ def minimize(
     c: float = 1.0,
     max_evaluations: int = 100_000,
     seed: int = 0,
-    callback: Callable[[Minimum], object] | None = None,
+    callback: Callback = None,
     noise: float = 0.0,
     failure: float = 0.01,
 ) -> Minimum:

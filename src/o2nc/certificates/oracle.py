@@ -39,10 +39,7 @@ class Oracle:
     def __init__(self, fun: Callable[[Any], Any], x0: Any, limit: int) -> None:
         self.fun, self.limit, self.count = fun, limit, 0
         self.is_tensor = isinstance(x0, Tensor)
-        try:
-            start = torch.as_tensor(x0.detach() if self.is_tensor else np.array(x0))
-        except TypeError:
-            raise TypeError(f"x0 must be an array or a tensor of real numbers, got {x0!r}") from None
+        start = as_tensor("x0", x0)
         if start.is_complex() or start.numel() == 0 or not start.isfinite().all():
             raise ValueError(f"x0 must have finite real numbers, at least one, got {x0!r}")
         self.dtype = start.dtype if start.is_floating_point() else torch.float64
@@ -81,7 +78,7 @@ class Oracle:
                 found = found, torch.autograd.grad(found.sum(), x, materialize_grads=True)[0]
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise TypeError(f"fun must return (value, gradient), for a tensor also a scalar tensor, got {found!r}")
-        parts = [part.detach() if isinstance(part, Tensor) else torch.as_tensor(np.array(part)) for part in found]
+        parts = [as_tensor("what fun returns", part) for part in found]
         if any(part.is_complex() for part in parts):
             raise TypeError(f"fun must return a real value and a real gradient, got {found!r}")
         value, gradient = parts
@@ -89,3 +86,11 @@ class Oracle:
             shapes = f"{tuple(self.shape)}, got {tuple(value.shape)} and {tuple(gradient.shape)}"
             raise ValueError(f"fun's value must be a scalar, its gradient of x0's shape {shapes}")
         return Sample(self.rounded(flat), float(value), gradient.to(flat, copy=True).reshape(-1))
+
+
+def as_tensor(name: str, given: Any) -> Tensor:
+    """Return a tensor without its graph, or an array's numbers as a new one; ``name`` is for the error."""
+    try:
+        return given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    except (TypeError, ValueError):  # ragged, or no numbers
+        raise TypeError(f"{name} must be an array or a tensor of real numbers, got {given!r}") from None

@@ -11,7 +11,7 @@ from fresh gradients at the same points with the same weights: docs/minimize.md 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -65,18 +65,14 @@ class Minimum:
     history: list[Check]
 
 
+Callback: TypeAlias = Callable[[Minimum], object] | None
+
+
 class Search:
     """The state of a run: the current point, the points kept, the best certificate."""
 
     def __init__(
-        self,
-        oracle: Oracle,
-        eps: float,
-        c: float,
-        seed: int,
-        callback: Callable[[Minimum], object] | None,
-        noise: float,
-        failure: float,
+        self, oracle: Oracle, eps: float, c: float, seed: int, callback: Callback, noise: float, failure: float
     ) -> None:
         self.oracle, self.eps, self.c, self.callback = oracle, eps, c, callback
         self.noise, self.failure, self.random = noise, failure, np.random.default_rng(seed)

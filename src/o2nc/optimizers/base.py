@@ -396,6 +396,8 @@ class Averaged(Accessors, Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, as in torch; averages, law and seed are shared by all groups."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dict, got {param_group!r}")
         for key in self.shared_options & param_group.keys():
             raise ValueError(f"{key} is one for all parameter groups, got {param_group[key]!r} in a group")
         self._refuse_unsupported(param_group)

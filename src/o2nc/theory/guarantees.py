@@ -154,10 +154,10 @@ def _rates(lr: Schedule, factor: float, momentum: float, steps: int) -> Rates:
     if not callable(lr) and not isinstance(lr, Sequence | np.ndarray):
         checks.positive("lr", lr)
         return Rates.constant(factor * lr, momentum, steps)
-    lrs = np.array([lr(t) for t in range(1, steps + 1)] if callable(lr) else lr, dtype=np.float64)
-    if lrs.shape != (steps,):
-        raise ValueError(f"lr must be one number for each of the {steps} steps, got {lrs.shape}")
-    return Rates.scheduled(factor * lrs, momentum)
+    lrs = np.array([lr(t) for t in range(1, steps + 1)] if callable(lr) else lr)
+    if lrs.shape != (steps,) or lrs.dtype.kind not in "iuf":
+        raise ValueError(f"lr must be one number for each of the {steps} steps, got {lrs.shape} of {lrs.dtype}")
+    return Rates.scheduled(factor * lrs.astype(np.float64), momentum)
 
 
 def check_law(law: object) -> None:

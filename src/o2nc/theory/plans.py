@@ -328,4 +328,5 @@ def lower_bound(eps: float, c: float, *, gap: float, lipschitz: float) -> float:
     least = math.sqrt(gap) * (c * eps) ** 0.25
     allowed = f"a finite number >= sqrt(gap)*(c*eps)^(1/4) = {least:.6g}, where the lower bound is proved"
     checks.number("lipschitz", lipschitz, allowed, lambda v: v >= least)
-    return gap * lipschitz**2 * math.sqrt(c) * eps**-3.5
+    known = {"eps": eps, "c": c, "gap": gap, "lipschitz": lipschitz}
+    return lemmas.in_float64(lambda: gap * lipschitz**2 * math.sqrt(c) * eps**-3.5, math.isfinite, **known)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from o2nc import checks
 from o2nc.scaling import Exponential, Law
-from o2nc.theory import energy
+from o2nc.theory import energy, lemmas
 
 
 def energy_ratio(momentum_squares: float, gradient_squares: float, momentum: float) -> float:
@@ -95,10 +95,12 @@ def convex_bound(
         >>> round(convex_bound(10_000, 1e-3, 0.9, distance=1.0, gap=1.0, lipschitz=1.0), 4)
         0.0112
     """
-    checks.known(steps=steps, lr=lr, distance=distance, gap=gap, lipschitz=lipschitz, noise=noise)
+    known = {"lr": lr, "distance": distance, "gap": gap, "lipschitz": lipschitz, "noise": noise}
+    checks.known(steps=steps, **known)
     kappa, longer = _kappa(momentum, Exponential()), lr / (1 - momentum)
-    start = distance**2 / (2 * longer) + 2 * momentum * kappa * gap / (1 - momentum)
-    return start / steps + kappa * longer * (lipschitz**2 + noise**2)
+    start = distance * distance / (2 * longer) + 2 * momentum * kappa * gap / (1 - momentum)
+    bound = start / steps + kappa * longer * (lipschitz * lipschitz + noise * noise)
+    return lemmas.in_float64(lambda: bound, math.isfinite, **known)
 
 
 class Stage(NamedTuple):
@@ -123,8 +125,11 @@ def sharp_stage(sharpness: float, momentum: float, *, distance: float, lipschitz
         >>> round(stage.lr, 6), stage.steps
         (0.011875, 152)
     """
-    checks.known(sharpness=sharpness, distance=distance, noise=noise)
+    known = {"sharpness": sharpness, "distance": distance, "lipschitz": lipschitz, "noise": noise}
+    checks.known(**known)
     checks.number("lipschitz", lipschitz, f"a number >= sharpness = {sharpness!r}", lambda v: v >= sharpness)
-    kappa, size = _kappa(momentum, Exponential()), lipschitz**2 + noise**2
-    steps = 16 * kappa * max(size / sharpness**2, momentum * lipschitz / ((1 - momentum) * sharpness))
-    return Stage((1 - momentum) * sharpness * distance / (4 * kappa * size), math.ceil(steps))
+    kappa, steep, noisy = _kappa(momentum, Exponential()), lipschitz / sharpness, noise / sharpness
+    square = steep * steep + noisy * noisy
+    steps = 16 * kappa * max(square, momentum * steep / (1 - momentum))
+    lr = (1 - momentum) * distance / (4 * kappa * square) / sharpness
+    return lemmas.in_float64(lambda: Stage(lr, math.ceil(steps)), lambda stage: 0 < stage.lr < math.inf, **known)
