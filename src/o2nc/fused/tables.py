@@ -1,7 +1,7 @@
 """The tables of one device: where every tensor lies, what its numbers are, and what runs over them."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -70,12 +70,29 @@ def on_host(x: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(value)
 
 
+def _cache_key(request: Request, rule: Rule) -> tuple[Any, ...]:
+    """Return the options that are compiled into kernels or written into tables; a change rebuilds the tables."""
+    settings = request.settings
+    options = (settings["seed"], settings["certificate"], settings.get("output"))
+    decays = tuple(bool(group.get("weight_decay")) for group in request.groups)
+    return (request.rule, request.window, request.law, options, decays, *map(rule.layout, request.groups))
+
+
+def _number_of_entries(state: dict[Any, Any], p: Any) -> tuple[int, int]:
+    """Return how many entries the state of a parameter has, torch's and ours together, and ours."""
+    found = state.get(p, {})
+    return len(found), len(found.get(KEY, ()))
+
+
 class Tables:
     """The parameters of one device, written down once and used until something is no longer where it was."""
 
-    def __init__(self, rule: Rule, request: Request, rows: list[Row]) -> None:
+    def __init__(self, rule: Rule, request: Request, rows: list[Row], outside: list[Any]) -> None:
         law, settings = device_law(request.law), request.settings
         assert law is not None, "why_not was not asked"
+        self.state, self.cache_key = request.state, _cache_key(request, rule)
+        self.known_params = [p for group in request.groups for p in group["params"]]
+        self.outside = {p: _number_of_entries(request.state, p) for p in outside}  # parameters that take no part
         self.device = rows[0].param.device
         self.rule, self.law = rule, law
         self.averaged = request.window is not None
@@ -224,11 +241,25 @@ class Tables:
             "BLOCK": rule.block_of(sums=self.certifies or rule.progress),
         }
 
-    def hold(self, state: dict[Any, Any]) -> bool:
-        """Return whether parameters and their state are still where they were written."""
-        data, (holders, keys, found) = self._data(), self.places
+    def have_all(self, request: Request) -> bool:
+        """Return whether the optimizer has the same parameters, and those outside still take no part."""
+        params = chain.from_iterable(group["params"] for group in request.groups)
         return (
-            all(map(is_, map(state.get, self.params), self.states))
+            sum(len(group["params"]) for group in request.groups) == len(self.known_params)
+            and all(map(is_, params, self.known_params))
+            and all(p.grad is None and _number_of_entries(request.state, p) == n for p, n in self.outside.items())
+        )
+
+    def are_current(self, request: Request) -> bool:
+        """Return whether options are as they were written, and parameters and their state where they were."""
+        if request.state is not self.state or not self.have_all(request):
+            return False
+        data, (holders, keys, found), settings = self._data(), self.places, request.settings
+        return (
+            settings["step"] is self.step
+            and settings.get("pending", self.pending) is self.pending
+            and _cache_key(request, self.rule) == self.cache_key
+            and all(map(is_, map(self.state.get, self.params), self.states))
             and all(map(is_, map(dict.get, holders, keys), found))
             and self._lie_at(data, self.addresses_known)
             and [*map(Tensor.numel, data)] == self.sizes_known

@@ -79,7 +79,6 @@ class Averaged(Accessors, Optimizer):
     _is_sharded: bool
     _finite_at: int  # the last step at which certificate() was finite
     _is_checked: bool  # whether the parameters were checked to be whole (not FSDP1's or ZeRO's part)
-    _clock: tuple[Any, int, int]  # the counter, its version and its value: saves waiting for a device to read it
     _lock: Any  # held while a step changes the parameters
     _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
@@ -283,22 +282,17 @@ class Averaged(Accessors, Optimizer):
         for p, entry in new.items():
             self.state[p].setdefault(KEY, {}).update(entry)
         settings = self.param_groups[0][KEY]
-        step, (tensor, version, value) = settings["step"], self._clock
-        is_known = tensor is step and version == step._version
-        step.add_(1)
-        self._clock = (step, step._version, value + 1) if is_known else (None, 0, 0)
+        step = settings["step"]
+        if step.device.type == "cpu":
+            step.add_(1)
+        else:
+            self._engine.count_step(step)
         settings.pop(AVERAGED, None)
 
     def _steps_done(self) -> int:
-        """Return the number of steps taken, from the host's copy if the counter is on a device."""
+        """Return the number of steps taken."""
         step = self.param_groups[0][KEY]["step"]
-        if step.device.type == "cpu":
-            return int(step)
-        tensor, version, value = self._clock
-        if tensor is not step or version != step._version or self._engine.has_captured:
-            value = int(step)
-            self._clock = (step, step._version, value)
-        return value
+        return int(step) if step.device.type == "cpu" else self._engine.steps_done(step)
 
     def _refuse_capture(self, is_averaged: bool) -> None:
         """Raise if a CUDA graph captures a step whose s or γ the host computes: every replay would repeat them."""
@@ -336,10 +330,7 @@ class Averaged(Accessors, Optimizer):
         if AVERAGED in self.param_groups[0][KEY]:  # a step failed after it: torch takes this one
             return False
         request = Request(rule, self.param_groups, self.state, self._window, self._law)
-        reason = self._engine.take(request, self._steps_done)
-        if reason is None and rule.moves:
-            step, version, value = self._clock
-            self._clock = (step, version, value + 1)
+        reason = self._engine.take(request)
         if reason not in (None, NOT_BEGUN) and rule.moves and any(g.get("fused") is True for g in self.param_groups):
             raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason} (fused=None falls back)")
         return reason is None
@@ -351,7 +342,7 @@ class Averaged(Accessors, Optimizer):
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
-        self._clock, self._finite_at = (None, 0, 0), 0
+        self._finite_at = 0
         self._note_params()
 
     def _note_params(self) -> None:
