@@ -31,7 +31,7 @@ def extend(
     certificate: bool = False,
     offload: bool = False,
 ) -> Any:
-    """Give ``optimizer`` averages, and a certificate and random scaling if asked for; return the same object.
+    """Give ``optimizer`` averages, and if you wish a certificate and random scaling; return the same object.
 
     It stays an instance of its class. Without ``scaling`` its parameters move bitwise as they would without o2nc.
     Copies, pickles and checkpoints carry the averages along; extend an optimizer before you load such a checkpoint.
@@ -39,7 +39,7 @@ def extend(
     Args:
         optimizer: any torch optimizer except LBFGS and o2nc's own, which have averages already.
         average: a window such as ``o2nc.Polynomial(12)``, or a number β for ``o2nc.Discount(β)``; None keeps none.
-        scaling: the law of s, which multiplies every update; None leaves the updates as they are.
+        scaling: the law of s, a random number that multiplies every update; None leaves updates as they are.
         seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers with the same seed draw the
             same s: give each of a GAN's two its own.
         certificate: keep ḡ and V beside x̄, for ``certificate()``.
@@ -193,7 +193,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
 
     def average(iterate: Iterate) -> None:
         nonlocal new
-        self._follow()
+        self._sample_for_diagnose()
         new = self._update_averages(iterate)
         self.param_groups[0][KEY][AVERAGED] = True
 

@@ -58,7 +58,7 @@ class Learned(Paper):
         check_learner(learner)
         super().__init__(params, {"lr": learner.lr, **options}, **kwargs)
         self.param_groups[0][KEY] |= {"learner": to_dict(learner), **own}
-        self._note_settings()
+        self._read_settings()
         self._refuse_partial()
 
     def _needs_all_params(self) -> bool:
@@ -147,8 +147,7 @@ class ExponentiatedO2NC(Learned):
         learner: the online learner that chooses the updates; ``param_groups[i]["lr"]`` starts at its ``lr``.
         beta: β in (0, 1), the discount of the losses and of the averages.
         scaling: the law of s, or None for no scaling (then no guarantee holds).
-        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers with the same seed draw the
-            same s: give each of a GAN's two its own.
+        seed: as in `o2nc.extend`.
         average: the window of x̄, ḡ and V: True is Algorithm 2's, with β; a number in (0, 1) or a window such as
             `o2nc.Polynomial` is another; False or None saves the memory of x̄, ḡ and the kept output.
         fused: one pass over memory on a GPU; None takes it where it applies, True insists on it.

@@ -162,14 +162,14 @@ def in_slices(rows: list[Row]) -> list[list[Row]]:
 class ScaledSGDM(Paper, SGD):
     """``torch.optim.SGD`` whose update is multiplied by a random scalar, with averages and a certificate.
 
-    It takes all arguments of ``torch.optim.SGD``, ``average`` and ``seed`` as `Averaged` describes them, and:
+    It takes all arguments of ``torch.optim.SGD``, ``average`` and ``seed`` as `o2nc.extend` describes them, and:
 
     Args:
         params: parameters or parameter groups.
         *args: further arguments of ``torch.optim.SGD``.
         scaling: the law of s, or None for ``torch.optim.SGD`` itself.
-        seed: as in `Averaged`.
-        average: as in `Averaged`; with one there is always a certificate.
+        seed: as in `o2nc.extend`.
+        average: as in `o2nc.extend`; with one there is always a certificate.
         output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
             of mean β/(1 − β), cut off at the end, for which more is proved (docs/paper.md).
         **kwargs: further arguments of ``torch.optim.SGD``. ``fused``: on a GPU one pass over memory, averages
