@@ -66,7 +66,7 @@ class Engine:
         self.counter: tuple[Tensor | None, int, int] = (None, 0, 0)
         self.tables: Tables | None = None
         self.captured: list[Tables] = []  # out of use, but a graph may still be replayed that reads them
-        # the step before which a parameter lacked state, and which
+        # by parameter: a step, and the keys of state that it lacked before it
         self.missing: dict[Any, tuple[int, list[str]]] = {}
 
     @property
@@ -87,7 +87,7 @@ class Engine:
 
     @torch.no_grad()
     def take(self, request: Request) -> str | None:
-        """Take one step, of which some parameters have gradients; return None, or why it cannot be taken."""
+        """Take one step with kernels; return None, or the reason for which they cannot take it."""
         capturing = is_capturing()
         averages = request.window is not None
         if averages and not capturing and not self.has_captured:  # else the device decides

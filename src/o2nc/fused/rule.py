@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from o2nc.persist.plain import KEY
 
+DECAYED = ("last_move", "last_decay")  # keys of −s and −lr·λ of the last update, of decoupled weight decay
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
 
 

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
-from o2nc.averages.update import Entry, Iterate, Row
+from o2nc.averages.update import AVERAGES, Entry, Iterate, Row
 from o2nc.averages.windows import Average, Blocks
 from o2nc.fused import engine
-from o2nc.fused.rule import DeviceRule
+from o2nc.fused.rule import DECAYED, DeviceRule
 from o2nc.laws import Uniform
 from o2nc.learners import Learner
 from o2nc.optimizers.paper import Paper, in_slices
@@ -39,9 +39,7 @@ from o2nc.persist.private import foreach_add_, foreach_mul_
 from o2nc.scaling import Exponential, Law
 from o2nc.vector import completed, number, total, wide
 
-_RESERVED = frozenset(("average", "gradient", "spread", "since", "output", "progress", "rate", "update", "delta"))
-_BLOCK = ("average", "gradient", "spread")  # what is kept of the last complete block, too
-_DECAYED = ("last_move", "last_decay")  # −s and −lr·λ of the last update
+_RESERVED = frozenset((*AVERAGES, "since", "output", "progress", "rate", "update", "delta"))
 
 
 class Learned(Paper):
@@ -111,12 +109,12 @@ class Learned(Paper):
     def _decay(self, rows: list[Row], s: float) -> None:
         """Set x ← x − s·lr·λx, and store s and lr·λ for the progress; also at lr = 0, when DCP creates state."""
         decays = any(group.get("weight_decay") for group in self.param_groups)
-        if not decays and not any(_DECAYED[0] in row.entry for row in rows):
+        if not decays and not any(DECAYED[0] in row.entry for row in rows):
             return
         pulls = [float(row.group["lr"]) * row.group.get("weight_decay", 0.0) for row in rows]
         foreach_mul_([row.x for row in rows], [1 - s * pull for pull in pulls])
         for row, pull in zip(rows, pulls, strict=True):
-            for key, value in zip(_DECAYED, (-s, -pull), strict=True):
+            for key, value in zip(DECAYED, (-s, -pull), strict=True):
                 row.entry.setdefault(key, number()).fill_(value)
 
     def _rule_gradients(self, rows: list[Row]) -> list[Tensor]:
@@ -132,7 +130,7 @@ class Learned(Paper):
         entries, found = [row.entry for row in rows], []
         deltas = [e["delta"] for e in entries] if self._keeps_delta() else self._learner.last_updates(entries)
         for row, delta in zip(rows, deltas, strict=True):
-            move, decay = (float(row.entry.get(key, 0.0)) for key in _DECAYED)
+            move, decay = (float(row.entry.get(key, 0.0)) for key in DECAYED)
             if decay:  # of x one step ago, which is (x + move·Δ)/(1 − move·decay)
                 delta = torch.add(delta, row.x.to(delta.dtype), alpha=decay).div_(1 - move * decay)
             found.append(delta)
@@ -246,13 +244,13 @@ class OriginalO2NC(Learned):
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
         """Copy the averages of a complete block before the next block overwrites them."""
         if self._window is not None and self._window.complete(iterate.t - 1) and iterate.turn.counts:
-            for row in iterate.rows:
-                for key in _BLOCK if "average" in row.entry else ():
-                    row.entry[f"last_{key}"].copy_(row.entry[key])
+            for entry in (row.entry for row in iterate.rows if "average" in row.entry):
+                for key in AVERAGES:
+                    entry[f"last_{key}"].copy_(entry[key])
         return super()._update_averages(iterate)
 
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
-        return super()._new_entry(p, entry) | {f"last_{key}": entry[key].clone() for key in _BLOCK}
+        return super()._new_entry(p, entry) | {f"last_{key}": entry[key].clone() for key in AVERAGES}
 
     @torch.no_grad()
     def _move(self, iterate: Iterate, closure: Any = None) -> None:

@@ -54,15 +54,13 @@ class Paper(Averaged):
 
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
-        """Update the progress, then the averages, and copy x̄ if it becomes the output."""
+        """Update the progress, then the averages, and copy x̄ if it becomes the output; new entries are stored."""
         if self._window is None:
             return {}
-        if AVERAGED not in self.param_groups[0][KEY] and iterate.t > 1:
+        if AVERAGED not in self.param_groups[0][KEY]:
             self._add_progress(iterate)
-        new = super()._update_averages(iterate)
-        for row in iterate.rows:
-            if row.param in new:
-                row.entry.update(new[row.param] | self._new_entry(row.param, new[row.param]))
+        for p, entry in super()._update_averages(iterate).items():
+            self.state[p][KEY].update(entry | self._new_entry(p, entry))
         if iterate.turn.counts and iterate.turn.complete and self._takes_output(iterate.draw):
             for row in iterate.rows:
                 if "average" in row.entry:
@@ -146,7 +144,7 @@ class Paper(Averaged):
 
 
 def in_slices(rows: list[Row]) -> list[list[Row]]:
-    """Return runs of rows of about as many elements as a slice, which bounds temporaries."""
+    """Cut the rows into lists of about as many elements as `o2nc.averages.update` slices tensors to."""
     runs: list[list[Row]] = []
     elements = 0
     for row in rows:
