@@ -174,14 +174,9 @@ class Draw(NamedTuple):
 def draw(law: Law | None, seed: int, t: int, *, counts: bool, progress: bool, k: int) -> Draw:
     """Return the random numbers of step t = 1, 2, …
 
-    Args:
-        law: the law of s, or None.
-        seed: of all random numbers.
-        t: the step.
-        counts: whether x_t is averaged, so that the rounding of x̄ needs a number.
-        progress: whether the optimizer estimates its progress. Where w(s) has no finite variance, the mean of s
-            takes its place, which is right up to a term that telescopes.
-        k: the number of the average that the output may become, or 0.
+    ``counts`` says whether x_t is averaged, ``progress`` whether the optimizer estimates its progress; k is the
+    number of the average that may become the output, or 0. Where w(s) has no finite variance the mean of s takes its
+    place in the progress, which is right up to a term that telescopes.
     """
     is_weighted = progress and getattr(law, "estimates", True)
     return Draw(

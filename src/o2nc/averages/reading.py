@@ -20,12 +20,7 @@ def entries_of(optimizer: Any) -> dict[Any, Entry]:
 def readable(optimizer: Any, wish: str) -> tuple[dict[Any, Entry], int]:
     """Return the last complete averages by parameter, and how many iterates they are made of.
 
-    Args:
-        optimizer: the optimizer.
-        wish: the call that needs them, for the message.
-
-    Raises:
-        NoAverages: there are none; the message says why.
+    If there are none it raises `NoAverages`, with the reason and with ``wish``, the call that needs them.
     """
     settings = optimizer.param_groups[0][KEY]
     window = optimizer._window

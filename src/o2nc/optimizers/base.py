@@ -56,7 +56,7 @@ class Averaged(Accessors, Optimizer):
     couples_decay = False  # whether weight decay is part of the gradient
     torch_has_fused = False  # whether fused=True is an option of its own step
     device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
-    _step_with: Any = None  # how to step a rule that evaluates the closure itself
+    _step_with_closure: Any = None  # how to step a rule that evaluates the closure itself
     # and of what it adds.
     shared_options = frozenset(("average", "scaling", "seed", "certificate", "offload"))  # not per parameter group
     unsupported_keys: frozenset[str] = frozenset()  # options of torch's optimizers that this one would ignore
@@ -139,7 +139,7 @@ class Averaged(Accessors, Optimizer):
         loss = None
         if SWAPPED:  # before the closure, which would leave gradients at x̄
             self._refuse_swapped("step()")
-        if closure is not None and self._step_with is None:
+        if closure is not None and self._step_with_closure is None:
             with torch.enable_grad():
                 loss = closure()
             closure = None
@@ -148,7 +148,7 @@ class Averaged(Accessors, Optimizer):
                 self._refuse_swapped("step()")
             self._check_params()
             if closure is not None:
-                loss = self._step_with(closure)
+                loss = self._step_with_closure(closure)
             elif self._has_gradients():
                 if AUTO in self.param_groups[0][KEY]:
                     warm_up(self)
@@ -160,7 +160,7 @@ class Averaged(Accessors, Optimizer):
     def _advance(self) -> None:
         """Average x_t if it counts, let the rule move the parameters, count the step; with kernels where they can."""
         self._sample_for_diagnose()
-        rule = self._device_rule()
+        rule = self._rule_for_kernels()
         moves = rule is not None and rule.moves
         is_averaged = rule is not None and self._step_fused(rule)
         if is_averaged and moves:
@@ -194,16 +194,16 @@ class Averaged(Accessors, Optimizer):
         Args:
             is_averaged: whether kernels have averaged x_t already.
         """
-        settings, progress = self.param_groups[0][KEY], self.has_progress and self._window is not None
-        t = 0 if is_averaged and self._law is None else self._steps_done() + 1
-        turn = NO_TURN if is_averaged or self._window is None else self._window.turn(t)
-        if AVERAGED in settings:
+        settings, window = self.param_groups[0][KEY], None if is_averaged else self._window
+        progress = self.has_progress and window is not None
+        t = 0 if is_averaged and self._law is None else self._steps_done() + 1  # 0: then nothing depends on it
+        turn = NO_TURN if window is None else window.turn(t)
+        if AVERAGED in settings:  # by a step that failed afterwards
             turn = turn._replace(counts=False)
         k = turn.complete if turn.counts and progress else 0
         random = draw(self._law, settings["seed"], t, counts=turn.counts, progress=progress, k=k)
-        needs_all, averages = self.owns_state or progress, self._window is not None and not is_averaged
-        found = []
-        for group in self.param_groups if needs_all or averages else ():
+        needs_all, found = self.owns_state or progress, []
+        for group in self.param_groups if needs_all or window is not None else ():
             for p in group["params"]:
                 if p.grad is None and p not in self.state:
                     continue
@@ -301,7 +301,7 @@ class Averaged(Accessors, Optimizer):
 
     # --- the step by kernels
 
-    def _device_rule(self) -> DeviceRule | None:
+    def _rule_for_kernels(self) -> DeviceRule | None:
         """Return the rule that kernels run: the whole step, `OBSERVE` for the averages alone, or None."""
         groups = self.param_groups
         if groups[0][KEY]["offload"] or not any(p.device.type in engine.DEVICES for p in groups[0]["params"][:1]):

@@ -155,7 +155,7 @@ def _with_averages(cls: Any) -> type[Optimizer]:
         "is_linear_in_lr": is_torchs and cls.__name__ in _LINEAR_IN_LR,
         "couples_decay": is_torchs and cls.__name__ in _COUPLES_DECAY,
         "advice": "average=None: pass average=o2nc.Polynomial(12), say, when you extend it",
-        "_step_with": _step_with,
+        "_step_with_closure": _step_with_closure,
         "shared_options": frozenset(),  # its groups may have options of these names
     }
     return type(cls.__name__, (Averaged, cls), namespace)
@@ -180,7 +180,7 @@ def _tracked_step(optimizer: Optimizer) -> Any:
     return step
 
 
-def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
+def _step_with_closure(self: Any, closure: Callable[[], Any]) -> Any:
     """Step an optimizer that evaluates the closure itself, perhaps several times and at other points (SAM).
 
     The averages take the gradients of the closure's first call; if the optimizer has moved the parameters before that

@@ -53,7 +53,8 @@ class Learned(Paper):
     def __init__(
         self, params: Any, learner: Learner, options: dict[str, Any], own: dict[str, Any], **kwargs: Any
     ) -> None:
-        check_learner(learner)
+        if isinstance(learner, type) or not (isinstance(learner, Learner) and is_dataclass(learner)):
+            raise TypeError(f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}")
         super().__init__(params, {"lr": learner.lr, **options}, **kwargs)
         self.param_groups[0][KEY] |= {"learner": to_dict(learner), **own}
         self._read_settings()
@@ -152,8 +153,7 @@ class ExponentiatedO2NC(Learned):
         weight_decay: λ >= 0, decoupled as in AdamW: Δ becomes Δ − lr·λx, with the group's lr, and gradients stay
             those of F. The lr of `ScaleFree` is smaller than Adam's; its λ is to be as much larger.
         maximize: maximise F instead of minimising it.
-        output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
-            of mean β/(1 − β), cut off at the end, for which more is proved (docs/paper.md).
+        output: as in `ScaledSGDM`.
 
     Example:
         >>> import torch, o2nc
@@ -195,7 +195,7 @@ class ExponentiatedO2NC(Learned):
         factors = {"scaling": scaling, "seed": seed, "average": average, "output": output}
         super().__init__(params, learner, options, {"beta": float(beta)}, **factors)
 
-    def _device_rule(self) -> DeviceRule | None:
+    def _rule_for_kernels(self) -> DeviceRule | None:
         demanded = any(group["fused"] for group in self.param_groups)
         refused = any(group["fused"] is False for group in self.param_groups)
         here = any(p.device.type in engine.DEVICES for p in self.param_groups[0]["params"][:1])
@@ -279,12 +279,6 @@ def _first_key(learner: Any) -> str:
 def is_elementwise(learner: Any) -> bool:
     """Return whether the learner treats every coordinate separately."""
     return getattr(learner, "elementwise", False)
-
-
-def check_learner(learner: object) -> None:
-    """Raise unless ``learner`` is a dataclass instance that offers lr, init and update."""
-    if isinstance(learner, type) or not (isinstance(learner, Learner) and is_dataclass(learner)):
-        raise TypeError(f"learner must be an online learner such as o2nc.learners.OGD(lr=0.01), got {learner!r}")
 
 
 def initial(learner: Any, delta: Tensor) -> dict[str, Any]:

@@ -206,7 +206,8 @@ class ScaledSGDM(Paper, SGD):
     def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Run torch's step; store the direction of the update where the momentum buffer is not it."""
         averaged = [row for row in iterate.rows if "rate" in row.entry]
-        kept = [row for row in averaged if row.g is not None and _keeps_direction(row.group)]
+        moved = [row for row in averaged if row.g is not None]
+        kept = [row for row in moved if row.group["momentum"] == 0 or row.group["nesterov"]]
         directions = [g.clone() for g in self._rule_gradients(kept)]
         super()._move(iterate)
         with torch.no_grad():
@@ -236,8 +237,3 @@ class ScaledSGDM(Paper, SGD):
         """Return the momentum buffers in the averages' dtype; zeros where there is none."""
         pairs = [(self.state[row.param].get("momentum_buffer"), row.entry["average"]) for row in rows]
         return [torch.zeros_like(x) if b is None else values([b])[0].to(x.dtype) for b, x in pairs]
-
-
-def _keeps_direction(group: dict[str, Any]) -> bool:
-    """Return whether the update is not the momentum buffer: with Nesterov, or without momentum."""
-    return group["momentum"] == 0 or group["nesterov"]

@@ -164,9 +164,8 @@ def _check(settings: dict[str, Any]) -> None:
             raise ValueError(f"the checkpoint's {key} is {found!r}")
 
 
-def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a parameter's entry, checked, with its tensors on the right devices."""
-    certifies = settings["average"] is not None and settings["certificate"]
+def _refuse_other_averages(i: Any, entry: dict[str, Any], certifies: bool) -> None:
+    """Raise if the averages in a parameter's entry are incomplete, or no tensors of the right kind."""
     wanted = ("average", "since", *(("gradient", "spread") if certifies else ())) if entry.keys() & AVERAGES else ()
     if missing := [key for key in wanted if key not in entry]:
         raise ValueError(f"the checkpoint is incomplete: its state of parameter {i} lacks {missing}")
@@ -177,6 +176,11 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
             fits, allowed = isinstance(value, int) and value >= 1, "an integer >= 1"
         if not fits:
             raise ValueError(f"the checkpoint's {key} of parameter {i} must be {allowed}, got {value!r}")
+
+
+def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter's entry, checked, with its tensors on the right devices."""
+    _refuse_other_averages(i, entry, settings["average"] is not None and settings["certificate"])
     sharded = optimizer._is_sharded and is_sharded(p)
     shape, device = (p.shape if not p.is_complex() else (*p.shape, 2)), p.device
     found = {}

@@ -24,7 +24,7 @@ def register(optimizer: Any) -> None:
 
 def step_in_graph(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
     """Put the step into the graph that is being compiled; return what the closure returned."""
-    if not optimizer._is_node or (closure is not None and optimizer._step_with is not None):
+    if not optimizer._is_node or (closure is not None and optimizer._step_with_closure is not None):
         return _step_outside(optimizer, closure)
     loss = None
     if closure is not None:
