@@ -167,16 +167,16 @@ class Draw(NamedTuple):
     s: float | None = None  # s_{t+1}; None without a law
     dither: float = 0.0  # u − ½, for the rounding of x̄
     weight: float = 1.0  # of ⟨g_t, Δ_t⟩ in the progress
-    redraws: bool = False  # whether an output is drawn anew: n uniform over all averages so far
-    accept: float = 0.0  # uniform, for the decision whether a drawn output is taken now
+    redraws: bool = False  # whether this average replaces the output: with probability 1/k, so that n is uniform
+    accept: float = 0.0  # uniform in (0, 1): whether the "geometric" output takes it now or waits
 
 
 def draw(law: Law | None, seed: int, t: int, *, counts: bool, progress: bool, k: int) -> Draw:
     """Return the random numbers of step t = 1, 2, …
 
-    ``counts`` says whether x_t is averaged, ``progress`` whether that is estimated; k is the number of the average
-    that the output may become, or 0. Where w(s) has no finite variance the progress does with the mean of s, which
-    is right up to the term that telescopes.
+    ``counts`` says whether x_t is averaged, ``progress`` whether the optimizer estimates its progress; k is the
+    number of the average that may become the output, or 0. Where w(s) has no finite variance the mean of s takes its
+    place in the progress, which is right up to a term that telescopes.
     """
     is_weighted = progress and getattr(law, "estimates", True)
     return Draw(

@@ -66,7 +66,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_dense(x: Tensor) -> bool:
-    """Return whether the elements fill one stretch of memory, in whatever order."""
+    """Return whether the elements fill a contiguous piece of memory, in any order of the axes."""
     if x.is_contiguous():
         return True
     expected = 1
@@ -78,7 +78,7 @@ def is_dense(x: Tensor) -> bool:
 
 
 def laid_like(x: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``value`` itself if it lies in memory as x does, else a copy that does."""
+    """Return ``value`` with the strides and device of x and this dtype: itself if it has them, else a copy."""
     if value.dtype == dtype and value.device == x.device and (value.stride() == x.stride() or x.numel() == 0):
         return value
     return torch.empty_like(x, dtype=dtype).copy_(value)
@@ -119,7 +119,7 @@ def total(values: Tensor, params: Sequence[Any]) -> Tensor:
 
 @contextmanager
 def completed(complete: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Where tensors are parts of larger ones, have `squares` and `dots` completed by the other parts' share."""
+    """Inside the block, ``complete`` adds what other processes have to the results of `squares` and `dots`."""
     token = _COMPLETE.set(complete)
     try:
         yield
@@ -178,7 +178,7 @@ def joint(shares: Vector) -> Tensor:
 
 
 def number(value: float = 0.0) -> Tensor:
-    """Return a number of a learner's state: a float64 tensor, on the host until a kernel takes it over."""
+    """Return a number for a learner's state, as a 0-d float64 tensor on the CPU (kernels move it to the GPU)."""
     return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from o2nc.averages.update import Entry
+from o2nc.averages.update import AVERAGES, Entry
 from o2nc.persist.plain import KEY, from_dict
 
 
@@ -18,9 +18,9 @@ def entries_of(optimizer: Any) -> dict[Any, Entry]:
 
 
 def readable(optimizer: Any, wish: str) -> tuple[dict[Any, Entry], int]:
-    """Return the last complete averages by parameter, and of how many iterates they are.
+    """Return the last complete averages by parameter, and how many iterates they are made of.
 
-    If there are none it raises `NoAverages`, with ``wish``, the call that needs them, in the message.
+    If there are none it raises `NoAverages`, with the reason and with ``wish``, the call that needs them.
     """
     settings = optimizer.param_groups[0][KEY]
     window = optimizer._window
@@ -35,10 +35,9 @@ def readable(optimizer: Any, wish: str) -> tuple[dict[Any, Entry], int]:
     prefix = "" if turn.complete else "last_"
     if prefix and t < window.period:
         raise NoAverages(f"{wish}: no block is complete before step() was called {window.period} times")
-    keys = ("average", "gradient", "spread")
     entries = {}
     for p, entry in entries_of(optimizer).items():
-        found = {key: entry[prefix + key] for key in keys if prefix + key in entry}
+        found = {key: entry[prefix + key] for key in AVERAGES if prefix + key in entry}
         entries[p] = found | {"since": entry["since"]}
     if not entries:  # as after loading a checkpoint without state
         raise NoAverages(f"{wish}: no parameter has averages yet, which begin with its next gradient")
@@ -59,9 +58,9 @@ def has_certificate(optimizer: Any) -> bool:
 
 
 def decays_of(optimizer: Any) -> dict[Any, float]:
-    """Return λ of every parameter whose weight decay is part of F, so that g + λx is the gradient up to its sign.
+    """Return for every parameter the λ for which g + λx is the gradient of F with its weight decay.
 
-    It is negative where F is maximized, and 0 of parameters whose decay is decoupled.
+    It is 0 where weight decay is decoupled, as AdamW's, and negative where F is maximized.
     """
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     if not optimizer.couples_decay:

@@ -22,6 +22,7 @@ from o2nc.scaling import Draw
 from o2nc.vector import wide
 
 Entry: TypeAlias = dict[str, Any]  # ``state[p]["o2nc"]``
+AVERAGES = ("average", "gradient", "spread")  # its keys of x̄, ḡ and V; the last two are there with a certificate
 
 EXPONENT = 0x7F800000  # the exponent bits of a float32
 CPU_SLICE, DEVICE_SLICE = 1 << 17, 1 << 24  # elements: temporaries stay in a CPU's cache, and small elsewhere

@@ -31,7 +31,7 @@ GOLDEN = 0.6180339887498949  # its multiples lie evenly in [0, 1) after the poin
 
 
 def strides(xs: Sequence[Tensor]) -> list[int]:
-    """Return for every tensor which share of its coordinates is sampled: one in so many, an odd number."""
+    """Return for every tensor the odd number k of which one in k coordinates is sampled."""
     most = max(LEAST, COORDINATES // max(1, len(xs)))
     return [-(-x.numel() // most) | 1 for x in xs]
 
@@ -144,5 +144,5 @@ class Trail:
         self.due = now if now > self.steps else later
 
     def latest(self) -> list[Snapshot]:
-        """Return the last USED snapshots, none if there are not so many."""
+        """Return the last USED snapshots, or none if there are fewer."""
         return self.taken[-USED:] if len(self.taken) >= USED else []

@@ -172,12 +172,13 @@ class Search:
         raise Stop(f"F seems unbounded below: {sample.f:.3g} at a distance of {t * length:.1e} from x")
 
     def check(self) -> tuple[Tensor, float]:
-        """Search weights for the points near x, and return a direction u, ‖u‖ <= 1, with a bound of the certificate.
+        """Search weights of the points near x with a smaller certificate; return Goldstein's direction and a bound.
 
-        It is the dual point of the weights' problem at the centre x (`minimise`): ⟨u, g_k⟩ + c‖y_k − x‖² >= bound for
-        all k, and u = m/‖m‖ for the mean gradient m unless that is 0. A point near x with ⟨u, g⟩ < bound/2 is news.
+        The direction u, ‖u‖ <= 1, is the dual point of the weights' problem with its centre at x (`minimise`):
+        ⟨u, g_k⟩ + c‖y_k − x‖² >= bound for all k, and u = m/‖m‖ for the mean gradient m unless that is 0. A point
+        near x with ⟨u, g⟩ < bound/2 is news.
         """
-        centre, found, value = self.now.y, list[tuple[Tensor, float]](), math.inf
+        centre, duals, value = self.now.y, list[tuple[Tensor, float]](), math.inf
         near = [s for s in (*self.support, *self.kept) if float((s.y - centre).norm()) <= 8 * self.radius]
         near = list({id(s): s for s in (self.now, *near)}.values())
         y, g = torch.stack([s.y for s in near]), torch.stack([s.g for s in near])
@@ -186,7 +187,7 @@ class Search:
         while True:
             prices = self.c * (y - centre).square().sum(1)
             weights, u = (part.to(y) for part in minimise(r.cpu(), prices.cpu(), tolerance))
-            found.append((u if basis is None else basis @ u, float((u @ r + prices).min())))
+            duals.append((u if basis is None else basis @ u, float((u @ r + prices).min())))
             before, value = value, self.propose(near, weights)
             if value > min(0.99 * before, 4 * self.eps):
                 break
@@ -199,7 +200,7 @@ class Search:
                 self.callback(self.result("running"))
             except StopIteration:
                 raise Stop("the callback raised StopIteration") from None
-        return found[0]
+        return duals[0]
 
     def propose(self, samples: list[Sample], weights: Tensor) -> float:
         """Return the certificate of the points under these weights; keep the best, and stop if it is at most eps.

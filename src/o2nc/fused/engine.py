@@ -2,17 +2,14 @@
 
 import importlib.util
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from o2nc.fused.rule import DeviceRule, Request, Rule
+from o2nc.fused.rule import DeviceRule, Request
 from o2nc.persist.compiling import is_capturing
 from o2nc.persist.plain import KEY
 from o2nc.vector import is_dense, local
@@ -65,10 +62,11 @@ class Engine:
     """Takes the fused steps of one optimizer, with tables that are written again only when they must be."""
 
     def __init__(self) -> None:
+        # the counter on the device, its version, and its value, which the host so need not wait for
+        self.counter: tuple[Tensor | None, int, int] = (None, 0, 0)
         self.tables: Tables | None = None
         self.captured: list[Tables] = []  # out of use, but a graph may still be replayed that reads them
-        self.known: tuple[Any, ...] = ()
-        # the step before which a parameter lacked state, and which
+        # by parameter: a step, and the keys of state that it lacked before it
         self.missing: dict[Any, tuple[int, list[str]]] = {}
 
     @property
@@ -80,7 +78,7 @@ class Engine:
         """Drop the tables, except those that a captured graph reads."""
         if self.tables is not None and self.tables.uploads.captured:
             self.captured.append(self.tables)
-        self.tables, self.known = None, ()
+        self.tables = None
 
     def wait(self) -> None:
         """Wait for kernels that write the output to the host's memory."""
@@ -88,16 +86,16 @@ class Engine:
             torch.cuda.synchronize(self.tables.device)
 
     @torch.no_grad()
-    def take(self, request: Request, steps_done: Callable[[], int]) -> str | None:
-        """Take one step, of which some parameters have gradients; return None, or why it cannot be taken."""
+    def take(self, request: Request) -> str | None:
+        """Take one step with kernels; return None, or the reason for which they cannot take it."""
         capturing = is_capturing()
         averages = request.window is not None
         if averages and not capturing and not self.has_captured:  # else the device decides
-            averages = request.window.counts(steps_done() + 1)
-        if not averages and not request.rule.moves and self._has_all(request):
+            averages = request.window.counts(self.steps_done(request.settings["step"]) + 1)
+        if not averages and not request.rule.moves and self.tables is not None and self.tables.have_all(request):
             return None
         with _on(next(p.device for group in request.groups for p in group["params"])):
-            if not self._holds(request):
+            if self.tables is None or not self.tables.are_current(request):
                 reason = why_not(request) or self._write(request, capturing)
                 if reason is not None:
                     self.forget()  # what torch's step stores now may make the old tables wrong
@@ -117,38 +115,34 @@ class Engine:
                 if v.device.type in DEVICES:
                     tables.uploads.scalars(uploaded)[i].copy_(v.detach().reshape(()))
             tables.run(uploaded, averages)
+        if request.rule.moves:
+            step, version, value = self.counter
+            self.counter = (step, version, value + 1)
         return None
 
-    def _has_all(self, request: Request) -> bool:
-        """Return whether the tables have all parameters that have gradients."""
-        params, outside = self.known[2:] or ([], {})
-        return (
-            self.tables is not None
-            and sum(len(group["params"]) for group in request.groups) == len(params)
-            and all(map(is_, chain.from_iterable(group["params"] for group in request.groups), params))
-            and all(p.grad is None and _extent(request.state, p) == extent for p, extent in outside.items())
-        )
+    def steps_done(self, step: Tensor) -> int:
+        """Return the value of the counter ``step``; wait for its device only if the host does not know it."""
+        known, version, value = self.counter
+        if known is not step or version != step._version or self.has_captured:
+            value = int(step)
+            self.counter = (step, step._version, value)
+        return value
 
-    def _holds(self, request: Request) -> bool:
-        """Return whether everything is as it was when the tables were written."""
-        return (
-            self.tables is not None
-            and self._has_all(request)
-            and request.state is self.known[0]
-            and request.settings["step"] is self.tables.step
-            and request.settings.get("pending", self.tables.pending) is self.tables.pending
-            and _cache_key(request, self.tables.rule) == self.known[1]
-            and self.tables.hold(request.state)
-        )
+    def count_step(self, step: Tensor) -> None:
+        """Add 1 to the counter, by an operation of torch."""
+        known, version, value = self.counter
+        is_known = known is step and version == step._version
+        step.add_(1)
+        self.counter = (step, step._version, value + 1) if is_known else (None, 0, 0)
 
     def _write(self, request: Request, capturing: bool) -> str | None:
-        """Write all tables; return why not if state is missing."""
+        """Write new tables; return `NOT_BEGUN` if a parameter that takes part lacks state."""
         from o2nc.fused.tables import Row, Tables
 
         rule = request.rule.resolve()
         if request.window is None:  # then nobody can ask for the progress
             rule = replace(rule, progress=False)
-        rows, outside = [], {}
+        rows, outside = [], []
         for k, group in enumerate(request.groups):
             update, slots = rule.layout(group)
             for p in group["params"]:
@@ -163,18 +157,16 @@ class Engine:
                     self._refuse_misspelt(request, row, missing)
                 if p.grad is not None or (request.window is not None and "average" in row.entry):
                     return NOT_BEGUN
-                outside[p] = _extent(request.state, p)
+                outside.append(p)
         self.missing.clear()
         if capturing:
             raise RuntimeError("this step cannot be captured: call step() twice like this before you capture it")
-        tables = Tables(rule, request, rows)
+        tables = Tables(rule, request, rows, outside)
         self.forget()
         self.tables = tables
         for key, tensor in (("step", tables.step), ("pending", tables.pending)):
             if key in request.settings:
                 request.settings[key] = tensor
-        params = [p for group in request.groups for p in group["params"]]
-        self.known = (request.state, _cache_key(request, rule), params, outside)
         return None
 
     def _refuse_misspelt(self, request: Request, row: "Row", missing: list[str]) -> None:
@@ -187,20 +179,6 @@ class Engine:
                 f"of shape {tuple(row.param.shape)} has {[*row.state]} and, of ours, {[*row.entry]}"
             )
         self.missing[row.param] = (t, missing)
-
-
-def _extent(state: dict[Any, Any], p: Any) -> tuple[int, int]:
-    """Return how much state a parameter has: without any it takes no part."""
-    found = state.get(p, {})
-    return len(found), len(found.get(KEY, ()))
-
-
-def _cache_key(request: Request, rule: Rule) -> tuple[Any, ...]:
-    """Return the options that are written into the tables; a change of them writes the tables anew."""
-    settings = request.settings
-    options = (settings["seed"], settings["certificate"], settings.get("output"))
-    decays = tuple(bool(group.get("weight_decay")) for group in request.groups)
-    return (request.rule, request.window, request.law, options, decays, *map(rule.layout, request.groups))
 
 
 def _on(device: torch.device) -> Any:

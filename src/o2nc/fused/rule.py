@@ -1,15 +1,20 @@
 """What a rule brings along to run as kernels.
 
     coefficients(group, kept, prepared, s, constants) → rate, own, kept
-        per tensor: Δ = rate·direction, what `update` needs to know, and the number that survives
+        per tensor: the rate of Δ = rate·direction, the numbers that `update` gets as ``own``, and the new ``kept``
     update(x, g, slots, scale, own, FLOOR) → x, last, slots
         per element: x + scale·direction, with scale = s·rate; ``last`` is the direction that led to x
 
-``slots`` is the state of the parameter's shape, up to three. ``kept`` is the state that is a number, ``constants``
-three numbers that the rule was made with, ``prepared`` what torch computed, ``group`` the lr and four more numbers of
-the parameter group. They are tuples, whose entries get their names where a rule takes them apart. `update` gets
-everything in at least float32, g with its sign and coupled weight decay; decoupled decay is its own, and ``last``
-counts only with the progress. FLOOR is compiled in, the smallest divisor.
+    group       lr and four more numbers of the parameter group, as in `Scalars`
+    kept        the state that is one number per parameter
+    prepared    four numbers that torch computed (`Rule.prepare`)
+    constants   three numbers that the rule was made with
+    slots       the state that has the parameter's shape: up to three values
+    FLOOR       the smallest divisor, compiled in
+
+All but ``kept`` and FLOOR are tuples. `update` gets everything in at least float32, and g with its sign and with
+coupled weight decay; decoupled decay is up to it, unless `Rule.decoupled` leaves that to the kernel. ``last`` is
+read only for the progress.
 """
 
 import importlib
@@ -19,6 +24,7 @@ from typing import Any, NamedTuple
 
 from o2nc.persist.plain import KEY
 
+DECAYED = ("last_move", "last_decay")  # keys of −s and −lr·λ of the last update, of decoupled weight decay
 CHUNK, BLOCK = 1024, 512  # elements of a program, and at a time: measured, larger ones are slower
 
 
@@ -38,7 +44,7 @@ class DeviceRule(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One step, as kernels are asked to take it."""
+    """What kernels need to know of an optimizer to take its step."""
 
     rule: DeviceRule
     groups: list[dict[str, Any]]
@@ -86,7 +92,7 @@ class Rule:
     count: str | None = None  # key of torch's count of a parameter's steps, which `prepare` advances
     moves: bool = True  # whether x is written
     progress: bool = False  # whether ⟨g, Δ⟩ is summed
-    decoupled: bool = False  # whether decoupled weight decay is added to what it plays
+    decoupled: bool = False  # whether decoupled weight decay is added to its update
     # where sums are made as well, as measured: elements at a time, and registers per thread in float32 (None: all)
     block: int = BLOCK
     registers: int | None = None

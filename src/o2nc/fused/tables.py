@@ -1,7 +1,7 @@
 """The tables of one device: where every tensor lies, what its numbers are, and what runs over them."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from o2nc.fused import kernels
 from o2nc.fused.launch import Sequence as LaunchSequence
 from o2nc.fused.launch import launches
 from o2nc.fused.laws import device_law, device_window
-from o2nc.fused.rule import CHUNK, Request, Rule
+from o2nc.fused.rule import CHUNK, DECAYED, Request, Rule
 from o2nc.fused.uploads import Uploads
 from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
@@ -34,7 +34,6 @@ _TYPES = {
 DTYPES = frozenset(_TYPES)
 _NOWHERE = 16  # the address of a gradient without elements, which nobody reads
 _OWN = ("average", "gradient", "output")  # in the order of their columns of addresses
-_DECAYED = ("last_move", "last_decay")
 
 
 class Row(NamedTuple):
@@ -57,25 +56,45 @@ class Row(NamedTuple):
         return [key for key in keys if self.holder(key).get(key) is None]
 
     def put(self, key: str, value: Tensor) -> None:
-        """Replace an entry of the state, of which ``value`` is the local shard."""
+        """Replace a tensor of the state by ``value``, or by a DTensor of which that is the local shard."""
         sharded = is_sharded(self.holder(key).get(key))
         self.holder(key)[key] = assemble(self.param, value) if sharded else value
 
 
 def on_host(x: Tensor, value: Tensor) -> Tensor:
-    """Return ``value`` in memory of the host that a kernel can write to, laid out as x; itself if it is."""
+    """Return ``value`` in pinned CPU memory, which kernels can write to, with the strides of x."""
     like = (torch.device("cpu"), x.dtype, x.stride())
     if (value.device, value.dtype, value.stride()) == like and value.is_pinned() >= x.is_cuda:
         return value
     return torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(value)
 
 
-class Tables:
-    """The parameters of one device, written down once and used until something is no longer where it was."""
+def _cache_key(request: Request, rule: Rule) -> tuple[Any, ...]:
+    """Return the options that are compiled into kernels or written into tables; a change rebuilds the tables."""
+    settings = request.settings
+    options = (settings["seed"], settings["certificate"], settings.get("output"))
+    decays = tuple(bool(group.get("weight_decay")) for group in request.groups)
+    return (request.rule, request.window, request.law, options, decays, *map(rule.layout, request.groups))
 
-    def __init__(self, rule: Rule, request: Request, rows: list[Row]) -> None:
+
+def _number_of_entries(state: dict[Any, Any], p: Any) -> tuple[int, int]:
+    """Return how many entries the state of a parameter has, torch's and ours together, and ours."""
+    found = state.get(p, {})
+    return len(found), len(found.get(KEY, ()))
+
+
+class Tables:
+    """Addresses and numbers of the parameters of one device and of their state, for kernels to work on.
+
+    They are written once, and used as long as `are_current`.
+    """
+
+    def __init__(self, rule: Rule, request: Request, rows: list[Row], outside: list[Any]) -> None:
         law, settings = device_law(request.law), request.settings
         assert law is not None, "why_not was not asked"
+        self.state, self.cache_key = request.state, _cache_key(request, rule)
+        self.known_params = [p for group in request.groups for p in group["params"]]
+        self.outside = {p: _number_of_entries(request.state, p) for p in outside}  # parameters that take no part
         self.device = rows[0].param.device
         self.rule, self.law = rule, law
         self.averaged = request.window is not None
@@ -95,7 +114,7 @@ class Tables:
         self.dtypes = [x.dtype for x in self.xs]
         self.gradients = [0] * self.n  # where they lay at the last step
         decays = any(group.get("weight_decay") for group in request.groups)
-        self.decoupled = rule.decoupled and (decays or any(_DECAYED[0] in row.entry for row in rows))
+        self.decoupled = rule.decoupled and (decays or any(DECAYED[0] in row.entry for row in rows))
         self._lay_out_state()
         self._write(request)
         self.sequences: dict[bool, LaunchSequence] = {}  # with and without an update of the averages
@@ -110,7 +129,7 @@ class Tables:
         return str(row.param.dtype), "gradient" in row.entry, row.update.__name__, row.slots, dtypes
 
     def _lay_out_state(self) -> None:
-        """Bring state tensors into the memory order of their parameter, and numbers into one table."""
+        """Give state tensors the strides of their parameter, and make numbers of the state views of one table."""
         for row, x in zip(self.rows, self.xs, strict=True):
             for key in (*row.slots, *_OWN):
                 value = local(row.holder(key).get(key))
@@ -125,11 +144,11 @@ class Tables:
                 laid = on_host(local(row.entry["average"]), value) if key == "output" else laid_like(x, value, dtype)
                 if laid is not value:
                     row.put(key, laid)
-        keys = ("spread", "progress", "rate", self.rule.number, *_DECAYED)
+        keys = ("spread", "progress", "rate", self.rule.number, *DECAYED)
         self.numbers = torch.zeros(len(keys), self.n, dtype=torch.float64, device=self.device)
         for line, name in zip(self.numbers, keys, strict=True):
             if name is not None:
-                self._move_numbers(line, name, always=name in _DECAYED and self.decoupled)
+                self._move_numbers(line, name, always=name in DECAYED and self.decoupled)
         if self.rule.count is not None:
             self.counts = torch.zeros(self.n, dtype=torch.float32, device=self.device)
             self._move_numbers(self.counts, self.rule.count)
@@ -141,7 +160,7 @@ class Tables:
         self.alive = [local(t).detach() for t in self.places[2] if isinstance(t, Tensor)]
 
     def _move_numbers(self, line: Tensor, key: str, always: bool = False) -> None:
-        """Move one number of every parameter into a line of a table, of which the state then has views."""
+        """Copy the number ``key`` of every parameter's state into a line of a table, and replace it by a view."""
         at = [t for t, row in enumerate(self.rows) if key in row.holder(key) or always]
         if at:
             values = [self.rows[t].holder(key).get(key, torch.zeros((), device="cpu")) for t in at]
@@ -151,14 +170,15 @@ class Tables:
             (row.entry if always else row.holder(key))[key] = line[t]
 
     def _places(self, row: Row) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return where the state is that the tables point at: dictionary, key and tensor."""
+        """Return every entry of a parameter's state that the tables point at, as (dictionary, key, tensor)."""
         own = filter(None, [self.rule.number, self.rule.count])
-        keys = (*row.slots, *_OWN, "spread", "progress", "rate", *own, *_DECAYED)
+        keys = (*row.slots, *_OWN, "spread", "progress", "rate", *own, *DECAYED)
         found = [(row.holder(key), key) for key in keys]
         kept = [(holder, key, holder[key]) for holder, key in found if isinstance(holder.get(key), Tensor)]
         return [(row.state, KEY, row.entry), *kept] if row.entry else kept
 
     def _write(self, request: Request) -> None:
+        """Write the tables, group the tensors that share a launch, and allocate what kernels write."""
         device, rows = self.device, self.rows
         counts = [triton.cdiv(x.numel(), CHUNK) for x in self.xs]
         self.chunks = sum(counts)
@@ -224,11 +244,25 @@ class Tables:
             "BLOCK": rule.block_of(sums=self.certifies or rule.progress),
         }
 
-    def hold(self, state: dict[Any, Any]) -> bool:
-        """Return whether parameters and their state are still where they were written."""
-        data, (holders, keys, found) = self._data(), self.places
+    def have_all(self, request: Request) -> bool:
+        """Return whether the optimizer has the same parameters, and those outside still take no part."""
+        params = chain.from_iterable(group["params"] for group in request.groups)
         return (
-            all(map(is_, map(state.get, self.params), self.states))
+            sum(len(group["params"]) for group in request.groups) == len(self.known_params)
+            and all(map(is_, params, self.known_params))
+            and all(p.grad is None and _number_of_entries(request.state, p) == n for p, n in self.outside.items())
+        )
+
+    def are_current(self, request: Request) -> bool:
+        """Return whether options are as they were written, and parameters and their state where they were."""
+        if request.state is not self.state or not self.have_all(request):
+            return False
+        data, (holders, keys, found), settings = self._data(), self.places, request.settings
+        return (
+            settings["step"] is self.step
+            and settings.get("pending", self.pending) is self.pending
+            and _cache_key(request, self.rule) == self.cache_key
+            and all(map(is_, map(self.state.get, self.params), self.states))
             and all(map(is_, map(dict.get, holders, keys), found))
             and self._lie_at(data, self.addresses_known)
             and [*map(Tensor.numel, data)] == self.sizes_known
@@ -241,9 +275,9 @@ class Tables:
         return [*map(Tensor.data_ptr, tensors)] == addresses  # type: ignore[arg-type]
 
     def locate(self) -> tuple[list[int], list[Tensor]] | None:
-        """Return where the gradients lie, 0 for none, and copies of those that do not lie as their parameter does.
+        """Return the addresses of the gradients, 0 for none, and the copies that had to be made.
 
-        None if a gradient has another dtype than its parameter.
+        A gradient with other strides than its parameter is copied. None if one has another dtype than its parameter.
         """
         grads: list[Any] = [*map(local_gradient if self.is_sharded else attrgetter("grad"), self.params)]
         try:

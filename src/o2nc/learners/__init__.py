@@ -47,7 +47,7 @@ class Learner(Protocol):
 
     @property
     def lr(self) -> float:
-        """The scale that parameter groups start with and hand back at every step."""
+        """What ``lr`` of the parameter groups starts at; `update` is given their present ones."""
 
     def init(self, delta: Tensor) -> dict[str, Any]:
         """Return the state of one parameter beside Δ, as tensors and plain numbers; ``delta`` is its Δ_1 = 0."""

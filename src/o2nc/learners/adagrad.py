@@ -57,7 +57,7 @@ class AdaGrad:
 
     @property
     def elementwise(self) -> bool:
-        """Whether every coordinate is played by itself."""
+        """Whether every coordinate is updated by itself, so that `update` may get some parameters alone."""
         return self.diagonal
 
     def init(self, delta: Tensor) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class BallOGD:
 
     @property
     def elementwise(self) -> bool:
-        """Whether every coordinate is played by itself."""
+        """Whether every coordinate is updated by itself, so that `update` may get some parameters alone."""
         return self.radius == float("inf")
 
     def init(self, delta: Tensor) -> dict[str, Any]:

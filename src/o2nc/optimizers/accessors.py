@@ -137,7 +137,7 @@ class Accessors:
             entry["since"] = 1
             if "progress" in entry:
                 entry["progress"].zero_()
-        self._note_settings()
+        self._read_settings()
         self._finite_at = int(settings["step"])
 
     def diagnose(self, loss: Callable[[], Any] | None = None) -> Diagnosis:

@@ -45,29 +45,25 @@ class Averaged(Accessors, Optimizer):
     Args:
         params: parameters or parameter groups.
         *args: further arguments of the torch optimizer.
-        average: a window such as ``Polynomial(12)``, or a number β for ``Discount(β)``; None keeps no averages.
-        scaling: the law of s, which multiplies every update; None leaves the updates bitwise as they are.
-        seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers with the same seed draw the
-            same s: give each of a GAN's two its own.
-        certificate: keep ḡ and V beside x̄, for ``certificate()``.
-        offload: keep the averages in the host's memory; combine it with a window that has ``every``.
+        average, scaling, seed, certificate, offload: as `o2nc.extend` describes them.
         **kwargs: further arguments of the torch optimizer.
     """
 
-    # What a subclass declares.
+    # What a subclass declares of the torch optimizer that it is made of,
+    numbers: tuple[str, ...] = ()  # group options that must be numbers, or tensors
+    state_keys: frozenset[str] = frozenset()  # all keys of its state; empty if they are not known
+    is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
+    couples_decay = False  # whether weight decay is part of the gradient
+    torch_has_fused = False  # whether fused=True is an option of its own step
+    device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
+    _step_with_closure: Any = None  # how to step a rule that evaluates the closure itself
+    # and of what it adds.
     shared_options = frozenset(("average", "scaling", "seed", "certificate", "offload"))  # not per parameter group
     unsupported_keys: frozenset[str] = frozenset()  # options of torch's optimizers that this one would ignore
-    numbers: tuple[str, ...] = ()  # group options that must be numbers, or tensors
-    state_keys: frozenset[str] = frozenset()  # all keys of the torch optimizer's state; empty if they are not known
-    is_linear_in_lr = False  # whether lr·s in place of lr multiplies the update by s
     has_progress = False  # whether it knows Δ, for progress and output()
-    owns_state = False  # whether all of the state is ours
-    couples_decay = False  # whether weight decay is part of the gradient
-    torch_has_fused = False  # whether fused=True is an option of the torch optimizer's own step
-    device_rule: DeviceRule | None = None  # the rule as kernels, if it has that form
+    owns_state = False  # whether all of the state is ours, and needed without averages, too
     shaped_entries: frozenset[str] = frozenset(("average", "gradient"))  # entries with the parameter's shape
     advice = "average=None: pass average=o2nc.Polynomial(12), say, when you construct it"
-    _step_with: Any = None  # how to step a rule that evaluates the closure itself
 
     # Set on the instance, without defaults on the class: Lightning wraps the optimizer in a subclass of our class,
     # and looks attributes up in the optimizer only where that subclass has none.
@@ -79,7 +75,6 @@ class Averaged(Accessors, Optimizer):
     _is_sharded: bool
     _finite_at: int  # the last step at which certificate() was finite
     _is_checked: bool  # whether the parameters were checked to be whole (not FSDP1's or ZeRO's part)
-    _clock: tuple[Any, int, int]  # the counter, its version and its value: saves waiting for a device to read it
     _lock: Any  # held while a step changes the parameters
     _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
@@ -121,7 +116,7 @@ class Averaged(Accessors, Optimizer):
         self.param_groups[0][KEY] = settings
         # so that a GradScaler unscales the gradients itself and skips step() after an overflow
         self._step_supports_amp_scaling = False
-        self._note_settings()
+        self._read_settings()
         self._refuse_partial()
 
     # --- the step
@@ -144,16 +139,16 @@ class Averaged(Accessors, Optimizer):
         loss = None
         if SWAPPED:  # before the closure, which would leave gradients at x̄
             self._refuse_swapped("step()")
-        if closure is not None and self._step_with is None:
+        if closure is not None and self._step_with_closure is None:
             with torch.enable_grad():
                 loss = closure()
             closure = None
         with self._lock:
             if SWAPPED:
                 self._refuse_swapped("step()")
-            self._notice_params()
+            self._check_params()
             if closure is not None:
-                loss = self._step_with(closure)
+                loss = self._step_with_closure(closure)
             elif self._has_gradients():
                 if AUTO in self.param_groups[0][KEY]:
                     warm_up(self)
@@ -163,9 +158,9 @@ class Averaged(Accessors, Optimizer):
         return loss
 
     def _advance(self) -> None:
-        """Average x_t if it counts, let the rule move the parameters, count the step; by kernels where they apply."""
-        self._follow()
-        rule = self._device_rule()
+        """Average x_t if it counts, let the rule move the parameters, count the step; with kernels where they can."""
+        self._sample_for_diagnose()
+        rule = self._rule_for_kernels()
         moves = rule is not None and rule.moves
         is_averaged = rule is not None and self._step_fused(rule)
         if is_averaged and moves:
@@ -177,8 +172,8 @@ class Averaged(Accessors, Optimizer):
         self._move(iterate)
         self._finish(new)
 
-    def _follow(self) -> None:
-        """Count the step that begins for diagnose(); a snapshot is taken now and then, before the rule writes."""
+    def _sample_for_diagnose(self) -> None:
+        """Count this step for diagnose(), and now and then keep a sample of x_t and g_t, before the rule writes."""
         if self._trail is None:
             self._trail = Trail()
         if self._window is not None and self._trail.steps >= self._trail.due:
@@ -199,16 +194,16 @@ class Averaged(Accessors, Optimizer):
         Args:
             is_averaged: whether kernels have averaged x_t already.
         """
-        settings, progress = self.param_groups[0][KEY], self.has_progress and self._window is not None
-        t = 0 if is_averaged and self._law is None else self._steps_done() + 1
-        turn = NO_TURN if is_averaged or self._window is None else self._window.turn(t)
-        if AVERAGED in settings:
+        settings, window = self.param_groups[0][KEY], None if is_averaged else self._window
+        progress = self.has_progress and window is not None
+        t = 0 if is_averaged and self._law is None else self._steps_done() + 1  # 0: then nothing depends on it
+        turn = NO_TURN if window is None else window.turn(t)
+        if AVERAGED in settings:  # by a step that failed afterwards
             turn = turn._replace(counts=False)
-        k = turn.complete if turn.counts and self.has_progress else 0
+        k = turn.complete if turn.counts and progress else 0
         random = draw(self._law, settings["seed"], t, counts=turn.counts, progress=progress, k=k)
-        needs_all, averages = self.owns_state or progress, self._window is not None and not is_averaged
-        found = []
-        for group in self.param_groups if needs_all or averages else ():
+        needs_all, found = self.owns_state or progress, []
+        for group in self.param_groups if needs_all or window is not None else ():
             for p in group["params"]:
                 if p.grad is None and p not in self.state:
                     continue
@@ -247,7 +242,7 @@ class Averaged(Accessors, Optimizer):
         return new
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
-        """Run the rule, prepared where it would write into gradients or takes the place of our kernels."""
+        """Run the rule; `torch_step.prepared` sees to gradients that it would write to, and to steps of kernels."""
         needed = iterate.stands_in or any(group.get("nesterov") for group in self.param_groups)
         with torch_step.prepared(self, iterate.stands_in) if needed else nullcontext():
             return self._run_rule(iterate.draw.s, closure)
@@ -283,22 +278,17 @@ class Averaged(Accessors, Optimizer):
         for p, entry in new.items():
             self.state[p].setdefault(KEY, {}).update(entry)
         settings = self.param_groups[0][KEY]
-        step, (tensor, version, value) = settings["step"], self._clock
-        is_known = tensor is step and version == step._version
-        step.add_(1)
-        self._clock = (step, step._version, value + 1) if is_known else (None, 0, 0)
+        step = settings["step"]
+        if step.device.type == "cpu":
+            step.add_(1)
+        else:
+            self._engine.count_step(step)
         settings.pop(AVERAGED, None)
 
     def _steps_done(self) -> int:
-        """Return the number of steps taken, from the host's copy if the counter is on a device."""
+        """Return the number of steps taken."""
         step = self.param_groups[0][KEY]["step"]
-        if step.device.type == "cpu":
-            return int(step)
-        tensor, version, value = self._clock
-        if tensor is not step or version != step._version or self._engine.has_captured:
-            value = int(step)
-            self._clock = (step, step._version, value)
-        return value
+        return int(step) if step.device.type == "cpu" else self._engine.steps_done(step)
 
     def _refuse_capture(self, is_averaged: bool) -> None:
         """Raise if a CUDA graph captures a step whose s or γ the host computes: every replay would repeat them."""
@@ -311,7 +301,7 @@ class Averaged(Accessors, Optimizer):
 
     # --- the step by kernels
 
-    def _device_rule(self) -> DeviceRule | None:
+    def _rule_for_kernels(self) -> DeviceRule | None:
         """Return the rule that kernels run: the whole step, `OBSERVE` for the averages alone, or None."""
         groups = self.param_groups
         if groups[0][KEY]["offload"] or not any(p.device.type in engine.DEVICES for p in groups[0]["params"][:1]):
@@ -336,27 +326,24 @@ class Averaged(Accessors, Optimizer):
         if AVERAGED in self.param_groups[0][KEY]:  # a step failed after it: torch takes this one
             return False
         request = Request(rule, self.param_groups, self.state, self._window, self._law)
-        reason = self._engine.take(request, self._steps_done)
-        if reason is None and rule.moves:
-            step, version, value = self._clock
-            self._clock = (step, version, value + 1)
+        reason = self._engine.take(request)
         if reason not in (None, NOT_BEGUN) and rule.moves and any(g.get("fused") is True for g in self.param_groups):
             raise RuntimeError(f"fused=True, but the fused step cannot be taken: {reason} (fused=None falls back)")
         return reason is None
 
     # --- what torch asks of an optimizer
 
-    def _note_settings(self) -> None:
-        """Rebuild window, law and learner from the settings, after construction and loading."""
+    def _read_settings(self) -> None:
+        """Build window, law and learner from ``param_groups[0]["o2nc"]``, after construction and loading."""
         settings = self.param_groups[0][KEY]
         self._window, self._law = from_dict(settings["average"]), from_dict(settings["scaling"])
         self._learner = from_dict(settings.get("learner"))
-        self._clock, self._finite_at = (None, 0, 0), 0
-        self._note_params()
+        self._finite_at = 0
+        self._read_params()
 
-    def _note_params(self) -> None:
-        """Record the parameters and what kind they are: sharded, complex, differentiable."""
-        self._trail = None  # a new one begins with the next step
+    def _read_params(self) -> None:
+        """Read the parameters from the groups, and whether they are sharded or differentiable."""
+        self._trail = None  # the next step starts a new one
         params = self._known_params = [p for group in self.param_groups for p in group["params"]]
         self._is_sharded = any(map(is_sharded, params))
         if self._is_sharded and any(is_sharded(p) and p.is_complex() for p in params):
@@ -365,11 +352,11 @@ class Averaged(Accessors, Optimizer):
         self._is_node = not self._is_sharded and not differentiable
         self._is_checked = False
 
-    def _notice_params(self) -> None:
-        """Detect parameters that were replaced in the groups, and group options that this optimizer would ignore."""
+    def _check_params(self) -> None:
+        """Read the parameters again if the groups have others; raise for options that this optimizer would ignore."""
         params, known = [p for group in self.param_groups for p in group["params"]], self._known_params
         if len(params) != len(known) or any(map(is_not, params, known)):
-            self._note_params()
+            self._read_params()
         if self.unsupported_keys:
             for group in self.param_groups:
                 self._refuse_unsupported(group)
@@ -409,7 +396,7 @@ class Averaged(Accessors, Optimizer):
         check_options(self.numbers, self.defaults | param_group)
         super().add_param_group(param_group)
         if KEY in self.param_groups[0]:
-            self._note_params()
+            self._read_params()
 
     def __getstate__(self) -> dict[str, Any]:
         self._warn_if_swapped("a copy of the optimizer")
@@ -418,7 +405,7 @@ class Averaged(Accessors, Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._note_settings()
+        self._read_settings()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does; V and progress of sharded parameters are summed over the processes.

@@ -31,7 +31,7 @@ def extend(
     certificate: bool = False,
     offload: bool = False,
 ) -> Any:
-    """Give ``optimizer`` averages, and a certificate and random scaling if asked for; return the same object.
+    """Give ``optimizer`` averages, and if you wish a certificate and random scaling; return the same object.
 
     It stays an instance of its class. Without ``scaling`` its parameters move bitwise as they would without o2nc.
     Copies, pickles and checkpoints carry the averages along; extend an optimizer before you load such a checkpoint.
@@ -39,7 +39,7 @@ def extend(
     Args:
         optimizer: any torch optimizer except LBFGS and o2nc's own, which have averages already.
         average: a window such as ``o2nc.Polynomial(12)``, or a number β for ``o2nc.Discount(β)``; None keeps none.
-        scaling: the law of s, which multiplies every update; None leaves the updates as they are.
+        scaling: the law of s, a random number that multiplies every update; None leaves updates as they are.
         seed: a non-negative integer; s_n is a pure function of it and n. Two optimizers with the same seed draw the
             same s: give each of a GAN's two its own.
         certificate: keep ḡ and V beside x̄, for ``certificate()``.
@@ -155,7 +155,7 @@ def _with_averages(cls: Any) -> type[Optimizer]:
         "is_linear_in_lr": is_torchs and cls.__name__ in _LINEAR_IN_LR,
         "couples_decay": is_torchs and cls.__name__ in _COUPLES_DECAY,
         "advice": "average=None: pass average=o2nc.Polynomial(12), say, when you extend it",
-        "_step_with": _step_with,
+        "_step_with_closure": _step_with_closure,
         "shared_options": frozenset(),  # its groups may have options of these names
     }
     return type(cls.__name__, (Averaged, cls), namespace)
@@ -180,7 +180,7 @@ def _tracked_step(optimizer: Optimizer) -> Any:
     return step
 
 
-def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
+def _step_with_closure(self: Any, closure: Callable[[], Any]) -> Any:
     """Step an optimizer that evaluates the closure itself, perhaps several times and at other points (SAM).
 
     The averages take the gradients of the closure's first call; if the optimizer has moved the parameters before that
@@ -193,7 +193,7 @@ def _step_with(self: Any, closure: Callable[[], Any]) -> Any:
 
     def average(iterate: Iterate) -> None:
         nonlocal new
-        self._follow()
+        self._sample_for_diagnose()
         new = self._update_averages(iterate)
         self.param_groups[0][KEY][AVERAGED] = True
 

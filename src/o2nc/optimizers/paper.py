@@ -54,15 +54,13 @@ class Paper(Averaged):
 
     @torch.no_grad()
     def _update_averages(self, iterate: Iterate) -> dict[Any, Entry]:
-        """Update the progress, then the averages, and copy x̄ if it becomes the output."""
+        """Update the progress, then the averages, and copy x̄ if it becomes the output; new entries are stored."""
         if self._window is None:
             return {}
-        if AVERAGED not in self.param_groups[0][KEY] and iterate.t > 1:
+        if AVERAGED not in self.param_groups[0][KEY]:
             self._add_progress(iterate)
-        new = super()._update_averages(iterate)
-        for row in iterate.rows:
-            if row.param in new:
-                row.entry.update(new[row.param] | self._new_entry(row.param, new[row.param]))
+        for p, entry in super()._update_averages(iterate).items():
+            self.state[p][KEY].update(entry | self._new_entry(p, entry))
         if iterate.turn.counts and iterate.turn.complete and self._takes_output(iterate.draw):
             for row in iterate.rows:
                 if "average" in row.entry:
@@ -146,7 +144,7 @@ class Paper(Averaged):
 
 
 def in_slices(rows: list[Row]) -> list[list[Row]]:
-    """Return runs of rows of about as many elements as a slice, which bounds temporaries."""
+    """Cut the rows into lists of about as many elements as `o2nc.averages.update` slices tensors to."""
     runs: list[list[Row]] = []
     elements = 0
     for row in rows:
@@ -162,14 +160,14 @@ def in_slices(rows: list[Row]) -> list[list[Row]]:
 class ScaledSGDM(Paper, SGD):
     """``torch.optim.SGD`` whose update is multiplied by a random scalar, with averages and a certificate.
 
-    It takes all arguments of ``torch.optim.SGD``, ``average`` and ``seed`` as `Averaged` describes them, and:
+    It takes all arguments of ``torch.optim.SGD``, ``average`` and ``seed`` as `o2nc.extend` describes them, and:
 
     Args:
         params: parameters or parameter groups.
         *args: further arguments of ``torch.optim.SGD``.
         scaling: the law of s, or None for ``torch.optim.SGD`` itself.
-        seed: as in `Averaged`.
-        average: as in `Averaged`; with one there is always a certificate.
+        seed: as in `o2nc.extend`.
+        average: as in `o2nc.extend`; with one there is always a certificate.
         output: the law of n in ``output()``: "uniform" over all steps, or "geometric", uniform plus a geometric time
             of mean β/(1 − β), cut off at the end, for which more is proved (docs/paper.md).
         **kwargs: further arguments of ``torch.optim.SGD``. ``fused``: on a GPU one pass over memory, averages
@@ -208,7 +206,8 @@ class ScaledSGDM(Paper, SGD):
     def _move(self, iterate: Iterate, closure: Any = None) -> None:
         """Run torch's step; store the direction of the update where the momentum buffer is not it."""
         averaged = [row for row in iterate.rows if "rate" in row.entry]
-        kept = [row for row in averaged if row.g is not None and _keeps_direction(row.group)]
+        moved = [row for row in averaged if row.g is not None]
+        kept = [row for row in moved if row.group["momentum"] == 0 or row.group["nesterov"]]
         directions = [g.clone() for g in self._rule_gradients(kept)]
         super()._move(iterate)
         with torch.no_grad():
@@ -238,8 +237,3 @@ class ScaledSGDM(Paper, SGD):
         """Return the momentum buffers in the averages' dtype; zeros where there is none."""
         pairs = [(self.state[row.param].get("momentum_buffer"), row.entry["average"]) for row in rows]
         return [torch.zeros_like(x) if b is None else values([b])[0].to(x.dtype) for b, x in pairs]
-
-
-def _keeps_direction(group: dict[str, Any]) -> bool:
-    """Return whether the update is not the momentum buffer: with Nesterov, or without momentum."""
-    return group["momentum"] == 0 or group["nesterov"]

@@ -83,7 +83,7 @@ class Swap:
     def __init__(
         self, optimizers: Sequence[Any], model: nn.Module | None = None, batches: Iterable[Any] | None = None
     ) -> None:
-        self._is_entered, self._backups = True, list[_Backup]()  # entered: a block that raises here is not lost
+        self._is_entered, self._backups = True, list[_Backup]()  # True: `__del__` warns of no block that raises here
         self._statistics: Statistics | None = None
         self._loading: Any = None  # the hook that refuses load_state_dict()
         if batches is not None and model is None:
@@ -134,7 +134,7 @@ class Swap:
         self._restore()
 
     def _restore(self) -> None:
-        """Restore everything, however often it is interrupted; raise the interrupt only then."""
+        """Restore everything, again if KeyboardInterrupt comes in between; raise that afterwards."""
         interrupt: KeyboardInterrupt | None = None
         while True:
             try:
@@ -146,7 +146,7 @@ class Swap:
             raise interrupt
 
     def _leave(self) -> None:
-        """Undo all that `__enter__` did; what is undone already does not matter."""
+        """Undo all that `__enter__` did; may be called again after it was interrupted."""
         if self._statistics is not None:
             self._statistics.restore()
             self._statistics = None

@@ -13,7 +13,7 @@ class SGD(Averaged, optim.SGD):
     """``torch.optim.SGD``, bitwise, with weights x̄ that need no schedule.
 
     It takes all arguments of ``torch.optim.SGD``, and ``average``, ``scaling``, ``seed``, ``certificate`` and
-    ``offload`` as `Averaged` describes them.
+    ``offload`` as `o2nc.extend` describes them.
 
     Example:
         >>> import torch, o2nc
@@ -37,7 +37,7 @@ class AdamW(Averaged, optim.AdamW):
     """``torch.optim.AdamW``, bitwise, with weights x̄ that need no schedule.
 
     It takes all arguments of ``torch.optim.AdamW``, and ``average``, ``scaling``, ``seed``, ``certificate`` and
-    ``offload`` as `Averaged` describes them. On a GPU it is bitwise torch's fused step.
+    ``offload`` as `o2nc.extend` describes them. On a GPU it is bitwise torch's fused step.
 
     With ``lr="auto"`` the shapes of the parameters give lr, which warms up over 100 steps unless there is a scheduler
     or you set lr; ``param_groups[i]["lr"]`` shows it. For a language model add ``tokens``, of a step, of all

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from o2nc import checks
+from o2nc.averages.update import AVERAGES
 from o2nc.persist.plain import AVERAGED, KEY, from_dict
 from o2nc.persist.shards import SUMS, assemble, is_first_share
 from o2nc.vector import is_sharded, local, total
 
 _COUNTERS = frozenset(("step", "pending"))
-_TRANSIENT = frozenset(("auto", AVERAGED))  # settings that are there for some steps only
-_AVERAGES = frozenset(("average", "gradient", "spread"))  # in the host's memory if they are offloaded
+_TRANSIENT = frozenset(("auto", AVERAGED))  # settings that exist during some steps only
 
 
 def saved(optimizer: Any, by_torch: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def load(optimizer: Any, state_dict: dict[str, Any], by_torch: Callable[[dict[st
 
 
 def _refuse_other_kinds(optimizer: Any, groups: list[dict[str, Any]]) -> None:
-    """Raise if a checkpoint's groups lack numbers that this optimizer steps by."""
+    """Raise if a checkpoint's groups lack a number that this optimizer has as an option, or one that it lacks."""
     name = type(optimizer).__name__
     numbers = [k for k, v in optimizer.defaults.items() if isinstance(v, int | float | tuple) and type(v) is not bool]
     missing = [key for key in numbers if any(key not in group for group in groups)]
@@ -164,10 +164,9 @@ def _check(settings: dict[str, Any]) -> None:
             raise ValueError(f"the checkpoint's {key} is {found!r}")
 
 
-def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a parameter's entry, checked, with its tensors on the right devices."""
-    certifies = settings["average"] is not None and settings["certificate"]
-    wanted = ("average", "since", *(("gradient", "spread") if certifies else ())) if _AVERAGES & entry.keys() else ()
+def _refuse_other_averages(i: Any, entry: dict[str, Any], certifies: bool) -> None:
+    """Raise if the averages in a parameter's entry are incomplete, or no tensors of the right kind."""
+    wanted = ("average", "since", *(("gradient", "spread") if certifies else ())) if entry.keys() & AVERAGES else ()
     if missing := [key for key in wanted if key not in entry]:
         raise ValueError(f"the checkpoint is incomplete: its state of parameter {i} lacks {missing}")
     for key in wanted:
@@ -177,6 +176,11 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
             fits, allowed = isinstance(value, int) and value >= 1, "an integer >= 1"
         if not fits:
             raise ValueError(f"the checkpoint's {key} of parameter {i} must be {allowed}, got {value!r}")
+
+
+def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter's entry, checked, with its tensors on the right devices."""
+    _refuse_other_averages(i, entry, settings["average"] is not None and settings["certificate"])
     sharded = optimizer._is_sharded and is_sharded(p)
     shape, device = (p.shape if not p.is_complex() else (*p.shape, 2)), p.device
     found = {}
@@ -191,7 +195,7 @@ def _own_entry(optimizer: Any, i: Any, p: Any, entry: dict[str, Any], settings: 
                 value = local(value.redistribute(p.device_mesh, p.placements))  # type: ignore[attr-defined]
             if sharded and key in SUMS and not is_first_share(p):
                 value = torch.zeros_like(value)
-            on_host = key == "output" or (settings["offload"] and key in _AVERAGES)
+            on_host = key == "output" or (settings["offload"] and key in AVERAGES)
             beside = value.dim() or key in SUMS or key == "rate"  # the parameter; else wherever it was
             value = value.detach().to("cpu" if on_host else device if beside else value.device, copy=True)
         found[key] = value

@@ -24,7 +24,7 @@ def register(optimizer: Any) -> None:
 
 def step_in_graph(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
     """Put the step into the graph that is being compiled; return what the closure returned."""
-    if not optimizer._is_node or (closure is not None and optimizer._step_with is not None):
+    if not optimizer._is_node or (closure is not None and optimizer._step_with_closure is not None):
         return _step_outside(optimizer, closure)
     loss = None
     if closure is not None:
@@ -47,7 +47,7 @@ def _step_outside(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
 def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
     owner = _OPTIMIZERS[optimizer]
     known = owner._known_params
-    owner._notice_params()
+    owner._check_params()
     if owner._known_params is not known:
         raise RuntimeError("param_groups has other parameters than when step() was compiled: call it again")
     before = [p.grad for p in known]

@@ -26,13 +26,13 @@ def assemble(p: Any, shard: Tensor) -> Tensor:
 
 
 def is_first_share(p: Any) -> bool:
-    """Return whether this process takes the sums of a checkpoint; the others take zero."""
+    """Return whether this process loads the sums of a checkpoint; the other shards of ``p`` start at zero."""
     coordinates = zip(p.device_mesh.get_coordinate(), p.placements, strict=True)
     return all(c == 0 for c, placement in coordinates if not placement.is_replicate())
 
 
 def is_first_process() -> bool:
-    """Return whether this process writes for all; before they are connected, by what torchrun has told it."""
+    """Return whether this process has rank 0, of the process group or, before it is there, as torchrun has set it."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() == 0
     return os.environ.get("RANK", "0") == "0"
