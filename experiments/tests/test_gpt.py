@@ -94,6 +94,23 @@ def test_an_arm_that_has_changed_is_refused(lab, monkeypatch):
         lab.run("wsd", 1e-2, 0, 6, [6], nothing)
 
 
+def test_an_interrupted_arm_that_has_changed_begins_again(lab, monkeypatch):
+    lab.save_every, amounts = 0.0, []
+
+    def stop(amount, words):
+        amounts.append(amount)
+        if len(amounts) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.run("wsd", 1e-2, 0, 6, [6], stop)
+    assert lab.checkpoint.exists()
+    changed = replace(gpt.ARMS["wsd"], make=lambda *arguments: gpt.adamw(*arguments, amsgrad=True))
+    monkeypatch.setitem(gpt.ARMS, "wsd", changed)
+    lab.run("wsd", 1e-2, 0, 6, [6], lambda amount, words: amounts.append(amount))
+    assert amounts[4:] == [0, *[1] * 6]  # none of the three steps that were saved
+
+
 def test_an_arm_that_neither_decays_nor_averages_is_refused(lab, monkeypatch):
     plain = replace(gpt.ARMS["wsd"], decay=gpt.constant, make=lambda model, lr, seed: [NAdam(model.parameters(), lr)])
     monkeypatch.setitem(gpt.ARMS, "plain", plain)

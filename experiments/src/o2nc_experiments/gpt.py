@@ -1,4 +1,4 @@
-"""How was that GPT trained, and how do I add an arm? A language model without a schedule, against decayed runs.
+"""How were the GPTs trained, and how do I add an arm? Language models without a schedule, against decayed runs.
 
 One run at a constant learning rate is evaluated at its average x̄ (weights t^12: the last 8 % of the run so far) at
 every horizon; every other arm is a run per horizon that decays its learning rate to end there. Learning rates are
@@ -15,7 +15,8 @@ Result: size small (7.3 M parameters), Linux sources, H200, torch 2.11, bfloat16
     WSD 20 %, lr tuned for each         3.790 ± 0.013   3.388 ± 0.095   2.233 ± 0.022   1.939 ± 0.011   1.774 ± 0.014
     linear decay, lr tuned for each     3.781 ± 0.013   3.415 ± 0.037   2.439 ± 0.091   1.989 ± 0.019   1.794 ± 0.019
 
-(made at commit cf6f9b7; docs/no-schedule.md has all arms). To add an arm, add an entry to `ARMS`.
+(made at commit cf6f9b7; docs/no-schedule.md has all arms). To add an arm, add an entry to `ARMS`. The GPT of 98 M
+parameters is benchmarks/gpt2.py, which uses this file.
 """
 
 import math
@@ -233,8 +234,8 @@ class Lab:
         base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
         starts = text.row_starts(len(self.train_tokens), self.size.context, self.size.rows, steps, seed)
         starts = starts.to(self.device)
-        first, spent, losses = 0, 0.0, dict[str, dict[str, float]]()
-        if (saved := kit.load_checkpoint(self.checkpoint, self.device)) and saved["run"] == [key, list(horizons)]:
+        first, spent, losses, this = 0, 0.0, dict[str, dict[str, float]](), [key, made, list(horizons)]
+        if (saved := kit.load_checkpoint(self.checkpoint, self.device)) and saved["run"] == this:
             first, spent, losses = saved["step"], saved["seconds"], saved["losses"]
             self.model.load_state_dict(saved["model"])
             for optimizer, its_state in zip(optimizers, saved["optimizers"], strict=True):
@@ -260,7 +261,7 @@ class Lab:
                     break  # diverged
             now = perf_counter()
             if now - saved_at > self.save_every:
-                state: dict[str, Any] = {"run": [key, list(horizons)], "step": step + 1, "losses": losses}
+                state: dict[str, Any] = {"run": this, "step": step + 1, "losses": losses}
                 state |= {"seconds": spent + now - begun, "model": self.model.state_dict()}
                 kit.save_checkpoint(self.checkpoint, state | {"optimizers": [o.state_dict() for o in optimizers]})
                 saved_at = perf_counter()
