@@ -168,12 +168,12 @@ def test_groups_share_it():
             "one for all parameter groups",
         ),
         (lambda: o2nc.AdamW([{"params": weights(), "lr": float("1e-6")}], lr="auto"), ValueError, "one for all"),
-        (lambda: o2nc.AdamW([{"params": weights(), "lr": "auto"}]), TypeError, "for all groups of AdamW"),
+        (lambda: o2nc.AdamW([{"params": weights(), "lr": "auto"}]), TypeError, "of o2nc.AdamW alone, for all groups"),
         (lambda: o2nc.AdamW(weights(), lr="Auto"), TypeError, "lr must be a number or a tensor, got 'Auto'"),
         (lambda: o2nc.AdamW(weights(), lr="auto", tokens=0), ValueError, "tokens must be an integer >= 1, got 0"),
         (lambda: o2nc.AdamW(weights(), lr="auto", tokens=4e3), TypeError, "tokens must be an integer >= 1"),
         (lambda: o2nc.AdamW(weights(), tokens=4096), ValueError, 'tokens is for lr="auto" alone, got tokens=4096'),
-        (lambda: o2nc.SGD(weights(), lr="auto"), TypeError, "for all groups of AdamW"),
+        (lambda: o2nc.SGD(weights(), lr="auto"), TypeError, "of o2nc.AdamW alone, for all groups"),
     ],
 )
 def test_refusals(call, error, words):

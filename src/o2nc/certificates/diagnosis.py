@@ -43,7 +43,7 @@ ADVICE = {
     "straight": "Raise the learning rate, by half to begin with.",
     "travelling": "Go on.",
     "stationary": "Lower the learning rate, as o2nc.Ladder does, or stop and take x̄.",
-    "too hot": "Lower the learning rate, by half to begin with.",
+    "too hot": "Lower the learning rate, by half to begin with, unless the loss is falling fast.",
     "spike": "Look at the batches of steps {spike_step:.0f} to {spike_end:.0f}; if it recurs, clip the gradients.",
     "broken": "Go back to a checkpoint from before, and clip the gradients.",
 }

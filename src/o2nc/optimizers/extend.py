@@ -107,8 +107,8 @@ def _refuse(optimizer: Any) -> None:
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if isinstance(optimizer, optim.LBFGS):
         raise ValueError(
-            "optimizer must not be LBFGS: it asks for several gradients per step, and learns the curvature from the "
-            "steps that it thinks it made"
+            "optimizer must not be LBFGS: it evaluates several gradients per step, and estimates the curvature from "
+            "the steps that it would have taken alone"
         )
     own = vars(optimizer)
     if own.get("param_groups") is None or "_optimizer_step_pre_hooks" not in own:  # as accelerate's, Lightning's

@@ -39,7 +39,8 @@ def check_options(numbers: Iterable[str], options: Mapping[str, Any]) -> None:
         options: of a parameter group, or the arguments of the optimizer.
     """
     if isinstance(options.get("lr"), str):
-        raise TypeError(f'lr must be a number or a tensor, got {options["lr"]!r}; "auto" is for all groups of AdamW')
+        where = 'lr="auto" is an argument of o2nc.AdamW alone, for all groups'
+        raise TypeError(f"lr must be a number or a tensor, got {options['lr']!r}; {where}")
     for name in sorted(options.keys() & {*numbers}):
         value, (allowed, within) = options[name], _ALLOWED.get(name, ("a finite number >= 0", lambda v: v >= 0))
         if name == "betas" and not (isinstance(value, tuple | list) and len(value) == 2):

@@ -57,7 +57,7 @@ def warn_if_left_out(model: nn.Module, optimizers: Sequence[Any], what: str) -> 
         warnings.warn(
             f"{what}: {len(missing)} trainable parameters of the model are in none of the optimizers and stay as "
             f"they are: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; "
-            "`with o2nc.averaged(opt1, opt2):` takes several optimizers",
+            "`with o2nc.averaged(opt1, opt2):` takes several optimizers; a copy of the model has other parameters",
             stacklevel=4,
         )
 

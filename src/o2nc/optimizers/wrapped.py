@@ -26,7 +26,7 @@ def averaged_optimizer(optimizer: Any, certificate: bool = False) -> Averaged:
     if not isinstance(optimizer, Averaged):
         raise TypeError(
             "optimizer must be one of o2nc's with averages, such as o2nc.AdamW(…, average=o2nc.Polynomial(12)), "
-            f"got {type(optimizer).__name__}"
+            f"got {type(optimizer).__name__}{' (pass it as model=…)' if isinstance(optimizer, nn.Module) else ''}"
         )
     if optimizer.param_groups[0][KEY]["average"] is None:
         raise ValueError(f"optimizer keeps no averages, it was made with {optimizer.advice}")
