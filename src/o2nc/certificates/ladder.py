@@ -5,7 +5,8 @@ with that of a random walk, 1, and with J of the past, which is the last nine te
 
     J and J of the past's later half < SURE   the run hops in one place: halve it; twice, if both are < SURE/2
     J < HIGH, and the run is confined         halve it
-    J >= HIGH                                 the run travels: double it; twice, if J >= 2 HIGH; up to where it began
+    J >= HIGH                                 the run travels: double it, up to where it began
+    J or J of the past's later half >= 2 HIGH it travels far: take back half of the halvings
 
 Confined: J of the past is less than 1.2 − 0.4 J times the mean of J of its halves, as it is not of a network that
 still learns. docs/run.md has the reasons and the measurements.
@@ -108,10 +109,12 @@ class Ladder(LRScheduler):
         j, (whole, early, late) = self.displacement, self._look_back()
         if max(j, late) < SURE:
             self.rung += 1 + (max(j, late) < SURE / 2)
+        elif max(j, late) >= 2 * HIGH:
+            self.rung //= 2
         elif j < HIGH and whole < (1.2 - 0.4 * j) * (early + late) / 2:
             self.rung += 1
         elif j >= HIGH:
-            self.rung = max(0, self.rung - 1 - (j >= 2 * HIGH))
+            self.rung = max(0, self.rung - 1)
         self._snapshots, self._begun = [], self.last_epoch
         self._length = max(SHORTEST, int(SHARE * self.last_epoch))
         return 2.0 ** (former - self.rung)
