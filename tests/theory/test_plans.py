@@ -142,23 +142,19 @@ def test_plan_says_what_it_is():
     assert "no less than G" in str(theory.plan(10, **UNIT))
 
 
-def best_bound(n, known):
-    """The least of the energy theorem's bound over α and η, by another method."""
-    starts = [(math.log(a), math.log(eta)) for a in (1e-9, 1e-6, 1e-3, 0.1) for eta in (1e-8, 1e-4, 1.0)]
-    options = {"xatol": 1e-9, "fatol": 1e-15, "maxiter": 4000}
-
-    def value(x):
-        return energy_bound(n, 1 / (1 + math.exp(x[0])), math.exp(x[1]), **known)
-
-    return min(optimize.minimize(value, start, method="Nelder-Mead", options=options).fun for start in starts)
-
-
 @pytest.mark.parametrize("c", [1e-12, 1e-8, 1e-4, 1.0])
 @pytest.mark.parametrize("noise", [0.0, 1e-6])
 def test_plan_is_the_best_for_tiny_prices_of_spread(c, noise):
     """α was at least 0.1/N, which cost up to 0.6 % where c is tiny."""
     known = {"c": c, "gap": 1.0, "lipschitz": 1.0, "noise": noise}
-    assert theory.plan(200, **known).bound <= best_bound(200, known) * (1 + 1e-7)
+    starts = [(math.log(a), math.log(eta)) for a in (1e-9, 1e-6, 1e-3, 0.1) for eta in (1e-8, 1e-4, 1.0)]
+    options = {"xatol": 1e-9, "fatol": 1e-15, "maxiter": 4000}
+
+    def bound(x):  # of the energy theorem, by α and η
+        return energy_bound(200, 1 / (1 + math.exp(x[0])), math.exp(x[1]), **known)
+
+    best = min(optimize.minimize(bound, start, method="Nelder-Mead", options=options).fun for start in starts)
+    assert theory.plan(200, **known).bound <= best * (1 + 1e-7)
 
 
 def test_constants_far_from_one_are_a_change_of_units():
