@@ -195,6 +195,7 @@ test_bad_arguments = refusals(
     (lambda: trained("AdamW", 1).averaged(batches=[torch.ones(2, 4)]), ValueError, "pass model=… as well"),
     (lambda: o2nc.averaged(), TypeError, "at least one optimizer"),
     (lambda: o2nc.averaged(torch.optim.SGD(parameters())), TypeError, "one of o2nc's with averages"),
+    (lambda: trained("AdamW", 1).averaged_state_dict(3), TypeError, "model must be a torch.nn.Module, got 3"),
     (lambda: o2nc.averaged(o2nc.SGD(parameters())), ValueError, "keeps no averages"),
 )
 

@@ -70,6 +70,7 @@ VALUES = [
     (lambda: theory.steps_for(0.0, **KNOWN), "eps must be"),
     (lambda: theory.steps_for(1e-300, **KNOWN), "needs more than 2"),
     (lambda: theory.spread_constant(1.5), "beta must be"),
+    (lambda: theory.spread_constant(0.5, second_moment=0.9), "second_moment must be a finite number >= 1"),
     (lambda: theory.kink_level(0.1, 1.0, gradient_squares=1.0), "momentum must be"),
     (lambda: theory.lower_bound(1e-200, c=1.0, gap=1e-200, lipschitz=1.0), "eps=1e-200, .* range together"),
     (lambda: theory.lower_bound(2.0, **KNOWN), r"lipschitz must be a finite number >= .* = 1\.18921"),

@@ -3,13 +3,13 @@
 The run is looked at in windows. At the end of each its displacement J (`o2nc.certificates.displacement`) is compared
 with that of a random walk, 1, and with J of the past, which is the last nine tenths of the run, and of its halves:
 
-    J and J of the past's later half < SURE   the run hops in one place: halve it; twice, if both are < SURE/2
-    J < HIGH, and the run is confined         halve it
-    J >= HIGH                                 the run travels: double it, up to where it began
-    J or J of the past's later half >= 2 HIGH it travels far: take back half of the halvings
+    J and J of the past's later half < SURE     the run hops in one place: halve it; twice, if both are < SURE/2
+    J or J of the past's later half >= 2 HIGH   it travels far: take back half of the halvings
+    J < HIGH, and the run is confined           halve it
+    J >= HIGH                                   it travels: double it, up to where it began
 
-Confined: J of the past is less than 1.2 − 0.4 J times the mean of J of its halves, as it is not of a network that
-still learns. docs/run.md has the reasons and the measurements.
+The first line that applies decides. Confined: J of the past is less than 1.2 − 0.4 J times the mean of J of its
+halves, as it is not of a network that still learns. docs/run.md has the reasons, docs/run-appendix.md the tables.
 """
 
 import math
