@@ -34,7 +34,7 @@ from o2nc.persist.plain import KEY
 from o2nc.text import printable
 
 STATIONARY, STRAIGHT = 0.25, 1.5  # J below and above these
-HOT, TURNOVER = 1.0, 0.06  # heat above this share of |F(x̄)|; turnover above this
+HOT, TURNOVER = 1.0, 0.06  # heat above this share of |F(x̄)|; turnover above this, times 2 J − 0.6 at J > 0.8
 GROWTH = 16.0  # squared increments of so many times those at first
 SPIKE = 4.0  # a squared increment of so many times all before it
 
@@ -145,7 +145,7 @@ def verdict_of(evidence: Mapping[str, float]) -> str:
     if (
         heat > HOT * abs(evidence.get("loss_averaged", 0.0))
         or evidence.get("growth", 0.0) > GROWTH
-        or (evidence.get("turnover", 0.0) > TURNOVER and not is_straight)
+        or (evidence.get("turnover", 0.0) > TURNOVER * max(1.0, 2 * j - 0.6) and not is_straight)
     ):
         return "too hot"
     return "straight" if is_straight or heat < 0 else "travelling"

@@ -29,7 +29,7 @@ class Accessors:
 
         Args:
             model: the model; needed to recompute its BatchNorm statistics for x̄.
-            batches: some inputs of the model, on its device: tensors, or tuples or lists that start with one (the rest,
+            batches: inputs of the model, on its device: tensors, or tuples or lists that start with one (the rest,
                 such as labels, is ignored), or dictionaries of keyword arguments. Every batch goes through the model
                 once; its BatchNorm layers then have the statistics that `torch.optim.swa_utils.update_bn` computes,
                 and on leaving the block those of x again.
