@@ -26,6 +26,7 @@ from o2nc.certificates.minimize import minimize
 from o2nc.laws import Gamma, Jitter, Uniform, Weibull
 from o2nc.logger import CertificateLogger
 from o2nc.optimizers.extend import extend, random_scaling
+from o2nc.optimizers.find_lr import FoundLR, find_lr
 from o2nc.optimizers.o2nc import ExponentiatedO2NC, OriginalO2NC
 from o2nc.optimizers.paper import ScaledSGDM
 from o2nc.optimizers.torch_optimizers import SGD, AdamW
@@ -44,6 +45,7 @@ __all__ = [
     "Discount",
     "Exponential",
     "ExponentiatedO2NC",
+    "FoundLR",
     "Gamma",
     "Goldstein",
     "Jitter",
@@ -60,6 +62,7 @@ __all__ = [
     "averaged",
     "certify",
     "extend",
+    "find_lr",
     "learners",
     "minimize",
     "posthoc",

@@ -57,6 +57,14 @@ def choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
 
 
+def scalar(name: str, value: Any) -> float:
+    """Return what the function of this name has returned, as a number; raise if it is none."""
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must return a scalar, got {value!r}") from error
+
+
 def known(**values: Any) -> None:
     """Check the constants of theorems and problems, each by its name; a name that is not in the table is skipped."""
     for name, value in values.items():

@@ -12,28 +12,24 @@ J is the displacement of `o2nc.certificates.displacement`. The first line that a
 docs/run.md explains the numbers, and has the measurements behind the thresholds.
 """
 
-import gc
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Module
-from torch.nn.parameter import is_lazy
 
-from o2nc import vector
+from o2nc import checks, vector
 from o2nc.averages import reading
 from o2nc.certificates.certificate import Certificate
 from o2nc.certificates.displacement import USED, Trail, displacements, measure, measure_gradients, momenta_of
 from o2nc.persist.plain import KEY
+from o2nc.persist.restored import all_restored, modules_of
 from o2nc.text import printable
 
-STATIONARY, STRAIGHT = 0.25, 1.5  # J below and above these
+STATIONARY, STRAIGHT = 0.25, 2.0  # J below and above these
 HOT, TURNOVER = 1.0, 0.06  # heat above this share of |F(x̄)|; turnover above this, times 2 J − 0.6 at J > 0.8
 GROWTH = 16.0  # squared increments of so many times those at first
 SPIKE = 4.0  # a squared increment of so many times all before it
@@ -208,56 +204,10 @@ def _is_broken(x: Any) -> Tensor:
 
 def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:
     """Return F(x) − F(x̄) and both, with the same random numbers."""
-    values = []
+    params, values = optimizer._known_params, []
+    modules = modules_of(params, optimizer._model())  # a trainer may have named the model
     for block in (nullcontext, optimizer.averaged):
-        with _all_restored(optimizer), block():
-            value = loss()
-            try:
-                values.append(float(value))
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise TypeError(f"loss must return a scalar, got {value!r}") from error
+        with all_restored(params, modules), block():
+            values.append(checks.scalar("loss", loss()))
     x, average = values
     return {"heat": x - average, "loss": x, "loss_averaged": average}
-
-
-@contextmanager
-def _all_restored(optimizer: Any) -> Iterator[None]:
-    """Restore on leaving what a loss may change: random numbers, gradients, modes and buffers of the model."""
-    params = optimizer._known_params
-    before = [(m, m.training, dict(m._buffers.items())) for m in _modules(optimizer)]
-    buffers = {id(b): b for _, _, own in before for b in own.values() if b is not None and not is_lazy(b)}
-    copies = [(b, b.clone()) for b in buffers.values() if b.layout is torch.strided and not b.is_meta]
-    gradients, python = [p.grad for p in params], random.getstate()
-    numpy = np.random.get_state()  # noqa: NPY002
-    for p in params:
-        p.grad = None  # so that nothing is added to the former one
-    try:
-        with torch.random.fork_rng({p.device for p in params if p.device.type == "cuda"}):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        for p, g in zip(params, gradients, strict=True):
-            p.grad = g
-        for b, former in copies:
-            if not torch.equal(b, former):  # else a pending backward() need not know of it
-                b.copy_(former)
-        for module, mode, own in before:
-            if module.training != mode:
-                module.training = mode
-            for name, buffer in own.items():
-                if getattr(module, name, None) is not buffer:
-                    setattr(module, name, buffer)
-
-
-def _modules(optimizer: Any) -> list[Module]:
-    """Return the modules of the models that have parameters of the optimizer.
-
-    An optimizer does not know its model, unless a trainer has named it, so the garbage collector is asked for modules
-    (those that `gc.freeze` has hidden are not found).
-    """
-    known = {id(p) for p in optimizer._known_params}
-    found = [m for m in gc.get_objects() if issubclass(type(m), Module) and hasattr(m, "_buffers")]  # initialised
-    named = optimizer._model()
-    roots = [m for m in found if any(id(p) in known for p in m.parameters())] + ([named] if named is not None else [])
-    return list(dict.fromkeys(m for root in roots for m in root.modules()))

@@ -1,0 +1,216 @@
+"""`find_lr`: a learning rate from short runs, each of them read at its average x̄.
+
+    log lr = Σ w_i log lr_i − ⅓ log(steps/probe),   w_i ∝ exp((min F − F_i)/(0.02·(F_start − min F)))
+
+Every lr_i is tried for ``probe`` steps, from the same start, on the same batches, with the same random numbers. F_i
+is the loss at x̄ on batches that come after those. Learning rates are a factor 2 apart, on both sides of the best. The
+best learning rate falls with the length of a run, about as its cube root (Bjorck and others, arXiv:2409.19913, have
+the power 0.32 for language models): docs/no-learning-rate.md has what that is tested on, and how far off it is.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.nn import Module
+
+from o2nc import checks
+from o2nc.optimizers.wrapped import averaged, averaged_optimizer
+from o2nc.persist.private import foreach_copy_
+from o2nc.persist.restored import all_restored, modules_of
+from o2nc.text import printable
+from o2nc.vector import values
+
+PROGRESS = 0.02  # the share of F_start − min F that tells learning rates apart
+FALL, FALL_ERROR = 1 / 3, 0.1  # the power of the run's length with which lr falls, and how well it is known
+HELD_OUT = 16  # batches on which x̄ is judged
+WARM_UP = 0.2  # of a probe
+FURTHEST = 2.0**20  # from ``start``
+
+
+@dataclass(frozen=True)
+class FoundLR:
+    """What `find_lr` has found.
+
+    Attributes:
+        lr: the learning rate for a run of ``steps`` steps.
+        low, high: the range in which it may as well be.
+        steps: the length of the run that it is for.
+        losses: of every learning rate that was tried, the loss at x̄ after the short run; inf if it diverged.
+
+    Example:
+        >>> print(FoundLR(0.002, 0.0014, 0.003, 1000, {0.001: 2.5, 0.002: 2.4, 0.004: 2.41, 0.008: 2.9}))
+        lr 0.002 (0.0014 to 0.003) for 1,000 steps; tried: 0.001: 2.5, 0.002: 2.4, 0.004: 2.41, 0.008: 2.9
+    """
+
+    lr: float
+    low: float
+    high: float
+    steps: int
+    losses: Mapping[float, float] = field(repr=False)
+
+    def __str__(self) -> str:
+        tried = ", ".join(f"{lr:.3g}: {loss:.4g}" for lr, loss in sorted(self.losses.items()))
+        found = f"lr {self.lr:.3g} ({self.low:.3g} to {self.high:.3g}) for {self.steps:,} steps"
+        return printable(f"{found}; tried: {tried}")
+
+
+def find_lr(
+    make: Callable[[float], Any],
+    loss: Callable[[Any], Any],
+    batches: Iterable[Any],
+    *,
+    steps: int,
+    probe: int = 100,
+    start: float = 1e-3,
+    callback: Callable[[float, float], Any] | None = None,
+) -> FoundLR:
+    """Try learning rates in short runs from the model as it is, and return one for a run of ``steps`` steps.
+
+    It takes five to eight short runs, with averages and a warm-up of their own. Afterwards parameters, gradients,
+    buffers, modes and random numbers are as before. Call it in the mode and under the autocast of the training, on
+    every process if there are several.
+
+    Args:
+        make: returns the optimizer for a learning rate, with averages: ``lambda lr: o2nc.AdamW(params, lr=lr,
+            average=o2nc.Polynomial(12))``; or a list of optimizers. A step hook of it may clip the gradients.
+        loss: returns the loss of a batch, which its gradients are taken of.
+        batches: the batches, such as a DataLoader. They are gone through again for every learning rate, and again
+            from the first if there are fewer than a run needs; what an iterator yields is kept.
+        steps: the length of the run that lr is for; with several in view, the shortest.
+        probe: steps of a short run.
+        start: the learning rate to try first.
+        callback: called with every learning rate that was tried, and its loss.
+
+    Raises:
+        RuntimeError: no learning rate within a factor of a million of ``start`` has lowered the loss.
+
+    Example:
+        >>> import torch, o2nc
+        >>> _ = torch.manual_seed(0)
+        >>> model, x = torch.nn.Linear(10, 1), torch.randn(4000, 10)
+        >>> batches = torch.utils.data.DataLoader(x, batch_size=32, shuffle=True)
+        >>> make = lambda lr: o2nc.AdamW(model.parameters(), lr=lr, average=o2nc.Polynomial(12))
+        >>> found = o2nc.find_lr(make, lambda x: (model(x)[:, 0] - x.sum(1)).abs().mean(), batches, steps=1000)
+        >>> 1e-3 < found.low < found.lr < found.high < 1
+        True
+    """
+    checks.integer("steps", steps, 1)
+    checks.integer("probe", probe, 1)
+    checks.positive("start", start)
+    probe, start = min(probe, steps), float(start)
+    if isinstance(batches, Iterator):
+        batches = list(islice(batches, probe + HELD_OUT))
+    losses: dict[float, float] = {}
+    params = _params(_optimizers(make(start)))
+    modules = modules_of(params)
+    with _all_restored(params, modules), torch.no_grad():
+        before = _mean_loss(loss, islice(_endless(batches), probe, probe + HELD_OUT), params)
+    if not math.isfinite(before):
+        raise RuntimeError(f"find_lr: the loss is {before} before the first step")
+
+    def attempt(lr: float) -> None:
+        with _all_restored(params, modules):
+            losses[lr] = _train(_optimizers(make(lr)), loss, _endless(batches), probe)
+        if callback is not None:
+            callback(lr, losses[lr])
+
+    def best() -> float:
+        """Return the learning rate of the least loss: of equal ones the highest, if they are finite."""
+        return min(losses, key=lambda lr: (losses[lr], lr if math.isinf(losses[lr]) else -lr))
+
+    attempt(start)
+    for factor in (4.0, 2.0):
+        while new := {best() / factor, best() * factor} - losses.keys():
+            if not start / FURTHEST < best() < start * FURTHEST:
+                break
+            for lr in sorted(new):
+                attempt(lr)
+    if not losses[best()] < before:
+        tried = f"{len(losses)} learning rates from {min(losses):.2g} to {max(losses):.2g}"
+        raise RuntimeError(f"find_lr: in {probe} steps none of {tried} lowered the loss, which is {before:.4g}")
+    return _mean(losses, before, probe, steps)
+
+
+def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) -> FoundLR:
+    """Return the mean of the learning rates and how far it may be off, both in their logarithms."""
+    logs, values = np.log2([*losses]), np.array([*losses.values()])
+    least = values.min()
+    weights = np.exp((least - values) / (PROGRESS * (before - least)))
+    mean = np.average(logs, weights=weights)
+    failed = logs[values >= before]  # those that learned nothing, or diverged; a longer run may do so sooner
+    mean = min(mean, failed[failed > mean].min(initial=np.inf) - 2)
+    variance = np.average((logs - mean) ** 2, weights=weights) + 1 / 12  # of a point between two neighbours
+    log, width = mean - FALL * math.log2(steps / probe), math.sqrt(variance) + FALL_ERROR * math.log2(steps / probe)
+    lr, low, high = (float(2.0**x) for x in (log, log - width, log + width))
+    return FoundLR(lr, low, high, steps, dict(sorted(losses.items())))
+
+
+def _optimizers(made: Any) -> list[Any]:
+    """Return what ``make`` has returned as a list; raise unless all of them are optimizers with averages."""
+    return [averaged_optimizer(optimizer) for optimizer in (made if isinstance(made, list | tuple) else [made])]
+
+
+def _params(optimizers: list[Any]) -> list[Any]:
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def _train(optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterator[Any], probe: int) -> float:
+    """Train for so many steps; return the loss at x̄, or inf if the run diverged."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    params, rates = _params(optimizers), [group["lr"] for group in groups]
+    for t, batch in enumerate(islice(batches, probe), 1):
+        for group, lr in zip(groups, rates, strict=True):
+            group["lr"] = lr * min(1.0, t / max(1.0, WARM_UP * probe))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        value = loss(batch)
+        if not math.isfinite(_over_processes(checks.scalar("loss", value), params)):
+            return math.inf
+        value.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    with averaged(*optimizers), torch.no_grad():
+        found = _mean_loss(loss, islice(batches, HELD_OUT), params)
+    return found if math.isfinite(found) else math.inf
+
+
+def _mean_loss(loss: Callable[[Any], Any], batches: Iterable[Any], params: list[Any]) -> float:
+    return _over_processes(fmean(checks.scalar("loss", loss(batch)) for batch in batches), params)
+
+
+def _endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """Go through the batches again and again."""
+    while True:
+        batch = None
+        for batch in batches:
+            yield batch
+        if batch is None:
+            raise ValueError("batches must not be empty")
+
+
+@contextmanager
+def _all_restored(params: list[Any], modules: list[Module]) -> Iterator[None]:
+    """Restore on leaving the parameters, bitwise, and what `all_restored` does."""
+    former = [x.clone() for x in values(params)]
+    with all_restored(params, modules):
+        try:
+            yield
+        finally:
+            foreach_copy_(values(params), former)
+
+
+def _over_processes(number: float, params: list[Any]) -> float:
+    """Return the mean of a number over the processes, so that all of them decide alike."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return number
+    joint = torch.tensor([number], dtype=torch.float64, device=values(params[:1])[0].device)
+    distributed.all_reduce(joint)
+    return float(joint) / distributed.get_world_size()

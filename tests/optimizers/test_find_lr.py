@@ -1,0 +1,187 @@
+"""find_lr: what it finds where the best is known, that nothing is left of its runs, and what it refuses."""
+
+import math
+import random
+from contextlib import nullcontext
+from itertools import count, islice
+
+import numpy as np
+import pytest
+import torch
+from torch import nn, optim
+
+import o2nc
+from o2nc.optimizers.find_lr import HELD_OUT
+from refusals import refusals
+from registry import identical
+
+WINDOW = o2nc.Polynomial(12)
+
+
+def quadratic(start=3.0):
+    """Return a parameter, F(x) = ½‖x‖², on which SGD with lr = 1 arrives in one step, and SGD on it."""
+    x = nn.Parameter(torch.full((4,), start, dtype=torch.float64))
+    return x, lambda _: x.square().sum() / 2, lambda lr: o2nc.SGD([x], lr=lr, average=WINDOW)
+
+
+def twin(losses, before, probe, steps):
+    """Return lr, low and high, in the words of the module's docstring."""
+    least = min(losses.values())
+    weights = {lr: math.exp((least - loss) / (0.02 * (before - least))) for lr, loss in losses.items()}
+    log = sum(w * math.log2(lr) for lr, w in weights.items()) / sum(weights.values())
+    failed = [math.log2(lr) for lr, loss in losses.items() if loss >= before and math.log2(lr) > log]
+    log = min([log, *(each - 2 for each in failed)])
+    variance = sum(w * (math.log2(lr) - log) ** 2 for lr, w in weights.items()) / sum(weights.values())
+    octaves = math.log2(steps / probe)
+    width = math.sqrt(variance + 1 / 12) + octaves / 10
+    return [2 ** (log - octaves / 3 + shift) for shift in (0, -width, width)]
+
+
+@pytest.mark.parametrize("start", [1e-4, 0.3, 50.0])
+def test_the_best_of_a_quadratic(start):
+    """After one step at lr = 1 the run stands still; from lr = 2 on it diverges."""
+    _, loss, make = quadratic()
+    found = o2nc.find_lr(make, loss, range(50), steps=20, probe=20, start=start)
+    assert 0.25 < found.lr < 1.5
+    assert found.low < found.lr < found.high
+    assert len(found.losses) <= 16
+    longer = o2nc.find_lr(make, loss, range(50), steps=160, probe=20, start=start)
+    assert longer.lr == pytest.approx(found.lr / 2)
+    assert longer.steps == 160
+    assert longer.high / longer.low == pytest.approx(found.high / found.low * 2**0.6)
+
+
+@pytest.mark.parametrize("start", [1e-3, 0.03, 4.0])
+def test_the_mean_is_the_twins(start):
+    x = nn.Parameter(torch.full((5,), 2.0))
+    noise = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
+    tried = []
+    found = o2nc.find_lr(
+        lambda lr: o2nc.SGD([x], lr=lr, momentum=0.9, average=WINDOW),
+        lambda t: (x - noise[t]).square().sum(),
+        range(100),
+        steps=300,
+        probe=30,
+        start=start,
+        callback=lambda lr, loss: tried.append((lr, loss)),
+    )
+    assert dict(tried) == found.losses
+    assert len(tried) == len(found.losses) > 4
+    before = float(torch.stack([(x - noise[t]).square().sum() for t in range(30, 30 + HELD_OUT)]).mean().detach())
+    assert (max(found.losses.values()) > before) == (start == 4)  # one that did not learn is among them
+    assert [found.lr, found.low, found.high] == pytest.approx(twin(found.losses, before, 30, 300))
+    rates = sorted(found.losses)
+    best = rates.index(min(rates, key=found.losses.get))
+    assert [rates[best + i] / rates[best] for i in (-1, 1)] == [0.5, 2]
+
+
+class Net(nn.Module):
+    """BatchNorm, dropout, and a buffer that is exchanged."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return self.inner(x)
+
+
+MAKERS = {
+    "SGD": lambda model: lambda lr: o2nc.SGD(model.parameters(), lr=lr, momentum=0.9, average=WINDOW),
+    "AdamW": lambda model: lambda lr: o2nc.AdamW(model.parameters(), lr=lr, average=0.9),
+    "extend": lambda model: lambda lr: o2nc.extend(optim.NAdam(model.parameters(), lr=lr), average=WINDOW),
+    "ScaledSGDM": lambda model: lambda lr: o2nc.ScaledSGDM(model.parameters(), lr=lr, average=0.9),
+    "two": lambda model: (
+        lambda lr: [
+            o2nc.AdamW(model.inner[0].parameters(), lr=lr, average=WINDOW),
+            o2nc.SGD(model.inner[3].parameters(), lr=lr / 10, average=WINDOW),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "stops"), [*((name, False) for name in MAKERS), ("two", True)])
+def test_nothing_is_left_of_the_runs(name, stops):
+    """Parameters, buffers, gradients, modes and random numbers are bitwise as before, also after an error."""
+    torch.manual_seed(0)
+    model, make = (net := Net()), MAKERS[name](net)
+    model.inner[1].eval()
+    data = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=16, shuffle=True)
+    model(torch.ones(2, 4)).sum().backward()
+    before = [t.clone() for t in model.state_dict().values()]
+    buffer, gradients = model.calls, [p.grad for p in model.parameters()]
+    copies, states = [g.clone() for g in gradients], (torch.get_rng_state(), random.getstate())
+    numpy = np.random.get_state()[1].copy()  # noqa: NPY002
+    calls = count()
+
+    def loss(x):
+        if stops and next(calls) == 40:
+            raise KeyboardInterrupt
+        return (model(x)[:, 0] - x.sum(1)).square().mean() + 1e-9 * (random.random() + np.random.rand())  # noqa: NPY002
+
+    with pytest.raises(KeyboardInterrupt) if stops else nullcontext():
+        o2nc.find_lr(make, loss, data, steps=100, probe=10, start=0.03)
+    identical(before, [*model.state_dict().values()])
+    assert model.calls is buffer
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    identical(copies, gradients)
+    assert not model.inner[1].training
+    assert model.inner[2].training
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.array_equal(np.random.get_state()[1], numpy)  # noqa: NPY002
+
+
+def test_an_iterator_gives_what_one_run_needs():
+    _, loss, make = quadratic()
+    numbers = count()
+    found = o2nc.find_lr(make, loss, numbers, steps=100, probe=10)
+    assert next(numbers) == 10 + HELD_OUT
+    assert found == o2nc.find_lr(make, loss, range(3), steps=100, probe=10)  # fewer begin again
+
+
+def test_batches_are_trained_on_in_order_and_judged_on_later_ones():
+    _, loss, make = quadratic()
+    seen = []
+    o2nc.find_lr(make, lambda t: seen.append((t, torch.is_grad_enabled())) or loss(t), range(50), steps=9)
+    judged = [(t, False) for t in range(9, 9 + HELD_OUT)]
+    assert seen[:HELD_OUT] == judged  # before the first run
+    run = [*((t, True) for t in range(9)), *judged]
+    assert seen[HELD_OUT:] == run * ((len(seen) - HELD_OUT) // len(run))
+
+
+def test_the_warm_up_is_a_fifth_of_a_run():
+    x, loss, _ = quadratic()
+    rates = []
+
+    def make(lr):
+        opt = o2nc.SGD([x], lr=lr, average=WINDOW)
+        opt.register_step_pre_hook(lambda *_: rates.append(opt.param_groups[0]["lr"] / lr))
+        return opt
+
+    o2nc.find_lr(make, loss, range(50), steps=20, start=0.5)
+    assert rates[:20] == pytest.approx([0.25, 0.5, 0.75] + [1] * 17)
+
+
+def asked(make=None, loss=None, batches=range(9), steps=10, **options):
+    _, usual, maker = quadratic()
+    return lambda: o2nc.find_lr(make or maker, loss or usual, batches, steps=steps, **options)
+
+
+frozen = nn.Parameter(torch.ones(1))
+still = quadratic(0.0)
+test_refusals = refusals(
+    (asked(steps=0), ValueError, "steps must be an integer >= 1, got 0"),
+    (asked(probe=2.5), TypeError, "probe must be an integer"),
+    (asked(start=-1.0), ValueError, "start must be a finite number > 0"),
+    (asked(make=lambda lr: optim.SGD([frozen], lr=lr)), TypeError, "one of o2nc's with averages"),
+    (asked(make=lambda lr: o2nc.SGD([frozen], lr=lr)), ValueError, "keeps no averages"),
+    (asked(batches=[]), ValueError, "batches must not be empty"),
+    (asked(batches=islice(count(), 0)), ValueError, "batches must not be empty"),
+    (asked(loss=lambda t: torch.ones(2)), TypeError, "loss must return a scalar"),
+    (asked(loss=lambda t: torch.tensor(math.nan)), RuntimeError, "the loss is nan before the first step"),
+    (asked(make=still[2], loss=still[1]), RuntimeError, "none of .* lowered the loss, which is 0"),
+    (asked(loss=lambda t: frozen.sum()), RuntimeError, "nothing is averaged before the first step"),
+)
