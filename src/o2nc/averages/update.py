@@ -70,6 +70,19 @@ def _copy(x: Tensor, offload: bool) -> Tensor:
     return torch.empty_like(x, dtype=dtype, device="cpu", pin_memory=x.is_cuda).copy_(x.detach())
 
 
+@torch.no_grad()
+def host_copies(rows: Sequence[Row], certifies: bool) -> list[Row]:
+    """Return the rows with x, and g if there is a certificate, in the host's memory; CPU tensors as they are."""
+
+    def copy(t: Tensor | None) -> Tensor | None:  # torch pins the copy of a GPU's tensor, and reuses pinned memory
+        return None if t is None else t.to("cpu", non_blocking=t.is_cuda)
+
+    found = [row._replace(x=copy(row.x), g=copy(row.g) if certifies else None) for row in rows]
+    for device in {row.x.device for row in rows if row.x.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()  # then the copies are complete
+    return found
+
+
 def update_(rows: Sequence[Row], gamma: float, dither: float) -> None:
     """Update the averages of every parameter by one iterate of share γ, in place.
 
