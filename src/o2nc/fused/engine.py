@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +93,8 @@ class Engine:
             averages = request.window.counts(self.steps_done(request.settings["step"]) + 1)
         if not averages and not request.rule.moves and self.tables is not None and self.tables.have_all(request):
             return None
-        with _on(next(p.device for group in request.groups for p in group["params"])):
+        device = next(p.device for group in request.groups for p in group["params"])
+        with torch.cuda.device(device.index if device.type == "cuda" else -1):  # a negative one changes nothing
             if self.tables is None or not self.tables.are_current(request):
                 reason = why_not(request) or self._write(request, capturing)
                 if reason is not None:
@@ -179,9 +179,3 @@ class Engine:
                 f"of shape {tuple(row.param.shape)} has {[*row.state]} and, of ours, {[*row.entry]}"
             )
         self.missing[row.param] = (t, missing)
-
-
-def _on(device: torch.device) -> Any:
-    if device.type != "cuda" or torch.cuda.current_device() == device.index:
-        return nullcontext()
-    return torch.cuda.device(device)
