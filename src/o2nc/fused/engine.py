@@ -107,13 +107,11 @@ class Engine:
                 return "gradients have another dtype than their parameters"
             addresses, _copies = located  # the copies live until the kernels are launched
             scalars: list[Any] = [v for group in request.groups for v in tables.rule.scalars(group)]
-            tensors = [(i, v) for i, v in enumerate(scalars) if isinstance(v, Tensor)]
-            for i, v in tensors:
-                scalars[i] = ON_DEVICE if v.device.type in DEVICES else float(v)
-            uploaded = tables.uploads.upload(addresses, scalars, capturing)
-            for i, v in tensors:
-                if v.device.type in DEVICES:
-                    tables.uploads.scalars(uploaded)[i].copy_(v.detach().reshape(()))
+            here = {i: v for i, v in enumerate(scalars) if isinstance(v, Tensor) and v.device.type in DEVICES}
+            numbers = [ON_DEVICE if i in here else float(v) for i, v in enumerate(scalars)]
+            uploaded = tables.uploads.upload(addresses, numbers, capturing)
+            for i, v in here.items():
+                tables.uploads.scalars(uploaded)[i].copy_(v.detach().reshape(()))
             tables.run(uploaded, averages)
         if request.rule.moves:
             step, version, value = self.counter

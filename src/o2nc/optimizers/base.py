@@ -188,8 +188,7 @@ class Averaged(Accessors, Optimizer):
     def _iterate(self, is_averaged: bool = False) -> Iterate:
         """Return x_t, g_t and the random numbers of this step; parameters that need no work are left out.
 
-        Args:
-            is_averaged: whether kernels have averaged x_t already.
+        ``is_averaged`` says whether kernels have averaged x_t already.
         """
         settings, window = self.param_groups[0][KEY], None if is_averaged else self._window
         progress = self.has_progress and window is not None
@@ -258,13 +257,13 @@ class Averaged(Accessors, Optimizer):
                     # lerp would turn an infinity that did not move into nan
                     p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))
             return result
-        lrs = [group["lr"] for group in self.param_groups]
+        lrs = [(group, group["lr"]) for group in self.param_groups]
         try:
-            for group, lr in zip(self.param_groups, lrs, strict=True):
+            for group, lr in lrs:
                 group["lr"] = lr * s
             return step(*arguments)
         finally:
-            for group, lr in zip(self.param_groups, lrs, strict=True):
+            for group, lr in lrs:
                 group["lr"] = lr
 
     @torch.no_grad()

@@ -36,11 +36,9 @@ same_pointers: Callable[..., bool] | None = getattr(torch._C, "_tensors_data_ptr
 
 
 def one_node(name: str, schema: str) -> Callable[[Callable[..., None]], Any]:
-    """Return a decorator that makes a function one operator, which a compiler does not look into.
+    """Return a decorator that makes a function the operator ``namespace::name``, which compilers do not look into.
 
-    Args:
-        name: ``namespace::operator``.
-        schema: its arguments; written out, since 2.6 does not read ``list[Tensor]`` from annotations.
+    ``schema`` has its arguments, written out, since 2.6 does not read ``list[Tensor]`` from annotations.
     """
     # a CUDA graph would replay the s that it was captured with; before 2.8 compilers had no such tag
     tags = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
