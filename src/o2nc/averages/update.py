@@ -89,27 +89,18 @@ def update_(rows: Sequence[Row], gamma: float, dither: float) -> None:
     x and g are on the averages' devices; an entry without ``gradient`` keeps x̄ alone. ``dither`` is u − ½.
     """
     for _, x, g, entry, _ in rows:
-        mean, certifies = entry["average"], "gradient" in entry
-        if certifies:
-            _update_gradient_(entry["gradient"], g, gamma)
+        mean, gradient = entry["average"], entry.get("gradient")
         if gamma == 1:  # replaces what was there, even if it was infinite
             mean.copy_(x)
-            if certifies:
+            if gradient is not None:
+                gradient.zero_() if g is None else gradient.copy_(g)
                 entry["spread"].zero_()
             continue
-        parts = zip(_slices(mean), _slices(x), strict=True)
+        parts, certifies = zip(_slices(mean), _slices(x), strict=True), gradient is not None
         squares = [_update_mean_(mean_part, x_part, gamma, dither, certifies) for mean_part, x_part in parts]
-        if certifies:
+        if gradient is not None:
+            gradient.mul_(1 - gamma) if g is None else gradient.lerp_(g.to(gradient.dtype), gamma)
             entry["spread"].add_(torch.stack(squares).sum(), alpha=gamma).mul_(1 - gamma)  # type: ignore[arg-type]
-
-
-def _update_gradient_(mean: Tensor, g: Tensor | None, gamma: float) -> None:
-    if g is None:
-        mean.mul_(1 - gamma) if gamma < 1 else mean.zero_()
-    elif gamma == 1:
-        mean.copy_(g)
-    else:
-        mean.lerp_(g.to(mean.dtype), gamma)
 
 
 def _update_mean_(mean: Tensor, x: Tensor, gamma: float, dither: float, certifies: bool) -> Tensor | None:
