@@ -56,14 +56,15 @@ def begin(x: Tensor, g: Tensor | None, since: int, *, offload: bool = False) -> 
     Without a certificate g is None. ``since`` is the number of this iterate among those that count; with ``offload``
     the averages are in the host's memory.
     """
-    entry: Entry = {"average": _copy(x, offload), "since": since}
+    entry: Entry = {"average": copied(x, offload), "since": since}
     if g is not None:
-        entry["gradient"] = _copy(g, offload)
+        entry["gradient"] = copied(g, offload)
         entry["spread"] = torch.zeros((), dtype=torch.float64, device="cpu" if offload else x.device)
     return entry
 
 
-def _copy(x: Tensor, offload: bool) -> Tensor:
+def copied(x: Tensor, offload: bool) -> Tensor:
+    """Return a copy in the averages' dtype; with ``offload`` in the host's memory."""
     dtype = wide(x.dtype)
     if not offload:
         return x.detach().to(dtype, copy=True)

@@ -224,7 +224,7 @@ def _heat(optimizer: Any, loss: Callable[[], Any]) -> dict[str, float]:
 def _all_restored(optimizer: Any) -> Iterator[None]:
     """Restore on leaving what a loss may change: random numbers, gradients, modes and buffers of the model."""
     params = optimizer._known_params
-    before = [(m, m.training, dict(m._buffers.items())) for m in _modules(optimizer)]
+    before = [(m, m.training, dict(m._buffers)) for m in _modules(optimizer)]
     buffers = {id(b): b for _, _, own in before for b in own.values() if b is not None and not is_lazy(b)}
     copies = [(b, b.clone()) for b in buffers.values() if b.layout is torch.strided and not b.is_meta]
     gradients, python = [p.grad for p in params], random.getstate()
