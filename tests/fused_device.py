@@ -16,7 +16,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 import o2nc
 from o2nc.fused import engine
 from o2nc.optimizers.base import Averaged
-from problem import parameters
+from problem import noise, parameters
 from registry import FUSED, INF, LAWS, build, claims, identical  # noqa: F401
 from registry import LEARNERS as ALL_LEARNERS
 
@@ -151,9 +151,8 @@ def begin(device, dtype=torch.float64, shapes=((3, 2), (4,))):
 def set_noise(params, step, missing=(), scale=1.0):
     """Give gradients that depend on nothing but the step and the parameter's place, and none to the missing."""
     for i, p in enumerate(params):
-        generator = torch.Generator().manual_seed(1000 * step + i)
-        noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-        p.grad = None if i in missing else (noise * scale).to(p.dtype).to(p.device)
+        g = noise(1000 * step + i, *p.shape) * scale
+        p.grad = None if i in missing else g.to(p.dtype).to(p.device)
 
 
 def advance(opt, params, steps):

@@ -3,19 +3,18 @@
 import torch
 
 from o2nc.logger import Row
+from problem import network, noise
 from registry import OURS, descend, ours_of
 
 
 def make(name="ScaledSGDM"):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    model = network()
     return model, OURS[name](model.named_parameters())
 
 
 def train(model, optimizer, steps, after=lambda: None):
     for _ in range(steps):
-        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(int(ours_of(optimizer)["step"])))
+        x = noise(int(ours_of(optimizer)["step"]), 16, 4, dtype=torch.float32)
         descend(optimizer, lambda: (model(x) - x[:, :1]).abs().mean())  # noqa: B023
         after()
 

@@ -15,11 +15,21 @@ def parameters(dtype=torch.float64, *, shapes=SHAPES):
 def set_gradients(params, step):
     """Gradient of Σ|x| + ¼ sin 3x, plus noise that depends only on the step and the parameter's place."""
     for i, p in enumerate(params):
-        generator = torch.Generator().manual_seed(1000 * step + i)
         kind = torch.complex128 if p.is_complex() else torch.float64
-        z = torch.randn(p.shape, generator=generator, dtype=kind)
-        x = p.detach().to(kind)
+        x, z = p.detach().to(kind), noise(1000 * step + i, *p.shape, dtype=kind)
         p.grad = (x.sgn() + 0.75 * torch.cos(3 * x) + 0.3 * z).to(p.dtype)
+
+
+def network(dtype=torch.float32):
+    """Return a small network, the same at every call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).to(dtype)
+
+
+def noise(seed, *shape, dtype=torch.float64):
+    """Return normal numbers, the same for the same seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def flat(tensors):

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import o2nc
 from o2nc import learners
 from o2nc.logger import CertificateLogger
+from problem import noise
 from registry import LEARNERS, OURS, VARIANTS, claims, descend, ours_of, params_of
 
 STEPS, LATER = 6, 4
@@ -77,7 +78,7 @@ def make(name, mesh=None, width=7, nested=True):
 def train(model, optimizer, begin, end, rank=0, size=1):
     """Take steps, each on a batch of its own, of which every process has a share."""
     for step in range(begin, end):
-        x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        x = noise(step, 8, 5)
         descend(optimizer, lambda: model(x[rank::size]).abs().mean())  # noqa: B023
 
 

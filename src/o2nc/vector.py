@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 
 from o2nc.persist.private import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm
 
-_COMPLETE: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("complete", default=None)
+_COMPLETE: ContextVar[Callable[[Tensor], Tensor]] = ContextVar("complete", default=lambda sums: sums)
 
 Vector: TypeAlias = list[Tensor]
 Scalar: TypeAlias = float | Tensor
@@ -45,8 +45,7 @@ def values(tensors: Iterable[Any]) -> list[Tensor]:
 
 def gradients(params: Iterable[Any]) -> list[Any]:
     """Return the gradients of parameters as real local tensors, None for none."""
-    found = map(local_gradient, params)
-    return [None if g is None else real(g.detach()) for g in found]
+    return [None if g is None else real(g.detach()) for g in map(local_gradient, params)]
 
 
 def local_gradient(p: Any) -> Tensor | None:
@@ -92,13 +91,13 @@ def squares(x: Vector) -> Tensor:
     result = torch.stack([n.to(home, torch.float64) for n in norms]).square()
     if home.type == "cpu" and not result.isfinite().all():
         result = torch.stack([n.to(home) for n in foreach_norm(x, 2, torch.float64)]).square()
-    return _complete(result)
+    return _COMPLETE.get()(result)
 
 
 def dots(x: Vector, y: Vector) -> Tensor:
     """Return ⟨x_p, y_p⟩ for every pair of the lists, as one float64 tensor."""
     products = [(a * b).sum(dtype=torch.float64).to(x[0].device) for a, b in zip(x, y, strict=True)]
-    return _complete(torch.stack(products))
+    return _COMPLETE.get()(torch.stack(products))
 
 
 def total(values: Tensor, params: Sequence[Any]) -> Tensor:
@@ -125,11 +124,6 @@ def completed(complete: Callable[[Tensor], Tensor]) -> Iterator[None]:
         yield
     finally:
         _COMPLETE.reset(token)
-
-
-def _complete(sums: Tensor) -> Tensor:
-    complete = _COMPLETE.get()
-    return sums if complete is None else complete(sums)
 
 
 def combine_(y: Vector, a: Sequence[Scalar], x: Vector, b: Sequence[Scalar]) -> None:

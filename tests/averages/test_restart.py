@@ -7,7 +7,7 @@ import torch
 
 import fused_device as rig
 import o2nc
-from o2nc.averages.offload import HostCopies
+from o2nc.averages.update import host_copies
 from problem import parameters
 from refusals import refusals
 from registry import JOINT, OURS, PAPER, WINDOWED, build, claims, identical, ours_of, params_of, step
@@ -99,13 +99,11 @@ def taken(request, monkeypatch):
     """As parameters on a CPU are averaged, and as those of another device are: from copies."""
     if request.param == "copies":
 
-        def copies(self, rows, gradients):
-            pairs = enumerate((row.x, row.g if gradients else None) for row in rows)
-            return [
-                [None if x is None else self._copy(2 * i + k, x) for k, x in enumerate(pair)] for i, pair in pairs
-            ]
+        def copies(rows, certifies):
+            pairs = [(row, row.g if row.g is None else row.g.clone()) for row in host_copies(rows, certifies)]
+            return [row._replace(x=row.x.clone(), g=g) for row, g in pairs]
 
-        monkeypatch.setattr(HostCopies, "__call__", copies)
+        monkeypatch.setattr("o2nc.optimizers.base.host_copies", copies)
 
 
 def run(name, dtype=torch.float64, place="cpu", steps=range(1, 14), **options):

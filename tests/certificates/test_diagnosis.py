@@ -11,7 +11,7 @@ import torch
 import o2nc
 from o2nc.certificates.diagnosis import STATIONARY, STRAIGHT, VERDICTS, verdict_of
 from o2nc.certificates.displacement import COORDINATES, MOST, USED, displacements, measure, sample, sums
-from problem import parameters
+from problem import noise, parameters
 from refusals import refusals
 from registry import OURS, advance, descend, identical, ours_of
 
@@ -28,10 +28,6 @@ def run(opt, gradient, steps):
 def walk(opt, steps):
     """Take steps with gradients of noise alone."""
     return run(opt, lambda t, x: noise(t, len(x)), steps)
-
-
-def noise(t, d=200):
-    return torch.randn(d, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
 
 
 def sgd(d=200, momentum=0.9, **options):
@@ -168,18 +164,18 @@ def test_a_kink_at_a_constant_learning_rate_is_stationary():
 
 def test_a_run_that_exchanges_its_weights_or_diverges_is_too_hot():
     """Noise that a slope pulls back to 0, and |x| growing by 1 % a step; neither needs the loss to be seen."""
-    assert run(sgd(), lambda t, x: noise(t) + 0.05 * x, 1200).diagnose().verdict == "too hot"
+    assert run(sgd(), lambda t, x: noise(t, 200) + 0.05 * x, 1200).diagnose().verdict == "too hot"
     assert run(sgd(momentum=0.0), lambda t, x: -x, 600).diagnose().verdict == "too hot"
 
 
 @pytest.mark.parametrize("bad", [540, 561, 580, 583])
 def test_a_spike_and_what_broke_are_found_and_dated(bad):
-    found = run(sgd(), lambda t, x: noise(t) * (50 if t == bad else 1), 600).diagnose()
+    found = run(sgd(), lambda t, x: noise(t, 200) * (50 if t == bad else 1), 600).diagnose()
     assert found.verdict == "spike"
     first, last = (round(found.evidence[key]) for key in ("spike_step", "spike_end"))
     assert first <= bad <= last <= first + 30
     assert f"steps {first} to {last}" in found.advice
-    broken = run(sgd(), lambda t, x: noise(t) * (math.nan if t == bad else 1), 600).diagnose()
+    broken = run(sgd(), lambda t, x: noise(t, 200) * (math.nan if t == bad else 1), 600).diagnose()
     assert broken.verdict == "broken"
     assert bad - 10 <= broken.evidence["finite_at"] < bad
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LinearLR, LRSch
 import o2nc
 from o2nc.certificates.displacement import displacements, measure
 from o2nc.certificates.ladder import HIGH, SURE
-from problem import parameters, set_gradients
+from problem import noise, parameters, set_gradients
 from registry import OURS, TORCH, identical
 
 
@@ -36,10 +36,6 @@ def kink(steps, schedule=o2nc.Ladder, minimum=lambda t: 0.0):
     ladder = schedule(opt)
     lrs = [opt.param_groups[0]["lr"] for _ in follow(opt, ladder, steps, lambda t, x: (x - minimum(t)).sign())]
     return opt, ladder, lrs
-
-
-def noise(t, size):
-    return torch.randn(size, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
 
 
 def test_it_comes_down_at_a_kink_and_f_with_it():

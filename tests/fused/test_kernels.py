@@ -9,6 +9,7 @@ import torch
 
 import fused_device as rig
 import o2nc
+from problem import noise
 from registry import step
 
 
@@ -236,8 +237,7 @@ def test_a_gradient_that_changes_its_strides_in_place(device):
         for t in range(1, 7):
             p.grad = None
             view = room.view(6, 6) if t % 2 else room.as_strided((6, 6), (1, 6))
-            generator = torch.Generator().manual_seed(t)
-            p.grad = view.copy_(torch.randn(6, 6, dtype=p.dtype, generator=generator))
+            p.grad = view.copy_(noise(t, 6, 6))
             del view
             opt.step()
         return opt
@@ -273,8 +273,7 @@ def test_many_tensors(device, count, make):
         params = [torch.nn.Parameter(v.clone()) for v in torch.ones(count, 3, dtype=torch.float64, device=device)]
         opt = make(params, fused)
         for t in (1, 2):
-            noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(t), dtype=torch.float64).to(device)
-            step(opt, *(g.clone() for g in noise))
+            step(opt, *(g.clone() for g in noise(t, count, 3).to(device)))
         return opt
 
     rig.compare(work)

@@ -18,6 +18,7 @@ import o2nc
 from logged import NAMES, events_of, same, sgdm
 from o2nc.certificates.diagnosis import VERDICTS
 from o2nc.integrations.lightning import AveragingCallback
+from problem import noise
 from registry import OURS, claims, identical
 
 pytestmark = [
@@ -30,7 +31,7 @@ pytestmark = [
 
 
 def data(seed):
-    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(seed))
+    x = noise(seed, 64, 4, dtype=torch.float32)
     return TensorDataset(x, x[:, :1].abs())
 
 

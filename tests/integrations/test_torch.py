@@ -1,29 +1,27 @@
 """torch's own company: groups, schedules, hooks, mixed precision."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import SGD, lr_scheduler, swa_utils
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import o2nc
+from problem import network, noise
 from registry import OURS, TORCH, claims, descend, identical, ours_of, step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 every_optimizer = pytest.mark.parametrize("name", OURS)
 
 
-def make(dtype=torch.float64):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).to(dtype)
+make = partial(network, torch.float64)
 
 
 def loss_of(model, t, dtype=torch.float64):
     """Return the loss of step t."""
-    x = torch.randn(24, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(t)).to(dtype)
+    x = noise(t, 24, 4).to(dtype)
     return (model(x) - x[:, :1]).abs().mean()
 
 
@@ -135,7 +133,7 @@ def test_an_overflow_consumes_nothing(name):
     """A run whose GradScaler skips steps ends bitwise where the run without those batches ends."""
 
     def trained(overflows):
-        model = make(torch.float32)
+        model = network()
         optimizer = SCALED[name](model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000, backoff_factor=0.5)
         for t in range(10):

@@ -13,9 +13,10 @@ from torch import nn
 
 import o2nc
 from o2nc.optimizers.swap import SWAPPED
+from problem import noise
 from registry import descend, step
 
-BATCHES = [torch.randn(4, 6, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+BATCHES = [noise(i, 4, 6, dtype=torch.float32) for i in range(2)]
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from o2nc.persist.batchnorm import Statistics
+from problem import noise
 from registry import identical
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BATCHES = [torch.randn(n, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) * n for n in (4, 9, 6)]
+BATCHES = [noise(n, n, 5) * n for n in (4, 9, 6)]
 
 
 @contextmanager

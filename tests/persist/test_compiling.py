@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import o2nc
-from problem import closure_of
+from problem import closure_of, network, noise
 from registry import OURS, VARIANTS, identical
 
 pytestmark = [
@@ -37,12 +37,8 @@ def _nothing_compiled():
 
 
 def make(name):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-        data = torch.randn(16, 4)
-    model = model.to(DEVICE)
-    return model, OPTIMIZERS[name](model.parameters()), data.to(DEVICE)
+    model, data = network().to(DEVICE), noise(0, 16, 4, dtype=torch.float32).to(DEVICE)
+    return model, OPTIMIZERS[name](model.parameters()), data
 
 
 def train(model, optimizer, data, step, steps=50):

@@ -16,6 +16,7 @@ from o2nc import theory
 from o2nc.averages.reading import made_with
 from o2nc.learners import OGD, AdaGrad
 from o2nc.theory.energy import Falling, Rates, Run, law_energy
+from problem import noise
 from refusals import refusals
 from twin import energy_bound
 
@@ -183,7 +184,7 @@ def test_first_buffer_under_dampening():
     optimizer = o2nc.ScaledSGDM([x], lr=0.01, momentum=b, dampening=tau, average=0.9)
     total = torch.zeros_like(x)
     for t in range(6):
-        x.grad = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(t))
+        x.grad = noise(t, 3)
         total = b * total + x.grad / (1 - tau if t == 0 else 1)
         optimizer.step()
     torch.testing.assert_close(optimizer.state[x]["momentum_buffer"], (1 - tau) * total)

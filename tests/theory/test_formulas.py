@@ -106,13 +106,6 @@ def test_the_printed_formulas(b, law):
     assert left == pytest.approx(2 * (1 - b**2), rel=1e-6)
 
 
-def test_known_cases():
-    assert theory.stable_lr(0.9, None) == pytest.approx(2 * 1.9)
-    assert theory.stable_lr(0.9) == pytest.approx(1 - 0.9**2)  # Exp(1)
-    assert theory.stable_lr(0.9, None, nesterov=True) == pytest.approx(2 * 1.9 / 2.8)
-    assert theory.stable_lr(0.0, o2nc.Gamma(3.0)) == pytest.approx(2 / (1 + 1 / 3))  # 2E s/E s² for SGD
-
-
 def test_the_lead_keeps_some_however_long_the_momentum():
     """As b → 1: 2(3 − v)/(3v) with it, 0 without."""
     for law in (o2nc.Jitter(0.25), o2nc.Jitter(1), o2nc.Exponential()):

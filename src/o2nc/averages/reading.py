@@ -62,12 +62,12 @@ def decays_of(optimizer: Any) -> dict[Any, float]:
 
     It is 0 where weight decay is decoupled, as AdamW's, and negative where F is maximized.
     """
-    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    if not optimizer.couples_decay:
-        return dict.fromkeys(groups, 0.0)
-    coupled = {p: group for p, group in groups.items() if not group.get("decoupled_weight_decay")}  # NAdam's, say
-    decays = {p: float(group["weight_decay"]) * (-1 if group.get("maximize") else 1) for p, group in coupled.items()}
-    return dict.fromkeys(groups, 0.0) | decays
+    decays: dict[Any, float] = {}
+    for group in optimizer.param_groups:
+        is_coupled = optimizer.couples_decay and not group.get("decoupled_weight_decay")  # NAdam's option, say
+        decay = float(group["weight_decay"]) if is_coupled else 0.0
+        decays |= dict.fromkeys(group["params"], -decay if group.get("maximize") else decay)
+    return decays
 
 
 def made_with(optimizer: Any) -> dict[str, Any]:

@@ -56,18 +56,32 @@ def begin(x: Tensor, g: Tensor | None, since: int, *, offload: bool = False) -> 
     Without a certificate g is None. ``since`` is the number of this iterate among those that count; with ``offload``
     the averages are in the host's memory.
     """
-    entry: Entry = {"average": _copy(x, offload), "since": since}
+    entry: Entry = {"average": copied(x, offload), "since": since}
     if g is not None:
-        entry["gradient"] = _copy(g, offload)
+        entry["gradient"] = copied(g, offload)
         entry["spread"] = torch.zeros((), dtype=torch.float64, device="cpu" if offload else x.device)
     return entry
 
 
-def _copy(x: Tensor, offload: bool) -> Tensor:
+def copied(x: Tensor, offload: bool) -> Tensor:
+    """Return a copy in the averages' dtype; with ``offload`` in the host's memory."""
     dtype = wide(x.dtype)
     if not offload:
         return x.detach().to(dtype, copy=True)
     return torch.empty_like(x, dtype=dtype, device="cpu", pin_memory=x.is_cuda).copy_(x.detach())
+
+
+@torch.no_grad()
+def host_copies(rows: Sequence[Row], certifies: bool) -> list[Row]:
+    """Return the rows with x, and g if there is a certificate, in the host's memory; CPU tensors as they are."""
+
+    def copy(t: Tensor | None) -> Tensor | None:  # torch pins the copy of a GPU's tensor, and reuses pinned memory
+        return None if t is None else t.to("cpu", non_blocking=t.is_cuda)
+
+    found = [row._replace(x=copy(row.x), g=copy(row.g) if certifies else None) for row in rows]
+    for device in {row.x.device for row in rows if row.x.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()  # then the copies are complete
+    return found
 
 
 def update_(rows: Sequence[Row], gamma: float, dither: float) -> None:
@@ -76,27 +90,18 @@ def update_(rows: Sequence[Row], gamma: float, dither: float) -> None:
     x and g are on the averages' devices; an entry without ``gradient`` keeps x̄ alone. ``dither`` is u − ½.
     """
     for _, x, g, entry, _ in rows:
-        mean, certifies = entry["average"], "gradient" in entry
-        if certifies:
-            _update_gradient_(entry["gradient"], g, gamma)
+        mean, gradient = entry["average"], entry.get("gradient")
         if gamma == 1:  # replaces what was there, even if it was infinite
             mean.copy_(x)
-            if certifies:
+            if gradient is not None:
+                gradient.zero_() if g is None else gradient.copy_(g)
                 entry["spread"].zero_()
             continue
-        parts = zip(_slices(mean), _slices(x), strict=True)
+        parts, certifies = zip(_slices(mean), _slices(x), strict=True), gradient is not None
         squares = [_update_mean_(mean_part, x_part, gamma, dither, certifies) for mean_part, x_part in parts]
-        if certifies:
+        if gradient is not None:
+            gradient.mul_(1 - gamma) if g is None else gradient.lerp_(g.to(gradient.dtype), gamma)
             entry["spread"].add_(torch.stack(squares).sum(), alpha=gamma).mul_(1 - gamma)  # type: ignore[arg-type]
-
-
-def _update_gradient_(mean: Tensor, g: Tensor | None, gamma: float) -> None:
-    if g is None:
-        mean.mul_(1 - gamma) if gamma < 1 else mean.zero_()
-    elif gamma == 1:
-        mean.copy_(g)
-    else:
-        mean.lerp_(g.to(mean.dtype), gamma)
 
 
 def _update_mean_(mean: Tensor, x: Tensor, gamma: float, dither: float, certifies: bool) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +93,8 @@ class Engine:
             averages = request.window.counts(self.steps_done(request.settings["step"]) + 1)
         if not averages and not request.rule.moves and self.tables is not None and self.tables.have_all(request):
             return None
-        with _on(next(p.device for group in request.groups for p in group["params"])):
+        device = next(p.device for group in request.groups for p in group["params"])
+        with torch.cuda.device(device.index if device.type == "cuda" else -1):  # a negative one changes nothing
             if self.tables is None or not self.tables.are_current(request):
                 reason = why_not(request) or self._write(request, capturing)
                 if reason is not None:
@@ -107,13 +107,11 @@ class Engine:
                 return "gradients have another dtype than their parameters"
             addresses, _copies = located  # the copies live until the kernels are launched
             scalars: list[Any] = [v for group in request.groups for v in tables.rule.scalars(group)]
-            tensors = [(i, v) for i, v in enumerate(scalars) if isinstance(v, Tensor)]
-            for i, v in tensors:
-                scalars[i] = ON_DEVICE if v.device.type in DEVICES else float(v)
-            uploaded = tables.uploads.upload(addresses, scalars, capturing)
-            for i, v in tensors:
-                if v.device.type in DEVICES:
-                    tables.uploads.scalars(uploaded)[i].copy_(v.detach().reshape(()))
+            here = {i: v for i, v in enumerate(scalars) if isinstance(v, Tensor) and v.device.type in DEVICES}
+            numbers = [ON_DEVICE if i in here else float(v) for i, v in enumerate(scalars)]
+            uploaded = tables.uploads.upload(addresses, numbers, capturing)
+            for i, v in here.items():
+                tables.uploads.scalars(uploaded)[i].copy_(v.detach().reshape(()))
             tables.run(uploaded, averages)
         if request.rule.moves:
             step, version, value = self.counter
@@ -179,9 +177,3 @@ class Engine:
                 f"of shape {tuple(row.param.shape)} has {[*row.state]} and, of ours, {[*row.entry]}"
             )
         self.missing[row.param] = (t, missing)
-
-
-def _on(device: torch.device) -> Any:
-    if device.type != "cuda" or torch.cuda.current_device() == device.index:
-        return nullcontext()
-    return torch.cuda.device(device)

@@ -56,20 +56,6 @@ def point(address, start, TYPE: tl.constexpr):
 
 
 @triton.jit
-def point_slots(
-    address, n, start,
-    SLOTS: tl.constexpr, SLOT_0: tl.constexpr, SLOT_1: tl.constexpr, SLOT_2: tl.constexpr,
-):  # fmt: skip
-    """Return pointers to the slots of a chunk; to nowhere if there are none."""
-    found = (point(address, start, SLOT_0),)
-    if SLOTS > 1:
-        found = found + (point(address + n, start, SLOT_1),)
-    if SLOTS > 2:
-        found = found + (point(address + 2 * n, start, SLOT_2),)
-    return found
-
-
-@triton.jit
 def read_slots(at, i, mask, like, SLOTS: tl.constexpr):
     """Load the slots; ``like`` stands in if there are none."""
     found = (like,)
@@ -172,7 +158,8 @@ def step_kernel(
     decay = tl.where(present > 0, tl.load(coefficients + DECAY * n + t), 0.0).to(WIDE)
     scale = tl.load(coefficients + SCALE * n + t).to(WIDE)
     own = read(coefficients + OWN * n + t, n, None, None, OWN_COUNT, WIDE)
-    slots_at = point_slots(addresses + SLOT * n + t, n, start, SLOTS, SLOT_0, SLOT_1, SLOT_2)
+    slot = addresses + SLOT * n + t  # those that the rule does not have point to nowhere
+    slots_at = point(slot, start, SLOT_0), point(slot + n, start, SLOT_1), point(slot + 2 * n, start, SLOT_2)
     if DECOUPLED:
         last_move, last_decay, back, shrink = read(coefficients + PULLS * n + t, n, None, None, 4, WIDE)
     # in float64, since V is part of an upper bound, and float32 under- and overflows; by fours, to save registers

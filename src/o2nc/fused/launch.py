@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from o2nc.fused import kernels
+from o2nc.fused.rule import BLOCK
 
 WARPS = 4
 FOLD, FOLD_WARPS = 2048, 8  # partial sums added at a time
@@ -103,11 +104,13 @@ def launches(tables: Any, uploaded: Tensor, averages: bool) -> list[Action]:
     # one warp: the counters are read and written by the same threads
     found.append(Launch(kernels.open_kernel, 1, opening, opened, 1))
     for low, number, compiled in tables.buckets:
-        stepped = (tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now)
-        stepped = (*stepped, tables.coefficients, tables.partial, n, low, chunks)  # type: ignore[assignment]
+        stepped = (
+            *(tables.which, tables.first, tables.sizes, tables.addresses, uploaded, tables.now),
+            *(tables.coefficients, tables.partial, n, low, chunks),
+        )
         if not averages:  # the kernel of an optimizer without averages
             compiled = compiled | {"AVERAGED": False, "OUTPUTS": False, "HAS_GRADIENT": False}
-            compiled["BLOCK"] = rule.block_of(sums=rule.progress)
+            compiled["BLOCK"] = rule.block if rule.progress else BLOCK
         is_limited = rule.registers is not None and (certifies or rule.progress) and compiled["ROUNDED"]
         options = {"maxnreg": rule.registers} if is_limited else {}
         found.append(Launch(kernels.step_kernel, number, stepped, compiled, WARPS, options))

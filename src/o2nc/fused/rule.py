@@ -96,7 +96,3 @@ class Rule:
     # where sums are made as well, as measured: elements at a time, and registers per thread in float32 (None: all)
     block: int = BLOCK
     registers: int | None = None
-
-    def block_of(self, sums: bool) -> int:
-        """Return how many elements a program takes at a time."""
-        return self.block if sums else BLOCK

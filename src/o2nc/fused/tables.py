@@ -1,7 +1,7 @@
 """The tables of one device: where every tensor lies, what its numbers are, and what runs over them."""
 
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from o2nc.fused import kernels
 from o2nc.fused.launch import Sequence as LaunchSequence
 from o2nc.fused.launch import launches
 from o2nc.fused.laws import device_law, device_window
-from o2nc.fused.rule import CHUNK, DECAYED, Request, Rule
+from o2nc.fused.rule import BLOCK, CHUNK, DECAYED, Request, Rule
 from o2nc.fused.uploads import Uploads
 from o2nc.persist.plain import KEY
 from o2nc.persist.private import same_pointers
@@ -182,8 +182,7 @@ class Tables:
         device, rows = self.device, self.rows
         counts = [triton.cdiv(x.numel(), CHUNK) for x in self.xs]
         self.chunks = sum(counts)
-        first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self.first = torch.from_numpy(first.astype(np.int64)).to(device)
+        self.first = torch.tensor([0, *accumulate(counts)], device=device)
         numbered = torch.arange(self.n, dtype=torch.int32, device=device)
         self.which = numbered.repeat_interleave(torch.tensor(counts, device=device), output_size=self.chunks)
         self.sizes = torch.tensor([x.numel() for x in self.xs], device=device)
@@ -241,7 +240,7 @@ class Tables:
             **{f"SLOT_{k}": slots[k] for k in range(3)},
             "WIDE": _TYPES[dtype],
             "CHUNK": CHUNK,
-            "BLOCK": rule.block_of(sums=self.certifies or rule.progress),
+            "BLOCK": rule.block if self.certifies or rule.progress else BLOCK,
         }
 
     def have_all(self, request: Request) -> bool:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from o2nc import checks
-from o2nc.averages.offload import HostCopies
-from o2nc.averages.update import Entry, Iterate, Row, begin, update_
+from o2nc.averages.update import Entry, Iterate, Row, begin, host_copies, update_
 from o2nc.averages.windows import NO_TURN, Average, Window
 from o2nc.certificates.displacement import Trail
 from o2nc.fused import engine
@@ -78,7 +77,6 @@ class Averaged(Accessors, Optimizer):
     _lock: Any  # held while a step changes the parameters
     _watchers: dict[str, Callable[[], None]]  # called after every step
     _engine: Engine
-    _host_copies: HostCopies
     _trail: Trail | None  # snapshots for diagnose()
     _model: Callable[[], nn.Module | None]  # weak reference to a trainer's model, for parameter names
 
@@ -109,8 +107,7 @@ class Averaged(Accessors, Optimizer):
 
     def _reset(self) -> None:
         register(self)
-        self._lock, self._watchers, self._engine, self._host_copies = threading.Lock(), {}, Engine(), HostCopies()
-        self._model = lambda: None
+        self._lock, self._watchers, self._engine, self._model = threading.Lock(), {}, Engine(), lambda: None
 
     def _begin(self, settings: dict[str, Any]) -> None:
         self.param_groups[0][KEY] = settings
@@ -191,8 +188,7 @@ class Averaged(Accessors, Optimizer):
     def _iterate(self, is_averaged: bool = False) -> Iterate:
         """Return x_t, g_t and the random numbers of this step; parameters that need no work are left out.
 
-        Args:
-            is_averaged: whether kernels have averaged x_t already.
+        ``is_averaged`` says whether kernels have averaged x_t already.
         """
         settings, window = self.param_groups[0][KEY], None if is_averaged else self._window
         progress = self.has_progress and window is not None
@@ -235,10 +231,8 @@ class Averaged(Accessors, Optimizer):
                 g = g if settings["certificate"] else None
                 new[p] = begin(x, g, max(turn.n, 1), offload=settings["offload"])
         if turn.counts:
-            if settings["offload"]:
-                copies = self._host_copies(known, settings["certificate"])
-                known = [row._replace(x=x, g=g) for row, (x, g) in zip(known, copies, strict=True)]
-            update_(known, turn.gamma, iterate.draw.dither)
+            rows = host_copies(known, settings["certificate"]) if settings["offload"] else known
+            update_(rows, turn.gamma, iterate.draw.dither)
         return new
 
     def _move(self, iterate: Iterate, closure: Any = None) -> Any:
@@ -263,13 +257,13 @@ class Averaged(Accessors, Optimizer):
                     # lerp would turn an infinity that did not move into nan
                     p.copy_(torch.where(p == x, p, torch.lerp(x, p, s)))
             return result
-        lrs = [group["lr"] for group in self.param_groups]
+        lrs = [(group, group["lr"]) for group in self.param_groups]
         try:
-            for group, lr in zip(self.param_groups, lrs, strict=True):
+            for group, lr in lrs:
                 group["lr"] = lr * s
             return step(*arguments)
         finally:
-            for group, lr in zip(self.param_groups, lrs, strict=True):
+            for group, lr in lrs:
                 group["lr"] = lr
 
     @torch.no_grad()

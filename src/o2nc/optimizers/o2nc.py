@@ -92,8 +92,15 @@ class Learned(Paper):
         return "delta" if self._keeps_delta() else _first_key(self._learner)
 
     def _begin_state(self, row: Row) -> None:
+        """Give a parameter the learner's state; raise where its names would collide with ours."""
         delta = torch.zeros_like(row.x, dtype=wide(row.x.dtype))
-        row.entry.update(initial(self._learner, delta) | ({"delta": delta} if self._keeps_delta() else {}))
+        state, name = self._learner.init(delta), type(self._learner).__name__
+        if not isinstance(state, dict):
+            raise TypeError(f"{name}.init must return a dict of tensors and numbers, got {state!r}")
+        taken = sorted(key for key in state if key.removeprefix("last_") in _RESERVED)
+        if taken:
+            raise ValueError(f"{name}.init must not use the names {taken}: the optimizer keeps its own state there")
+        row.entry.update(state | ({"delta": delta} if self._keeps_delta() else {}))
 
     def _apply_learner(self, rows: list[Row], s: float) -> None:
         """Let the learner replace Δ_t by Δ_{t+1}, then add it; gradients are passed in at least float32."""
@@ -279,15 +286,3 @@ def _first_key(learner: Any) -> str:
 def is_elementwise(learner: Any) -> bool:
     """Return whether the learner treats every coordinate separately."""
     return getattr(learner, "elementwise", False)
-
-
-def initial(learner: Any, delta: Tensor) -> dict[str, Any]:
-    """Return the learner's own state of one parameter; raise where it would collide with ours."""
-    state = learner.init(delta)
-    name = type(learner).__name__
-    if not isinstance(state, dict):
-        raise TypeError(f"{name}.init must return a dict of tensors and numbers, got {state!r}")
-    taken = sorted(key for key in state if key in _RESERVED or (key.startswith("last_") and key[5:] in _RESERVED))
-    if taken:
-        raise ValueError(f"{name}.init must not use the names {taken}: the optimizer keeps its own state under them")
-    return state

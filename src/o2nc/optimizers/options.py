@@ -32,12 +32,7 @@ def new_settings(average: Any, scaling: Any, seed: int, certificate: bool, offlo
 
 
 def check_options(numbers: Iterable[str], options: Mapping[str, Any]) -> None:
-    """Raise if an option that the step computes with is no number, or out of range.
-
-    Args:
-        numbers: the names of those options.
-        options: of a parameter group, or the arguments of the optimizer.
-    """
+    """Raise if one of these options of a parameter group, or arguments of an optimizer, is no number in its range."""
     if isinstance(options.get("lr"), str):
         where = 'lr="auto" is an argument of o2nc.AdamW alone, for all groups'
         raise TypeError(f"lr must be a number or a tensor, got {options['lr']!r}; {where}")

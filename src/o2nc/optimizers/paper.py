@@ -24,7 +24,7 @@ from torch import Tensor
 
 from o2nc import checks
 from o2nc.averages.reading import NoAverages, entries_of, readable
-from o2nc.averages.update import CPU_SLICE, DEVICE_SLICE, Entry, Iterate, Row, dots
+from o2nc.averages.update import CPU_SLICE, DEVICE_SLICE, Entry, Iterate, Row, copied, dots
 from o2nc.averages.windows import Average, Discount
 from o2nc.fused.rule import DeviceRule
 from o2nc.optimizers.base import Averaged
@@ -70,8 +70,7 @@ class Paper(Averaged):
     def _new_entry(self, p: Any, entry: Entry) -> Entry:
         """Return the entries that a parameter has beside its averages."""
         zero = torch.zeros((), dtype=torch.float64, device=p.device)
-        kept = torch.empty_like(entry["average"], device="cpu", pin_memory=p.is_cuda)
-        return {"output": kept.copy_(entry["average"]), "progress": zero, "rate": zero.clone()}
+        return {"output": copied(entry["average"], offload=True), "progress": zero, "rate": zero.clone()}
 
     def _takes_output(self, draw: Draw) -> bool:
         """Return whether this average becomes the output: reservoir sampling, with a delay if "geometric"."""

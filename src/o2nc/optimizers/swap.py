@@ -117,12 +117,9 @@ class Swap:
             raise RuntimeError("averaged() while step() is running: the parameters are being moved")
         with optimizer._lock, _LOCK:  # an interrupt cannot keep a with block from releasing them
             entries, _ = readable(optimizer, "averaged()")
-            open_blocks = {id(b): b for b in (SWAPPED.get(id(p)) for p in entries) if b is not None}
-            if not open_blocks:
-                backup = _Backup(optimizer, entries)
-            elif len(open_blocks) == 1 and next(iter(open_blocks.values())).owner is optimizer.state:
-                (backup,) = open_blocks.values()
-            else:
+            held = {SWAPPED[id(p)] for p in entries if id(p) in SWAPPED}
+            backup = held.pop() if held else _Backup(optimizer, entries)
+            if held or backup.owner is not optimizer.state:
                 raise RuntimeError("averaged(): some parameters hold another optimizer's x̄; leave that block first")
             self._backups.append(backup)
             backup.blocks.add(id(self))
@@ -135,15 +132,11 @@ class Swap:
 
     def _restore(self) -> None:
         """Restore everything, again if KeyboardInterrupt comes in between; raise that afterwards."""
-        interrupt: KeyboardInterrupt | None = None
-        while True:
-            try:
-                self._leave()
-                break
-            except KeyboardInterrupt as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        try:
+            self._leave()
+        except KeyboardInterrupt:
+            self._restore()
+            raise
 
     def _leave(self) -> None:
         """Undo all that `__enter__` did; may be called again after it was interrupted."""

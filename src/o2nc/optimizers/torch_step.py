@@ -15,10 +15,7 @@ from o2nc.vector import is_dense
 def prepared(optimizer: Any, stands_in: bool) -> Iterator[None]:
     """Let torch's SGD write into copies of the gradients, and let torch step as our kernels would.
 
-    Args:
-        optimizer: the optimizer that is about to step.
-        stands_in: whether torch takes this step because our kernels cannot: by its fused kernel, if ours is bitwise
-            like it.
+    ``stands_in`` says that our kernels cannot take this step: torch takes it by its own, if ours is bitwise like it.
     """
     groups = optimizer.param_groups
     written = [group for group in groups if isinstance(optimizer, SGD) and _writes_gradients(group)]

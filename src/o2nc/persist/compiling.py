@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from o2nc.persist.private import disable_dynamo, one_node
+from o2nc.persist.private import disable_dynamo, not_captured
 
 _OPTIMIZERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
@@ -43,7 +43,11 @@ def _step_outside(optimizer: Any, closure: Callable[[], Any] | None) -> Any:
     return optimizer._step(closure)
 
 
-@one_node("o2nc::step", "(Tensor(a!)[] params, Tensor[] grads, int[] at, int optimizer) -> ()")
+# torch 2.6 does not read ``list[Tensor]`` from annotations; a CUDA graph would replay the s of its capture
+_SCHEMA = "(Tensor(a!)[] params, Tensor[] grads, int[] at, int optimizer) -> ()"
+
+
+@torch.library.custom_op("o2nc::step", mutates_args=("params",), schema=_SCHEMA, **not_captured)
 def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
     owner = _OPTIMIZERS[optimizer]
     known = owner._known_params
@@ -68,7 +72,7 @@ def _node(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: i
             p.grad = former
 
 
-@_node.register_fake  # type: ignore[untyped-decorator]
+@_node.register_fake
 def _(params: list[Tensor], grads: list[Tensor], at: list[int], optimizer: int) -> None:
     return None
 

@@ -6,7 +6,7 @@ differs between them is settled here:
 * ``torch._foreach_*``: one call for a list of tensors. torch's own optimizers are made of them; none is public.
 * ``disable_dynamo``: `torch.compiler.disable` imports the compiler when it decorates, which takes a second; this does
   so when something is compiled.
-* ``one_node``: `torch.library.custom_op` is public, but takes tags only since 2.8, as a sequence up to 2.11.
+* ``not_captured``: `torch.library.custom_op` is public, but takes tags only since 2.8, as a sequence up to 2.11.
 * ``same_pointers``: torch's check of the inputs of its CUDA graphs, faster than a loop in Python; None if it is gone.
 * ``BatchNorm``: the class of all BatchNorm layers.
 * ``clear_cast_caches``: autocast and `torch.nn.utils.parametrize.cached` keep weights that were computed from the
@@ -32,19 +32,8 @@ foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
 foreach_sqrt = torch._foreach_sqrt
 
+not_captured: Any = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 same_pointers: Callable[..., bool] | None = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-
-
-def one_node(name: str, schema: str) -> Callable[[Callable[..., None]], Any]:
-    """Return a decorator that makes a function one operator, which a compiler does not look into.
-
-    Args:
-        name: ``namespace::operator``.
-        schema: its arguments; written out, since 2.6 does not read ``list[Tensor]`` from annotations.
-    """
-    # a CUDA graph would replay the s that it was captured with; before 2.8 compilers had no such tag
-    tags = {"tags": (torch.Tag.cudagraph_unsafe,)} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
-    return torch.library.custom_op(name, mutates_args=("params",), schema=schema, **tags)  # type: ignore[arg-type]
 
 
 def clear_cast_caches() -> None:

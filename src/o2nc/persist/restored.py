@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 @contextmanager
 def all_restored(params: Iterable[Any], modules: Iterable[Module]) -> Iterator[None]:
     """Restore on leaving what a loss may change: random numbers, gradients, modes and buffers of the modules."""
-    before = [(m, m.training, dict(m._buffers.items())) for m in modules]
+    before = [(m, m.training, dict(m._buffers)) for m in modules]
     params = {*params, *(p for m, _, _ in before for p in m._parameters.values() if p is not None)}
     buffers = {id(b): b for _, _, own in before for b in own.values() if b is not None and not is_lazy(b)}
     copies = [(b, b.clone()) for b in buffers.values() if b.layout is torch.strided and not b.is_meta]

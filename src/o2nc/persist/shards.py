@@ -8,6 +8,7 @@ Checkpoints hold DTensors, placed like the parameter, and the sums, so that any 
 import os
 import sys
 from collections.abc import Sequence
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -47,12 +48,10 @@ def why_partial(params: Sequence[Tensor]) -> str | None:
     if any(getattr(p, "_fsdp_flattened", False) for p in params):
         return "FullyShardedDataParallel (FSDP1) flattens them; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
     zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    frame = sys._getframe(1) if zero is not None else None
-    while zero is not None and frame is not None:
-        # not by f_locals: frames would keep them, and what they refer to, until the garbage collector runs
-        if frame.f_code.co_filename == zero.__file__:
-            return "ZeroRedundancyOptimizer deals them out; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
-        frame = frame.f_back
+    # not by f_locals, nor from this frame on: frames would keep what they refer to until the garbage collector runs
+    callers = (frame.f_code.co_filename for frame, _ in walk_stack(sys._getframe(1)))
+    if zero is not None and str(zero.__file__) in callers:
+        return "ZeroRedundancyOptimizer deals them out; torch.distributed.fsdp.fully_shard (FSDP2) is fine"
     return None
 
 

@@ -120,13 +120,10 @@ class Cosine(Separable):
 
     @property
     def smoothness(self) -> float:
-        """H = 1/√d, as |f''| = |cos x|."""
+        """H = ρ = 1/√d, as |f''| = |cos x| and |f'''| = |sin x|."""
         return 1 / math.sqrt(self.dimension)
 
-    @property
-    def second_order(self) -> float:
-        """ρ = 1/√d, as |f'''| = |sin x|."""
-        return 1 / math.sqrt(self.dimension)
+    second_order = smoothness
 
     def _f(self, x: Tensor) -> Tensor:
         return 1 - torch.cos(x)

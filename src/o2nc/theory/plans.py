@@ -239,11 +239,11 @@ def _sharp(
     moment, size = energy.second_moment(law), math.hypot(lipschitz, noise)
     y = 0.0  # log ℓ; the last one is near the next
 
-    def at(alpha: float) -> tuple[float, tuple[float, float, float, float]]:
+    def at(alpha: float) -> tuple[float, dict[str, Any]]:
         nonlocal y
         beta, keep = 1 - alpha, alpha * (2 - alpha)
-        unit = energy.Rates.constant(1.0, beta, steps)
-        e = size**2 * steps + energy.law_energy(energy.Run(beta, beta, law), unit, lipschitz, size)
+        run, unit = energy.Run(beta, beta, law), energy.Rates.constant(1.0, beta, steps)
+        e = size**2 * steps + energy.law_energy(run, unit, lipschitz, size)
         f = beta * gap
         a = math.sqrt(alpha**2 * (steps - 1) / keep + 1) / steps
         k = lemmas.spread_constant(beta, second_moment=moment) / (alpha**2 * keep * steps)
@@ -255,24 +255,19 @@ def _sharp(
                 excess = math.log(2 * c * k / a) + math.log1p(e * step / f) + 2 * y + math.log(root) / 2
                 move = excess / (2 + e * step / (f + e * step) - f / (step * root))
                 y -= move
-            price, spread = c, c * k * (2 * f + e * step) * step
+            price = c
         else:
             room = a * f / (smoothness * math.sqrt(k))
             step = 2 * room / (f + math.hypot(f, 2 * math.sqrt(e * room)))
-            spread = smoothness * math.sqrt(k * (2 * f + e * step) * step)
-            price = smoothness**2 / (2 * spread)
-        remains = noise * (alpha * (steps - 1) + 1) / (steps * math.sqrt(keep))
-        radius = math.sqrt((2 * f + e * step) * step / (keep * steps))
-        return a * math.sqrt(2 * f / step + e) + remains + spread, (alpha, radius, step, price)
+            price = smoothness / (2 * math.sqrt(k * (2 * f + e * step) * step))
+        rates, known = energy.Rates.constant(step, beta, steps), {"gap": gap, "lipschitz": lipschitz, "noise": noise}
+        terms = energy.energy_terms(run, rates, "geometric", c=price, **known)
+        radius, lr = math.sqrt((2 * f + e * step) * step / (keep * steps)), step / (beta * scaling.mean(law))
+        found = {"c": price, "alpha": alpha, "radius": radius, "lr": lr, "terms": terms}
+        return sum(terms.values()) + (smoothness or 0.0) ** 2 / (4 * price), found
 
     # for tiny c and σ α → 0 is best, but below 1e-12 1 − (1 − α) has few digits
-    low = max(min(0.1 / steps, 1e-12 + 1e-8 / steps), 1e-15)
-    alpha, radius, step, price = lemmas.least(at, low)
-    beta, rates = 1 - alpha, energy.Rates.constant(step, 1 - alpha, steps)
-    known = {"c": price, "gap": gap, "lipschitz": lipschitz, "noise": noise}
-    terms = energy.energy_terms(energy.Run(beta, beta, law), rates, "geometric", **known)
-    lr = step / (beta * scaling.mean(law))
-    return {"c": price, "alpha": alpha, "radius": radius, "lr": lr, "terms": terms}
+    return lemmas.least(at, max(min(0.1 / steps, 1e-12 + 1e-8 / steps), 1e-15))
 
 
 def steps_for(eps: float, c: float | None = None, *, lipschitz: float, **known: Any) -> int:

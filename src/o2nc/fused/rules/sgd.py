@@ -20,12 +20,7 @@ def sgd_coefficients(group, kept, prepared, s, constants):
 
 @triton.jit
 def plain_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
-    return x + scale * g, slots[0], slots
-
-
-@triton.jit
-def kept_update(x, g, slots, scale, own, FLOOR: tl.constexpr):
-    return x + scale * g, slots[0], (g,)
+    return x + scale * g, slots[0], (g,)  # g is stored where the layout has a slot
 
 
 @triton.jit
@@ -64,7 +59,7 @@ def _layout(group: dict[str, Any]) -> Layout:
 def _layout_with_progress(group: dict[str, Any]) -> Layout:
     """Keep the direction where the buffer does not tell it one step later."""
     if group["momentum"] == 0:
-        return Layout(kept_update, ("update",))
+        return Layout(plain_update, ("update",))
     if group["nesterov"]:
         return Layout(kept_nesterov_update, ("update", "momentum_buffer"))
     return Layout(momentum_update, ("momentum_buffer",))
