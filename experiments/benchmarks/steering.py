@@ -26,6 +26,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LinearLR
 
 import o2nc
+from o2nc.certificates.diagnosis import STATIONARY, STRAIGHT
 from o2nc_experiments import cifar10, gpt, kit, nonsmooth, text
 from o2nc_experiments.cifar10_data import Data, Epoch, load, memory_format, normalise
 from o2nc_experiments.cifar10_model import make_model
@@ -257,7 +258,7 @@ def picture(shown: dict[str, dict[str, Any]]) -> Any:
     for (above, middle, below), (task, own) in zip(panels.T, shown.items(), strict=True):
         trace, other = own["constant"]["trace"], own["ladder"]["trace"]
         steps = [row["step"] for row in trace]
-        above.axhspan(0.25, 1.5, color=kit.COLOURS["green"], alpha=0.07, linewidth=0)
+        above.axhspan(STATIONARY, STRAIGHT, color=kit.COLOURS["green"], alpha=0.07, linewidth=0)
         above.plot(
             steps, [row["displacement"] or math.nan for row in trace], color=kit.COLOURS["grey"], linewidth=0.8
         )
