@@ -139,7 +139,11 @@ FIRST = [
     ({"displacement": 1.0, "turnover": 0.083, "growth": 1.0}, "travelling"),
     ({"displacement": 5.0, "turnover": 0.9, "growth": 99.0}, "too hot"),
     ({"displacement": 1.0, "heat": 0.01, "loss_averaged": 1.0, "turnover": 0.01, "growth": 2.0}, "travelling"),
-    ({"displacement": 1.1 * STRAIGHT, "heat": 0.1, "loss_averaged": 1.0, "turnover": 0.9}, "straight"),
+    ({"displacement": 1.1 * STRAIGHT, "turnover": 0.9}, "straight"),
+    ({"displacement": 0.9 * STRAIGHT, "turnover": 0.01}, "travelling"),
+    ({"displacement": 1.1 * STRAIGHT, "heat": 0.1, "loss_averaged": 1.0, "turnover": 0.9}, "travelling"),
+    ({"displacement": 1.1, "heat": 0.5, "loss_averaged": 1.0, "turnover": 0.01}, "too hot"),
+    ({"displacement": 0.9, "heat": 0.5, "loss_averaged": 1.0, "turnover": 0.01}, "travelling"),
     ({"displacement": 1.0, "heat": -0.1, "loss_averaged": 1.0, "turnover": 0.01}, "straight"),
 ]
 

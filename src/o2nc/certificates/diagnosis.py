@@ -5,7 +5,7 @@
     spike        an increment was more than twice as long as all before it
     stationary   J is small: the run hops in one place at this learning rate
     too hot      F(x) is far above F(x̄), or the weights are exchanged too fast, or the increments grow
-    straight     J is large, or F(x̄) is above F(x): the run goes one way, and could go faster
+    straight     F(x̄) is above F(x), or, without a loss, J is large: the run goes one way, and could go faster
     travelling   none of these
 
 J is the displacement of `o2nc.certificates.displacement`. The first line that applies, from above, is the verdict.
@@ -30,7 +30,8 @@ from o2nc.persist.restored import all_restored, modules_of
 from o2nc.text import printable
 
 STATIONARY, STRAIGHT = 0.25, 2.0  # J below and above these
-HOT, TURNOVER = 1.0, 0.06  # heat above this share of |F(x̄)|; turnover above this, times 2 J − 0.6 at J > 0.8
+HOT, LEFT = 1.0, 0.4  # heat above this share of |F(x̄)|; at J > 1, where x̄ follows x and calms nothing, above LEFT
+TURNOVER = 0.06  # turnover above this, times 2 J − 0.6 at J > 0.8
 GROWTH = 16.0  # squared increments of so many times those at first
 SPIKE = 4.0  # a squared increment of so many times all before it
 
@@ -137,14 +138,15 @@ def verdict_of(evidence: Mapping[str, float]) -> str:
         return "spike"
     if j < STATIONARY:
         return "stationary"
-    heat, is_straight = evidence.get("heat", 0.0), j > STRAIGHT
+    heat = evidence.get("heat", 0.0)
+    is_straight = heat < 0 if "heat" in evidence else j > STRAIGHT
     if (
-        heat > HOT * abs(evidence.get("loss_averaged", 0.0))
+        heat > (HOT if j <= 1 else LEFT) * abs(evidence.get("loss_averaged", 0.0))
         or evidence.get("growth", 0.0) > GROWTH
-        or (evidence.get("turnover", 0.0) > TURNOVER * max(1.0, 2 * j - 0.6) and not is_straight)
+        or (evidence.get("turnover", 0.0) > TURNOVER * max(1.0, 2 * j - 0.6) and j <= STRAIGHT)
     ):
         return "too hot"
-    return "straight" if is_straight or heat < 0 else "travelling"
+    return "straight" if is_straight else "travelling"
 
 
 def _measure(optimizer: Any) -> tuple[dict[str, float], dict[Any, float], dict[Any, str]]:
