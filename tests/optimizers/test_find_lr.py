@@ -33,7 +33,7 @@ def twin(losses, before, probe, steps):
     log = min([log, *(each - 2 for each in failed)])
     variance = sum(w * (math.log2(lr) - log) ** 2 for lr, w in weights.items()) / sum(weights.values())
     octaves = math.log2(steps / probe)
-    width = math.sqrt(variance + 1 / 12) + octaves / 10
+    width = 2 * (math.sqrt(variance + 1 / 12) + octaves / 10)
     return [2 ** (log - octaves / 3 + shift) for shift in (0, -width, width)]
 
 
@@ -48,7 +48,7 @@ def test_the_best_of_a_quadratic(start):
     longer = o2nc.find_lr(make, loss, range(50), steps=160, probe=20, start=start)
     assert longer.lr == pytest.approx(found.lr / 2)
     assert longer.steps == 160
-    assert longer.high / longer.low == pytest.approx(found.high / found.low * 2**0.6)
+    assert longer.high / longer.low == pytest.approx(found.high / found.low * 2**1.2)
 
 
 @pytest.mark.parametrize("start", [1e-3, 0.03, 4.0])

@@ -41,7 +41,7 @@ class FoundLR:
 
     Attributes:
         lr: the learning rate for a run of ``steps`` steps.
-        low, high: the range in which it may as well be.
+        low, high: the range that the best one is in, 9 times out of 10 (two standard deviations).
         steps: the length of the run that it is for.
         losses: of every learning rate that was tried, the loss at x̄ after the short run; inf if it diverged.
 
@@ -148,7 +148,8 @@ def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) 
     failed = logs[values >= before]  # those that learned nothing, or diverged; a longer run may do so sooner
     mean = min(mean, failed[failed > mean].min(initial=np.inf) - 2)
     variance = np.average((logs - mean) ** 2, weights=weights) + 1 / 12  # of a point between two neighbours
-    log, width = mean - FALL * math.log2(steps / probe), math.sqrt(variance) + FALL_ERROR * math.log2(steps / probe)
+    octaves = math.log2(steps / probe)
+    log, width = mean - FALL * octaves, 2 * (math.sqrt(variance) + FALL_ERROR * octaves)
     lr, low, high = (float(2.0**x) for x in (log, log - width, log + width))
     return FoundLR(lr, low, high, steps, dict(sorted(losses.items())))
 
