@@ -195,7 +195,22 @@ def replicated(mesh, rank, size):
         model, optimizer = make(name)
         train(DistributedDataParallel(model), optimizer, 0, STEPS, rank, size)
         found[name] = summary(model, optimizer)
+    replica = DistributedDataParallel(make("SGD")[0])
+    found["find_lr"] = learning_rate(replica, lambda x: x[rank::size])
     return found
+
+
+def learning_rate(model, share):
+    """Return what find_lr finds where every process has its share of the batches."""
+    batches = [share(noise(step, 8, 5)) for step in range(30)]
+    found = o2nc.find_lr(
+        lambda lr: o2nc.SGD(model.parameters(), lr=lr, average=0.9),
+        lambda x: model(x).square().mean(),
+        batches,
+        steps=20,
+        probe=10,
+    )
+    return found.lr, found.losses
 
 
 PARTIAL = {

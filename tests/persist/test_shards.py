@@ -14,7 +14,7 @@ from logged import read
 from logged import steps as logged_steps
 from o2nc.logger import CertificateLogger
 from processes import NO_FSDP2, needs_fsdp2, torchrun
-from shards_worker import LATER, OPTIMIZERS, STEPS, converted, diagnosed, make, summary, train
+from shards_worker import LATER, OPTIMIZERS, STEPS, converted, diagnosed, learning_rate, make, summary, train
 
 TESTS = Path(__file__).parent.parent
 SAMPLE = ("AdamW", "AdamW offload", "CoinBetting", "OriginalO2NC")
@@ -164,6 +164,10 @@ def test_two_processes_with_half_batches_are_one_with_the_whole(tmp_path):
     for name in OPTIMIZERS:
         assert difference(first[name], second[name]) == 0
         assert difference(first[name], alone(name, STEPS)) < 1e-11
+    assert first["find_lr"] == second["find_lr"]
+    lr, losses = learning_rate(make("SGD")[0], lambda x: x)
+    assert first["find_lr"][0] == pytest.approx(lr, rel=1e-6)
+    assert first["find_lr"][1] == pytest.approx(losses, rel=1e-6)
 
 
 @pytest.fixture(scope="module")
