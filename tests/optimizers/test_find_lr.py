@@ -134,35 +134,26 @@ def test_nothing_is_left_of_the_runs(name, stops):
     assert np.array_equal(np.random.get_state()[1], numpy)  # noqa: NPY002
 
 
-def test_an_iterator_gives_what_one_run_needs():
-    _, loss, make = quadratic()
-    numbers = count()
-    found = o2nc.find_lr(make, loss, numbers, steps=100, probe=10)
-    assert next(numbers) == 10 + HELD_OUT
-    assert found == o2nc.find_lr(make, loss, range(3), steps=100, probe=10)  # fewer begin again
-
-
-def test_batches_are_trained_on_in_order_and_judged_on_later_ones():
-    _, loss, make = quadratic()
-    seen = []
-    o2nc.find_lr(make, lambda t: seen.append((t, torch.is_grad_enabled())) or loss(t), range(50), steps=9)
-    judged = [(t, False) for t in range(9, 9 + HELD_OUT)]
-    assert seen[:HELD_OUT] == judged  # before the first run
-    run = [*((t, True) for t in range(9)), *judged]
-    assert seen[HELD_OUT:] == run * ((len(seen) - HELD_OUT) // len(run))
-
-
-def test_the_warm_up_is_a_fifth_of_a_run():
+def test_batches_and_warm_up():
+    """A run trains on the first batches, with a warm-up in its first fifth, and x̄ is judged on those that follow."""
     x, loss, _ = quadratic()
-    rates = []
+    seen, rates = [], []
 
     def make(lr):
         opt = o2nc.SGD([x], lr=lr, average=WINDOW)
         opt.register_step_pre_hook(lambda *_: rates.append(opt.param_groups[0]["lr"] / lr))
         return opt
 
-    o2nc.find_lr(make, loss, range(50), steps=20, start=0.5)
-    assert rates[:20] == pytest.approx([0.25, 0.5, 0.75] + [1] * 17)
+    numbers = count()
+    found = o2nc.find_lr(
+        make, lambda t: seen.append((t, torch.is_grad_enabled())) or loss(t), numbers, steps=20, start=0.5
+    )
+    assert next(numbers) == 20 + HELD_OUT  # an iterator gives what one run needs
+    judged = [(t, False) for t in range(20, 20 + HELD_OUT)]
+    run = [*((t, True) for t in range(20)), *judged]
+    assert seen == judged + run * len(found.losses)  # the loss before comes first
+    assert rates == pytest.approx(([0.25, 0.5, 0.75] + [1] * 17) * len(found.losses))
+    assert found == o2nc.find_lr(make, loss, range(3), steps=20, start=0.5)  # fewer begin again
 
 
 def asked(make=None, loss=None, batches=range(9), steps=10, **options):
