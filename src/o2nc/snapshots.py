@@ -119,12 +119,12 @@ def _weights(window: Polynomial, n: int, steps: int) -> Tensor:
 def _combine(weights: Sequence[float], values: Sequence[Any]) -> Any:
     """Return Σ a_k·values_k in at least float64 on the way, in the dtype of the last."""
     last = values[-1]
-    if isinstance(last, list | tuple):
-        return list(_combine(weights, [dict(enumerate(value)) for value in values]).values())
-    if isinstance(last, dict):
-        if any(value.keys() != last.keys() for value in values):
+    if isinstance(last, list | tuple | dict):
+        named = [value if isinstance(value, dict) else dict(enumerate(value)) for value in values]
+        if any(value.keys() != named[-1].keys() for value in named):
             raise ValueError("snapshots must have the same keys, or equally many tensors")
-        return {key: _combine(weights, [value[key] for value in values]) for key in last}
+        found = {key: _combine(weights, [value[key] for value in named]) for key in named[-1]}
+        return found if isinstance(last, dict) else list(found.values())
     if not isinstance(last, Tensor) or not (last.is_floating_point() or last.is_complex()):
         return last
     if any(value.shape != last.shape for value in values):

@@ -183,4 +183,6 @@ test_bad_input = refusals(
     (lambda: o2nc.posthoc([(GOOD[0], n, {f"{n}": ONE[0]}) for n in (5, 6)], 2), ValueError, "same keys"),
     (lambda: o2nc.posthoc([GOOD, (GOOD[0], 5, [torch.zeros(3)])], 2), ValueError, "same shapes"),
     (lambda: o2nc.posthoc([GOOD, (GOOD[0], 5, [])], 2), ValueError, "equally many tensors"),
+    (lambda: o2nc.posthoc([GOOD, (GOOD[0], 5, {"w": ONE[0]})], 2), ValueError, "same keys"),
+    (lambda: o2nc.posthoc([(GOOD[0], 5, ONE), (GOOD[0], 6, {"w": ONE[0]})], 2), ValueError, "same keys"),
 )
