@@ -3,6 +3,7 @@
 import math
 import random
 from contextlib import nullcontext
+from functools import partial
 from itertools import count, islice
 
 import numpy as np
@@ -162,7 +163,11 @@ def asked(make=None, loss=None, batches=range(9), steps=10, **options):
 
 
 frozen = nn.Parameter(torch.ones(1))
-still = quadratic(0.0)
+deaf = quadratic()
+climbing = partial(o2nc.SGD, [deaf[0]], maximize=True, average=WINDOW)
+used = quadratic()[2](0.1)
+used.param_groups[0]["params"][0].sum().backward()
+used.step()
 test_refusals = refusals(
     (asked(steps=0), ValueError, "steps must be an integer >= 1, got 0"),
     (asked(probe=2.5), TypeError, "probe must be an integer"),
@@ -172,7 +177,11 @@ test_refusals = refusals(
     (asked(batches=[]), ValueError, "batches must not be empty"),
     (asked(batches=islice(count(), 0)), ValueError, "batches must not be empty"),
     (asked(loss=lambda t: torch.ones(2)), TypeError, "loss must return a scalar"),
+    (asked(loss=lambda t: 1.0), TypeError, "loss must return a tensor that depends on the parameters, got 1.0"),
+    (asked(make=lambda lr: deaf[2](0.1), loss=deaf[1]), RuntimeError, "led to the same loss; does make use"),
+    (asked(make=lambda lr: used), ValueError, "a new optimizer at every call"),
+    (asked(make=lambda lr: o2nc.SGD([frozen], average=o2nc.Discount(0.9, start=10))), ValueError, "got start=10"),
     (asked(loss=lambda t: torch.tensor(math.nan)), RuntimeError, "the loss is nan before the first step"),
-    (asked(make=still[2], loss=still[1]), RuntimeError, "none of .* lowered the loss, which is 0"),
+    (asked(make=climbing, loss=deaf[1]), RuntimeError, "none of .* lowered the loss, which is 18"),
     (asked(loss=lambda t: frozen.sum()), RuntimeError, "nothing is averaged before the first step"),
 )

@@ -109,7 +109,7 @@ def find_lr(
     if isinstance(batches, Iterator):
         batches = list(islice(batches, probe + HELD_OUT))
     losses: dict[float, float] = {}
-    params = _params(_optimizers(make(start)))
+    params = _params(_optimizers(make(start), probe))
     modules = modules_of(params)
     with _all_restored(params, modules), torch.no_grad():
         before = _mean_loss(loss, islice(_endless(batches), probe, probe + HELD_OUT), params)
@@ -118,7 +118,7 @@ def find_lr(
 
     def attempt(lr: float) -> None:
         with _all_restored(params, modules):
-            losses[lr] = _train(_optimizers(make(lr)), loss, _endless(batches), probe)
+            losses[lr] = _train(_optimizers(make(lr), probe), loss, _endless(batches), probe)
         if callback is not None:
             callback(lr, losses[lr])
 
@@ -133,6 +133,8 @@ def find_lr(
                 break
             for lr in sorted(new):
                 attempt(lr)
+    if len({*losses.values()}) == 1:
+        raise RuntimeError("find_lr: all learning rates led to the same loss; does make use its argument?")
     if not losses[best()] < before:
         tried = f"{len(losses)} learning rates from {min(losses):.2g} to {max(losses):.2g}"
         raise RuntimeError(f"find_lr: in {probe} steps none of {tried} lowered the loss, which is {before:.4g}")
@@ -154,9 +156,15 @@ def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) 
     return FoundLR(lr, low, high, steps, dict(sorted(losses.items())))
 
 
-def _optimizers(made: Any) -> list[Any]:
-    """Return what ``make`` has returned as a list; raise unless all of them are optimizers with averages."""
-    return [averaged_optimizer(optimizer) for optimizer in (made if isinstance(made, list | tuple) else [made])]
+def _optimizers(made: Any, probe: int) -> list[Any]:
+    """Return what ``make`` has returned as a list; raise unless all of it is new, and averages within the probe."""
+    found = [averaged_optimizer(optimizer) for optimizer in (made if isinstance(made, list | tuple) else [made])]
+    for optimizer in found:
+        if optimizer._steps_done():
+            raise ValueError("make must return a new optimizer at every call, and this one has made steps")
+        if (start := optimizer._window.start) >= probe:
+            raise ValueError(f"make's average must begin within the {probe} steps of a short run, got start={start}")
+    return found
 
 
 def _params(optimizers: list[Any]) -> list[Any]:
@@ -173,7 +181,10 @@ def _train(optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterator[
         for optimizer in optimizers:
             optimizer.zero_grad()
         value = loss(batch)
-        if not math.isfinite(_over_processes(checks.scalar("loss", value), params)):
+        number = _over_processes(checks.scalar("loss", value), params)
+        if not getattr(value, "requires_grad", False):
+            raise TypeError(f"loss must return a tensor that depends on the parameters, got {value!r}")
+        if not math.isfinite(number):
             return math.inf
         value.backward()
         for optimizer in optimizers:
