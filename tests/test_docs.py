@@ -13,6 +13,7 @@ import shlex
 
 import pytest
 
+import o2nc
 from pages import DOCS, PAGES, ROOT, anchor, blocks
 
 # the lines of the README's table of costs, in its order: their names in the record, and in the list of prices
@@ -64,6 +65,7 @@ def test_every_number_of_the_readme_is_held():
         f"{max(map(int, demo['average']))}",  # steps of the GPT
         f"{50 * (len(demo['climber']['momentum alone']) - 1):,}",  # steps on the slope, one in fifty kept
         f"{size / 1e9:.2f}",
+        f"{o2nc.find_lr.__kwdefaults__['probe']}",
         *larger_runs(PAGES["docs/no-schedule.md"]),
         *largest_run(),
     ]
