@@ -157,19 +157,48 @@ def test_batches_and_warm_up():
     assert found == o2nc.find_lr(make, loss, range(3), steps=20, start=0.5)  # fewer begin again
 
 
+def test_an_autocast_around_it_and_a_loader_with_its_own_generator():
+    """Weights are cast anew in every step, and the generator goes back for every run."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    generator = torch.Generator().manual_seed(0)
+    data = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=16, shuffle=True, generator=generator)
+    state, found = generator.get_state(), []
+
+    def loss(x):
+        return (model(x)[:, 0] - x.sum(1)).square().mean()
+
+    for cached in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cached):
+            found.append(o2nc.find_lr(MAKERS["AdamW"](model), loss, data, steps=50, probe=20, start=0.03))
+    assert found[0].losses == found[1].losses
+    assert torch.equal(generator.get_state(), state)
+
+
 def asked(make=None, loss=None, batches=range(9), steps=10, **options):
     _, usual, maker = quadratic()
     return lambda: o2nc.find_lr(make or maker, loss or usual, batches, steps=steps, **options)
 
 
+def scheduled(lr):
+    opt = o2nc.SGD([frozen], lr=lr, average=WINDOW)
+    return [opt, optim.lr_scheduler.LinearLR(opt)]
+
+
 frozen = nn.Parameter(torch.ones(1))
+late = partial(o2nc.SGD, [frozen], average=o2nc.Discount(0.9, start=10))
 deaf = quadratic()
 climbing = partial(o2nc.SGD, [deaf[0]], maximize=True, average=WINDOW)
 used = quadratic()[2](0.1)
 used.param_groups[0]["params"][0].sum().backward()
 used.step()
 test_refusals = refusals(
-    (asked(steps=0), ValueError, "steps must be an integer >= 1, got 0"),
+    (asked(steps=1), ValueError, "steps must be an integer >= 2, got 1"),
+    (asked(loss=3), TypeError, "loss must be a function, got 3"),
+    (asked(batches=5), TypeError, "batches must be a DataLoader, .* got 5"),
+    (asked(start=1e-9, steps=20), RuntimeError, "the last that was tried: start there"),
+    (asked(make=lambda lr: []), ValueError, "make returned no optimizer"),
+    (asked(make=scheduled), ValueError, "make must leave schedulers and warm-ups out"),
     (asked(probe=2.5), TypeError, "probe must be an integer"),
     (asked(start=-1.0), ValueError, "start must be a finite number > 0"),
     (asked(make=lambda lr: optim.SGD([frozen], lr=lr)), TypeError, "one of o2nc's with averages"),
@@ -180,7 +209,7 @@ test_refusals = refusals(
     (asked(loss=lambda t: 1.0), TypeError, "loss must return a tensor that depends on the parameters, got 1.0"),
     (asked(make=lambda lr: deaf[2](0.1), loss=deaf[1]), RuntimeError, "led to the same loss; does make use"),
     (asked(make=lambda lr: used), ValueError, "a new optimizer at every call"),
-    (asked(make=lambda lr: o2nc.SGD([frozen], average=o2nc.Discount(0.9, start=10))), ValueError, "got start=10"),
+    (asked(make=late), ValueError, "start=10, .* ten iterates within the 10 steps of a short run"),
     (asked(loss=lambda t: torch.tensor(math.nan)), RuntimeError, "the loss is nan before the first step"),
     (asked(make=climbing, loss=deaf[1]), RuntimeError, "none of .* lowered the loss, which is 18"),
     (asked(loss=lambda t: frozen.sum()), RuntimeError, "nothing is averaged before the first step"),

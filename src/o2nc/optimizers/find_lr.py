@@ -4,8 +4,9 @@
 
 Every lr_i is tried for ``probe`` steps, from the same start, on the same batches, with the same random numbers. F_i
 is the loss at x̄ on batches that come after those. Learning rates are a factor 2 apart, on both sides of the best. The
-best learning rate falls with the length of a run, about as its cube root (Bjorck and others, arXiv:2409.19913, have
-the power 0.32 for language models): docs/no-learning-rate.md has what that is tested on, and how far off it is.
+mean is kept a factor 4 below those that learned nothing or diverged. The best learning rate falls with the length of
+a run, about as its cube root (Bjorck and others, arXiv:2409.19913, have the power 0.32 for language models):
+docs/no-learning-rate.md has what that is tested on, and how far off it is.
 """
 
 import math
@@ -23,7 +24,7 @@ from torch.nn import Module
 
 from o2nc import checks
 from o2nc.optimizers.wrapped import averaged, averaged_optimizer
-from o2nc.persist.private import foreach_copy_
+from o2nc.persist.private import clear_cast_caches, foreach_copy_
 from o2nc.persist.restored import all_restored, modules_of
 from o2nc.text import printable
 from o2nc.vector import values
@@ -74,13 +75,13 @@ def find_lr(
 ) -> FoundLR:
     """Try learning rates in short runs from the model as it is, and return one for a run of ``steps`` steps.
 
-    It takes five to eight short runs, with averages and a warm-up of their own. Afterwards parameters, gradients,
-    buffers, modes and random numbers are as before. Call it in the mode and under the autocast of the training, on
-    every process if there are several.
+    It takes six to ten short runs, with averages and a warm-up of their own. Afterwards random numbers, parameters,
+    and gradients, buffers and modes of the models that have them are as before. Call it in the mode and under the
+    autocast of the training, on every process if there are several.
 
     Args:
-        make: returns the optimizer for a learning rate, with averages: ``lambda lr: o2nc.AdamW(params, lr=lr,
-            average=o2nc.Polynomial(12))``; or a list of optimizers. A step hook of it may clip the gradients.
+        make: returns a new optimizer with averages for a learning rate, ``lambda lr: o2nc.AdamW(model.parameters(),
+            lr=lr, average=o2nc.Polynomial(12))``, or a list of them. A step hook of it may clip the gradients.
         loss: returns the loss of a batch, which its gradients are taken of.
         batches: the batches, such as a DataLoader. They are gone through again for every learning rate, and again
             from the first if there are fewer than a run needs; what an iterator yields is kept.
@@ -90,7 +91,8 @@ def find_lr(
         callback: called with every learning rate that was tried, and its loss.
 
     Raises:
-        RuntimeError: no learning rate within a factor of a million of ``start`` has lowered the loss.
+        RuntimeError: no learning rate within a factor of a million of ``start`` has lowered the loss, or the best is
+            at the end of that range.
 
     Example:
         >>> import torch, o2nc
@@ -102,22 +104,27 @@ def find_lr(
         >>> 1e-3 < found.low < found.lr < found.high < 1
         True
     """
-    checks.integer("steps", steps, 1)
-    checks.integer("probe", probe, 1)
+    checks.integer("steps", steps, 2)
+    checks.integer("probe", probe, 2)
     checks.positive("start", start)
+    for name, value in {"make": make, "loss": loss, "callback": callback or print}.items():
+        if not callable(value):
+            raise TypeError(f"{name} must be a function, got {value!r}")
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches must be a DataLoader, a list or another iterable, got {batches!r}")
     probe, start = min(probe, steps), float(start)
     if isinstance(batches, Iterator):
         batches = list(islice(batches, probe + HELD_OUT))
     losses: dict[float, float] = {}
     params = _params(_optimizers(make(start), probe))
     modules = modules_of(params)
-    with _all_restored(params, modules), torch.no_grad():
+    with _all_restored(params, modules, batches), torch.no_grad():
         before = _mean_loss(loss, islice(_endless(batches), probe, probe + HELD_OUT), params)
     if not math.isfinite(before):
         raise RuntimeError(f"find_lr: the loss is {before} before the first step")
 
     def attempt(lr: float) -> None:
-        with _all_restored(params, modules):
+        with _all_restored(params, modules, batches):
             losses[lr] = _train(_optimizers(make(lr), probe), loss, _endless(batches), probe)
         if callback is not None:
             callback(lr, losses[lr])
@@ -133,21 +140,23 @@ def find_lr(
                 break
             for lr in sorted(new):
                 attempt(lr)
-    if len({*losses.values()}) == 1:
+    if len({*losses.values()}) == 1 and math.isfinite(losses[start]):
         raise RuntimeError("find_lr: all learning rates led to the same loss; does make use its argument?")
     if not losses[best()] < before:
         tried = f"{len(losses)} learning rates from {min(losses):.2g} to {max(losses):.2g}"
         raise RuntimeError(f"find_lr: in {probe} steps none of {tried} lowered the loss, which is {before:.4g}")
+    if not {best() / 2, best() * 2} <= losses.keys():
+        raise RuntimeError(f"find_lr: the best learning rate, {best():.2g}, is the last that was tried: start there")
     return _mean(losses, before, probe, steps)
 
 
 def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) -> FoundLR:
     """Return the mean of the learning rates and how far it may be off, both in their logarithms."""
-    logs, values = np.log2([*losses]), np.array([*losses.values()])
-    least = values.min()
-    weights = np.exp((least - values) / (PROGRESS * (before - least)))
+    logs, reached = np.log2([*losses]), np.array([*losses.values()])
+    least = reached.min()
+    weights = np.exp((least - reached) / (PROGRESS * (before - least)))
     mean = np.average(logs, weights=weights)
-    failed = logs[values >= before]  # those that learned nothing, or diverged; a longer run may do so sooner
+    failed = logs[reached >= before]  # those that learned nothing, or diverged; a longer run may do so sooner
     mean = min(mean, failed[failed > mean].min(initial=np.inf) - 2)
     variance = np.average((logs - mean) ** 2, weights=weights) + 1 / 12  # of a point between two neighbours
     octaves = math.log2(steps / probe)
@@ -159,11 +168,16 @@ def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) 
 def _optimizers(made: Any, probe: int) -> list[Any]:
     """Return what ``make`` has returned as a list; raise unless all of it is new, and averages within the probe."""
     found = [averaged_optimizer(optimizer) for optimizer in (made if isinstance(made, list | tuple) else [made])]
+    if not found:
+        raise ValueError("make returned no optimizer")
     for optimizer in found:
         if optimizer._steps_done():
             raise ValueError("make must return a new optimizer at every call, and this one has made steps")
-        if (start := optimizer._window.start) >= probe:
-            raise ValueError(f"make's average must begin within the {probe} steps of a short run, got start={start}")
+        if any("initial_lr" in group for group in optimizer.param_groups):
+            raise ValueError("make must leave schedulers and warm-ups out: short runs have a warm-up of their own")
+        window: Any = optimizer._window
+        if window.count(probe) < min(probe, 10):
+            raise ValueError(f"{window} of make must count ten iterates within the {probe} steps of a short run")
     return found
 
 
@@ -180,7 +194,9 @@ def _train(optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterator[
             group["lr"] = lr * min(1.0, t / max(1.0, WARM_UP * probe))
         for optimizer in optimizers:
             optimizer.zero_grad()
-        value = loss(batch)
+        clear_cast_caches()  # an autocast around all of it would keep the first weights
+        with torch.enable_grad():
+            value = loss(batch)
         number = _over_processes(checks.scalar("loss", value), params)
         if not getattr(value, "requires_grad", False):
             raise TypeError(f"loss must return a tensor that depends on the parameters, got {value!r}")
@@ -195,28 +211,35 @@ def _train(optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterator[
 
 
 def _mean_loss(loss: Callable[[Any], Any], batches: Iterable[Any], params: list[Any]) -> float:
+    clear_cast_caches()
     return _over_processes(fmean(checks.scalar("loss", loss(batch)) for batch in batches), params)
 
 
 def _endless(batches: Iterable[Any]) -> Iterator[Any]:
     """Go through the batches again and again."""
     while True:
-        batch = None
+        is_empty = True
         for batch in batches:
+            is_empty = False
             yield batch
-        if batch is None:
+        if is_empty:
             raise ValueError("batches must not be empty")
 
 
 @contextmanager
-def _all_restored(params: list[Any], modules: list[Module]) -> Iterator[None]:
-    """Restore on leaving the parameters, bitwise, and what `all_restored` does."""
+def _all_restored(params: list[Any], modules: list[Module], batches: Any) -> Iterator[None]:
+    """Restore on leaving the parameters, bitwise, the generators of a DataLoader, and what `all_restored` does."""
     former = [x.clone() for x in values(params)]
+    drawn: list[Any] = [getattr(each, "generator", None) for each in (batches, getattr(batches, "sampler", None))]
+    states = [(generator, generator.get_state()) for generator in drawn if generator is not None]
     with all_restored(params, modules):
         try:
             yield
         finally:
             foreach_copy_(values(params), former)
+            for generator, state in states:
+                generator.set_state(state)
+            clear_cast_caches()
 
 
 def _over_processes(number: float, params: list[Any]) -> float:

@@ -21,9 +21,9 @@ def all_restored(params: Iterable[Any], modules: Iterable[Module]) -> Iterator[N
     copies = [(b, b.clone()) for b in buffers.values() if b.layout is torch.strided and not b.is_meta]
     gradients, python = [(p, p.grad) for p in params], random.getstate()
     numpy = np.random.get_state()  # noqa: NPY002
-    for p in params:
-        p.grad = None  # so that nothing is added to the former one
     try:
+        for p in params:
+            p.grad = None  # so that nothing is added to the former one
         with torch.random.fork_rng({p.device for p in params if p.device.type == "cuda"}):
             yield
     finally:
