@@ -4,7 +4,7 @@ import math
 import random
 from contextlib import nullcontext
 from functools import partial
-from itertools import count, islice
+from itertools import count
 
 import numpy as np
 import pytest
@@ -204,7 +204,6 @@ test_refusals = refusals(
     (asked(make=lambda lr: optim.SGD([frozen], lr=lr)), TypeError, "one of o2nc's with averages"),
     (asked(make=lambda lr: o2nc.SGD([frozen], lr=lr)), ValueError, "keeps no averages"),
     (asked(batches=[]), ValueError, "batches must not be empty"),
-    (asked(batches=islice(count(), 0)), ValueError, "batches must not be empty"),
     (asked(loss=lambda t: torch.ones(2)), TypeError, "loss must return a scalar"),
     (asked(loss=lambda t: 1.0), TypeError, "loss must return a tensor that depends on the parameters, got 1.0"),
     (asked(make=lambda lr: deaf[2](0.1), loss=deaf[1]), RuntimeError, "led to the same loss; does make use"),

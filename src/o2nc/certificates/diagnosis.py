@@ -30,7 +30,7 @@ from o2nc.persist.restored import all_restored, modules_of
 from o2nc.text import printable
 
 STATIONARY, STRAIGHT = 0.25, 2.0  # J below and above these
-HOT, LEFT = 1.0, 0.4  # heat above this share of |F(x̄)|; at J > 1, where x̄ follows x and calms nothing, above LEFT
+HOT, HOT_FAR = 1.0, 0.4  # heat above this share of |F(x̄)|; the second where the run travels far, J > 1
 TURNOVER = 0.06  # turnover above this, times 2 J − 0.6 at J > 0.8
 GROWTH = 16.0  # squared increments of so many times those at first
 SPIKE = 4.0  # a squared increment of so many times all before it
@@ -141,7 +141,7 @@ def verdict_of(evidence: Mapping[str, float]) -> str:
     heat = evidence.get("heat", 0.0)
     is_straight = heat < 0 if "heat" in evidence else j > STRAIGHT
     if (
-        heat > (HOT if j <= 1 else LEFT) * abs(evidence.get("loss_averaged", 0.0))
+        heat > (HOT if j <= 1 else HOT_FAR) * abs(evidence.get("loss_averaged", 0.0))
         or evidence.get("growth", 0.0) > GROWTH
         or (evidence.get("turnover", 0.0) > TURNOVER * max(1.0, 2 * j - 0.6) and j <= STRAIGHT)
     ):

@@ -82,7 +82,7 @@ def find_lr(
     Args:
         make: returns a new optimizer with averages for a learning rate, ``lambda lr: o2nc.AdamW(model.parameters(),
             lr=lr, average=o2nc.Polynomial(12))``, or a list of them. A step hook of it may clip the gradients.
-        loss: returns the loss of a batch, which its gradients are taken of.
+        loss: returns the loss of a batch as a tensor, for ``backward()``.
         batches: the batches, such as a DataLoader. They are gone through again for every learning rate, and again
             from the first if there are fewer than a run needs; what an iterator yields is kept.
         steps: the length of the run that lr is for; with several in view, the shortest.
@@ -118,13 +118,14 @@ def find_lr(
     losses: dict[float, float] = {}
     params = _params(_optimizers(make(start), probe))
     modules = modules_of(params)
-    with _all_restored(params, modules, batches), torch.no_grad():
+    with _undone(params, modules, batches), torch.no_grad():
         before = _mean_loss(loss, islice(_endless(batches), probe, probe + HELD_OUT), params)
     if not math.isfinite(before):
         raise RuntimeError(f"find_lr: the loss is {before} before the first step")
 
     def attempt(lr: float) -> None:
-        with _all_restored(params, modules, batches):
+        """Make a short run at this learning rate, and record its loss."""
+        with _undone(params, modules, batches):
             losses[lr] = _train(_optimizers(make(lr), probe), loss, _endless(batches), probe)
         if callback is not None:
             callback(lr, losses[lr])
@@ -166,7 +167,7 @@ def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) 
 
 
 def _optimizers(made: Any, probe: int) -> list[Any]:
-    """Return what ``make`` has returned as a list; raise unless all of it is new, and averages within the probe."""
+    """Return the optimizers of ``make`` as a list; raise unless they are new and average within a short run."""
     found = [averaged_optimizer(optimizer) for optimizer in (made if isinstance(made, list | tuple) else [made])]
     if not found:
         raise ValueError("make returned no optimizer")
@@ -182,6 +183,7 @@ def _optimizers(made: Any, probe: int) -> list[Any]:
 
 
 def _params(optimizers: list[Any]) -> list[Any]:
+    """Return the parameters of all optimizers."""
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -211,6 +213,7 @@ def _train(optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterator[
 
 
 def _mean_loss(loss: Callable[[Any], Any], batches: Iterable[Any], params: list[Any]) -> float:
+    """Return the mean loss over some batches, and over the processes."""
     clear_cast_caches()
     return _over_processes(fmean(checks.scalar("loss", loss(batch)) for batch in batches), params)
 
@@ -227,8 +230,8 @@ def _endless(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 @contextmanager
-def _all_restored(params: list[Any], modules: list[Module], batches: Any) -> Iterator[None]:
-    """Restore on leaving the parameters, bitwise, the generators of a DataLoader, and what `all_restored` does."""
+def _undone(params: list[Any], modules: list[Module], batches: Any) -> Iterator[None]:
+    """Undo a run on leaving: restore the parameters, the generators of a DataLoader, and what `all_restored` does."""
     former = [x.clone() for x in values(params)]
     drawn: list[Any] = [getattr(each, "generator", None) for each in (batches, getattr(batches, "sampler", None))]
     states = [(generator, generator.get_state()) for generator in drawn if generator is not None]

@@ -1,4 +1,4 @@
-"""Restores what evaluating a loss may change, since an optimizer knows neither its model nor the data."""
+"""Restores what evaluating a loss may change in the model, which an optimizer does not know."""
 
 import gc
 import random
