@@ -10,10 +10,10 @@ import torch
 
 from o2nc import laws, problems, scaling, theory
 from o2nc.certificates import certificate
-from o2nc.learners import OGD
+from o2nc.learners import OGD, CoinBetting
 from o2nc.theory import lemmas as theory_lemmas
 from o2nc_experiments import kit, verify
-from o2nc_experiments.verify import lemmas, lower_bound, regret, theorems
+from o2nc_experiments.verify import lemmas, lower_bound, regret, stopping, theorems
 from o2nc_experiments.verify.row import Sides, check
 
 SCALE = 0.25  # of the samples, runs and searches
@@ -77,6 +77,7 @@ def flat(law):
     return law, "sample", lambda self, seed, step: 2 * scaling.uniform(seed, step)
 
 
+stubborn = lambda self, deltas, *_, **__: deltas[0].fill_(0.05)  # noqa: E731 (it always bets as much)
 ones = constant(scaling.Exponential, 1.0)
 shrunk_norm = times(certificate.Certificate, "gradient_norm", 0.95)
 wrong_exponential = flat(scaling.Exponential)
@@ -104,13 +105,13 @@ BREAKS = {  # by row: ways to break it, each an attribute to replace
     "steps-for": [times(theory_lemmas, "spread_constant", 1.1)],
     "lower-bound": [(lower_bound.Chain, "sample", lambda self, x, _: self.reveal(x, torch.ones(x.shape[:-1])))],
     "stopping-time": [times(theory_lemmas, "spread_constant", 1.1), nearly_one],
-    "ladder": [times(theory, "ladder_steps", 0.99)],
-    "stop-with-noise": [times(theory, "noise_margin", 0.9), times(theory, "holdout_samples", 2)],
-    "plateau": [wrong_exponential, times(theory, "energy_ratio", 1.2)],
-    "progress-error": [ones, times(theory, "fall_seen", 0.9)],
-    "kink-level": [times(theory, "kink_level", 1.1)],
-    "convex": [times(theory, "convex_bound", 0.9), times(theory, "convex_bound", 1.2)],
-    "learned-scale": [times(theory.AdaptivePlan, "price_of_the_gap", 0.9)],
+    "ladder": [times(stopping, "ladder_steps", 0.99)],
+    "stop-with-noise": [times(theory, "holdout_samples", 2)],
+    "plateau": [wrong_exponential],
+    "progress-error": [ones],
+    "kink-level": [times(stopping, "kappa", 1.1)],
+    "convex": [times(stopping, "convex_bound", 0.9), times(stopping, "convex_bound", 1.2)],
+    "learned-scale": [(CoinBetting, "update", stubborn)],
     "erratum-a": [ones],
     "erratum-b": [other_beta(0.5)],
     "erratum-c": [changed_plan(lambda p: {"decay": 24 * p.c * p.radius**2 / p.alpha**2})],

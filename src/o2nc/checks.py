@@ -76,10 +76,9 @@ def known(**values: Any) -> None:
 _BY_NAME: dict[str, Callable[[str, Any], None]] = {
     "steps dimension samples pieces inputs hidden batch check n": lambda name, v: integer(name, v, 1),
     "seed": lambda name, v: integer(name, v, 0),
-    "eps c gap lipschitz smoothness second_order lr curvature sharpness distance gradient_squares": positive,
-    "squares largest wealth margin slope": positive,
-    "noise ratio momentum_squares checked": non_negative,
-    "position progress": lambda name, v: number(name, v, "a finite number", lambda _: True),
+    "eps c gap lipschitz smoothness second_order curvature largest margin slope": positive,
+    "noise checked": non_negative,
+    "position": lambda name, v: number(name, v, "a finite number", lambda _: True),
     "beta threshold failure": fraction,
     "ramp": lambda name, v: number(name, v, "a number in [0, 1]", lambda w: 0 <= w <= 1),
     "momentum": lambda name, v: number(name, v, "a number in [0, 1)", lambda w: 0 <= w < 1),

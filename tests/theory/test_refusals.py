@@ -51,7 +51,6 @@ def decayed():
 
 stable, stop = theory.stable_lr, partial(theory.stopping_plan, 0.1, c=1.0)
 adaptive = partial(theory.adaptive_plan, steps=10, c=1.0, gap=1.0)
-convex = partial(theory.convex_bound, 100, 0.1, 0.9, distance=0.3, gap=0.2, lipschitz=1.5)
 TOGETHER = r"gap=.* are out of float64's range together"
 VALUES = [
     (lambda: plan(steps=0), "steps must be an integer >= 1"),
@@ -71,7 +70,6 @@ VALUES = [
     (lambda: theory.steps_for(1e-300, **KNOWN), "needs more than 2"),
     (lambda: theory.spread_constant(1.5), "beta must be"),
     (lambda: theory.spread_constant(0.5, second_moment=0.9), "second_moment must be a finite number >= 1"),
-    (lambda: theory.kink_level(0.1, 1.0, gradient_squares=1.0), "momentum must be"),
     (lambda: theory.lower_bound(1e-200, c=1.0, gap=1e-200, lipschitz=1.0), "eps=1e-200, .* range together"),
     (lambda: theory.lower_bound(2.0, **KNOWN), r"lipschitz must be a finite number >= .* = 1\.18921"),
     (lambda: guarantee(lr=1e300), r"lr=1e\+300, c=1.0, gap=1.0, .* are out of float64's range together"),
@@ -84,17 +82,9 @@ VALUES = [
     (lambda: guarantee(decayed(), lr=[0.1] * 50), "with decay or kappa=2 a schedule"),
     (lambda: adaptive(steps=0), "steps must be"),
     (lambda: adaptive().bound(lipschitz=0.0), "lipschitz must be"),
-    (lambda: adaptive().price_of_the_gap(largest=1e-9, wealth=1.0), "is too small here"),
     (lambda: stop(lipschitz=0.05), r"eps must be below lipschitz = 0\.05"),
     (lambda: theory.stopping_plan(0.0, 1.0, lipschitz=1.0), "eps must be"),
     (lambda: theory.stopping_plan(1e-200, 1e300, lipschitz=1.0), "out of float64's range together"),
-    (lambda: theory.energy_ratio(-1.0, 1.0, 0.9), "momentum_squares must be"),
-    (lambda: theory.fall_seen(1.0, 0.0), "squares must be"),
-    (lambda: theory.kink_level(0.0, 0.9, gradient_squares=1.0), "lr must be"),
-    (lambda: convex(noise=-1.0), "noise must be"),
-    (lambda: convex(distance=1e200), TOGETHER),
-    (lambda: theory.sharp_stage(1e-200, 0.9, distance=1.0, lipschitz=1e200), "sharpness=1e-200, .* range together"),
-    (lambda: theory.sharp_stage(2.0, 0.9, distance=1.0, lipschitz=1.0), "lipschitz must be"),
     (lambda: stable(1.0), r"momentum must be a number in \[0, 1\), got 1.0"),
     (lambda: stable(0.9, curvature=0), "curvature must be a finite number > 0, got 0"),
     (lambda: stable(0.9, dampening=1), "dampening must be a number < 1, got 1"),

@@ -6,7 +6,6 @@
 * `adaptive`: a plan that knows neither G nor σ, and its bound for all of them.
 * `stability`: the learning rate that momentum bears when its steps are random.
 * `stopping`: a target ε without knowing the gap: when to stop, in stages, and with noise.
-* `plateaus`: whether F still falls, the level of a kink, convex and sharp rates.
 """
 
 from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
@@ -15,9 +14,8 @@ from o2nc.theory.guarantees import Guarantee, guarantee
 from o2nc.theory.lemmas import CONSTANTS as CONSTANTS
 from o2nc.theory.lemmas import output_weights, spread_constant
 from o2nc.theory.plans import Plan, lower_bound, plan, steps_for
-from o2nc.theory.plateaus import convex_bound, energy_ratio, fall_seen, kink_level, sharp_stage
 from o2nc.theory.stability import stable_lr
-from o2nc.theory.stopping import StoppingPlan, holdout_samples, ladder_steps, noise_margin, stopping_plan
+from o2nc.theory.stopping import StoppingPlan, holdout_samples, stopping_plan
 
 __all__ = [
     "AdaptivePlan",
@@ -26,18 +24,11 @@ __all__ = [
     "Plan",
     "StoppingPlan",
     "adaptive_plan",
-    "convex_bound",
-    "energy_ratio",
-    "fall_seen",
     "guarantee",
     "holdout_samples",
-    "kink_level",
-    "ladder_steps",
     "lower_bound",
-    "noise_margin",
     "output_weights",
     "plan",
-    "sharp_stage",
     "spread_constant",
     "stable_lr",
     "steps_for",

@@ -52,29 +52,6 @@ class AdaptivePlan:
         spread = lemmas.spread_constant(self.beta) * self.c * (self.radius / self.alpha) ** 2
         return self.gap / (self.radius * self.steps) + unknown * (self.alpha + self.beta / self.steps) + spread
 
-    def price_of_the_gap(self, largest: float, wealth: float) -> float:
-        """Return what a learner pays for learning D instead of knowing the gap: add it to `bound`.
-
-        `BallAdaGrad` plays the direction of Δ_t and a bettor (`CoinBetting` with β = 1) its length, up to Z;
-        docs/paper.md, section 10, has the algorithm, its regret and the proof.
-
-        Args:
-            largest: Ḡ, with ‖g‖ <= Ḡ always; Z² = Ḡα²/(2cC), at least D².
-            wealth: ε_0 > 0, the bettor's.
-
-        Example:
-            >>> p = adaptive_plan(steps=10**9, c=1.0, gap=1.0)
-            >>> f"{p.price_of_the_gap(largest=1.0, wealth=1.0):.4f} beside {p.bound(lipschitz=1.0):.4f}"
-            '0.0036 beside 0.0104'
-        """
-        checks.known(largest=largest, wealth=wealth)
-        room = math.sqrt(largest / (2 * self.c * lemmas.spread_constant(self.beta))) * self.alpha
-        if self.radius > room:
-            raise ValueError(f"largest={largest!r} is too small here: Z = {room:.4g} < D = {self.radius:.4g}")
-        bets = 2 * largest * self.radius * (self.steps + 1)
-        regret = wealth + bets / math.sqrt(self.steps + 1) * math.sqrt(math.log1p((bets / wealth) ** 2))
-        return regret / (self.radius * self.steps)
-
     def optimizer(self, params: ParamsT, *, seed: int = 0) -> ExponentiatedO2NC:
         """Return Algorithm 2 with these hyperparameters, as `Plan.optimizer` does."""
         return ExponentiatedO2NC(params, BallAdaGrad(lr=self.radius), beta=self.beta, seed=seed, output="geometric")

@@ -100,42 +100,6 @@ def stopping_plan(eps: float, c: float, *, lipschitz: float, noise: float = 0.0)
     return lemmas.in_float64(lambda: lemmas.least(at, max(low, 1e-300)), lambda p: 0 < p.fall < math.inf, **known)
 
 
-def ladder_steps(stages: list[StoppingPlan], gap: float) -> float:
-    """Return the bound on the mean number of steps of all stages together, for gap >= F(x_0) − inf F.
-
-    Example:
-        A run that knows neither F* nor when to stop lowering ε pays little for it:
-
-        >>> stages = [stopping_plan(eps, c=1.0, lipschitz=1.0) for eps in (0.4, 0.2, 0.1)]
-        >>> f"{ladder_steps(stages, gap=1.0):.0f} steps against {stages[-1].steps(gap=1.0):.0f}"
-        '30421 steps against 27117'
-    """
-    checks.known(gap=gap)
-    lost = sum(stage.fall * stage.overhead / (1 + stage.excess) for stage in stages[:-1])
-    return (gap + lost) / stages[-1].fall + sum(stage.overhead for stage in stages)
-
-
-def noise_margin(check: int, steps: int, beta: float, *, noise: float, failure: float) -> float:
-    """Return u_j by which ‖ḡ_n‖ + cV_n must be below ε at the j-th check for ‖∇̄_n‖ + cV_n <= ε to hold.
-
-    It fails at any of all checks together with probability ``failure`` at most, if no gradient's error exceeds σ.
-
-    Args:
-        check: j >= 1; the times of the checks are fixed in advance, or drawn.
-        steps: n, the steps that the averages have seen.
-        beta: their discount β.
-        noise: σ, with ‖g − ∇F‖ <= σ always.
-        failure: p in (0, 1).
-
-    Example:
-        >>> round(noise_margin(3, 60, 0.9, noise=1.0, failure=0.01), 4)
-        0.9068
-    """
-    checks.known(check=check, steps=steps, beta=beta, noise=noise, failure=failure)
-    log = math.log(2 * check * (check + 1) / failure)
-    return noise * math.sqrt(2 * (1 - beta) / (1 + beta) * log) / -math.expm1(steps * math.log(beta))
-
-
 def holdout_samples(check: int, margin: float, *, largest: float, failure: float) -> int:
     """Return how many fresh gradients, at iterates drawn by their weights, estimate ∇̄_n to within ``margin``.
 
@@ -144,7 +108,8 @@ def holdout_samples(check: int, margin: float, *, largest: float, failure: float
     Args:
         margin: ωε > 0.
         largest: Ā, with ‖g‖ <= Ā always.
-        check, failure: j and p, as in `noise_margin`.
+        check: j >= 1; the times of the checks are fixed in advance, or drawn.
+        failure: p in (0, 1).
 
     Example:
         >>> holdout_samples(1, 0.1, largest=1.0, failure=0.01)

@@ -58,6 +58,11 @@ def stopping_time(seed: int, scale: float) -> Sides:
     return Sides(measured, left, right, also=agrees and deviation <= Z)
 
 
+def ladder_steps(r: Array, b: Array, y: Array) -> float:
+    """Return (F* + Σ_{j<K} r_jb_j/(1 + y_j))/r_K + Σb_k for F* = 1."""
+    return float((1 + (r * b / (1 + y))[:-1].sum()) / r[-1] + b.sum())
+
+
 @row("ladder", "E Στ_k ≤ (F* + Σ r_jb_j/(1+y_j))/r_K + Σb_k")
 def ladder(seed: int, scale: float) -> Sides:
     """Stages that telescope: the worst falls of F that the stages allow for, by a linear program."""
@@ -68,7 +73,7 @@ def ladder(seed: int, scale: float) -> Sides:
         partial = np.tril(np.ones((len(r), len(r))))
         limits = np.concatenate([[1.0], np.cumsum(r * b / (1 + y))])
         most = optimize.linprog(-1 / r, np.vstack([partial[-1:], -partial]), limits, bounds=(None, None))
-        left, right = -most.fun + b.sum(), theory.ladder_steps(stages, gap=1.0)
+        left, right = -most.fun + b.sum(), ladder_steps(r, b, y)
         found.append((left / right, left, right))
     ratio, left, right = worst(found)
     measured = "most steps that three stages down to ε = 0.1 can take, σ = 0 and 1, against the sum"
@@ -82,9 +87,8 @@ def stop_with_noise(seed: int, scale: float) -> Sides:
     runs, weights, exact = enough(20_000, scale, 4000), beta ** np.arange(59, -1.0, -1), True
     errors = 2 * np.abs(rng.choice([-1.0, 1.0], (runs, n)) @ weights) / weights.sum()
     for j in (1, 3):
-        share, margin = p / (j * (j + 1)), theory.noise_margin(j, n, beta, noise=2.0, failure=p)
-        pinelis = 2 * math.sqrt(2 / (1 - beta**2) * math.log(2 / share))
-        exact &= math.isclose(margin, (1 - beta) / (1 - beta**n) * pinelis, rel_tol=1e-9)
+        share = p / (j * (j + 1))
+        margin = 2 * math.sqrt(2 * (1 - beta) / (1 + beta) * math.log(2 / share)) / (1 - beta**n)
         found.append(((errors > margin).mean() / share, (errors > margin).mean(), share))
         k = theory.holdout_samples(j, 0.8, largest=2.0, failure=p)
         exact &= 2 * math.exp(-k * 0.8**2 / 32) <= share < 2 * math.exp(-(k - 1) * 0.8**2 / 32)
@@ -145,7 +149,7 @@ def plateau(seed: int, scale: float) -> Sides:
         sides = sides if len(z) > 1 else (float(fell.mean()), float(lr / (2 * b) * right.mean()), error)
     run = momentum(np.ones((40, 1)), 0.05, 0.9, enough(1600, scale, 800), Exponential(), seed, np.sign, 0.0)
     m2, g2 = ((part[400:] ** 2).mean() for part in (run.m, run.g))
-    ratio = theory.energy_ratio(float(m2), float(g2), 0.9)
+    ratio = (1 - 0.9**2) * m2 / g2
     measured = f"both sides in the mean; Gamma(16) is off by {z[1]:.0f} errors; on |x| ρ = {ratio:.3f}"
     also = z[1] > Z and abs(ratio - 1) < 0.1
     return Sides(measured, sides[0], sides[1], "==", also=also, tolerance=Z * sides[2])
@@ -153,16 +157,19 @@ def plateau(seed: int, scale: float) -> Sides:
 
 @row("progress-error", "E(F(x_n) − F(x_0) − R_n)² = E Σ⟨g,Δ⟩²")
 def progress_error(seed: int, scale: float) -> Sides:
-    """The error that the progress has, and the statistic that knows it."""
+    """The error that the progress has, and the sum that knows it."""
     b, lr = 0.8, 0.15
     run = momentum(np.full((enough(6000, scale, 1500), 2), 1.4), lr, b, 25, Exponential(), seed, bumpy_slope, 0.5)
     gains = -lr * (run.g[1:] * run.m[:-1]).sum(2)
     squared, known = (bumpy(run.x[-1]) - bumpy(run.x[0]) - gains.sum(0)) ** 2, (gains**2).sum(0)
-    t = theory.fall_seen(float(gains.sum()), float(known.sum()))
-    also = math.isclose(t, -gains.sum() / math.sqrt(known.sum()), rel_tol=1e-12)
     measured = f"both sides, mean of {squared.size} runs of 25 steps"
     tolerance = Z * mean_error(squared - known)[1]
-    return Sides(measured, squared.mean(), known.mean(), "==", also=also, tolerance=tolerance)
+    return Sides(measured, squared.mean(), known.mean(), "==", tolerance=tolerance)
+
+
+def kappa(b: float, second_moment: float = 2.0) -> float:
+    """Return κ = (v(1 − b) + 2b)/(2(1 + b)), v = E s²."""
+    return (second_moment * (1 - b) + 2 * b) / (2 * (1 + b))
 
 
 @row("kink-level", "at a kink E F − F* = κℓ̄ρE‖g‖², any law")
@@ -172,13 +179,19 @@ def kink_level(seed: int, scale: float) -> Sides:
     for b, law in ((0.0, Exponential()), (0.9, Exponential()), (0.9, Gamma(2.0))):
         start = np.random.default_rng(seed).normal(size=(60, 2))
         run = momentum(start, 0.02, b, enough(4000, scale, 2000), law, seed, np.sign, 0.5)
-        x, g, m = (part[1000:] for part in run)
-        m2, g2 = (float((part**2).sum(2).mean()) for part in (m, g))
-        level = theory.kink_level(0.02, b, gradient_squares=g2, ratio=theory.energy_ratio(m2, g2, b), law=law)
+        x, _, m = (part[1000:] for part in run)
+        m2 = float((m**2).sum(2).mean())
+        level = kappa(b, law.second_moment) * 0.02 / (1 - b) * (1 - b**2) * m2  # ρE‖g‖² = (1 − b²)E‖m‖²
         left = float(np.abs(x).sum(2).mean())
         found.append((abs(left / level - 1), left, level))
     _, left, right = worst(found)
     return Sides("level furthest from its formula, of 3 stationary runs", left, right, "==", tolerance=0.05 * right)
+
+
+def convex_bound(steps: int, lr: float, b: float, distance: float, noise: float) -> float:
+    """Return D²/(2ℓ̄n) + κℓ̄A² + 2bκΦ/((1 − b)n) for G = 1 and Φ = D."""
+    longer, start = lr / (1 - b), 2 * b * kappa(b) * distance / (1 - b)
+    return (distance**2 / (2 * longer) + start) / steps + kappa(b) * longer * (1 + noise**2)
 
 
 @row("convex", "mean E F − F* ≤ D²/2ℓ̄n + κℓ̄A² + …, convex F")
@@ -193,16 +206,16 @@ def convex(seed: int, scale: float) -> Sides:
             lambda x: x / np.linalg.norm(x, axis=1, keepdims=True), noise / 3**0.5,
         )  # fmt: skip
         levels = np.linalg.norm(run.x, axis=2).mean(0)
-        bound = theory.convex_bound(steps, lr, b, distance=0.3, gap=0.3, lipschitz=1.0, noise=noise)
+        bound = convex_bound(steps, lr, b, 0.3, noise)
         found.append((levels.mean() / bound, levels.mean() - Z * mean_error(levels)[1], bound))
-        stage = theory.sharp_stage(0.5, b, distance=1.0, lipschitz=1.0, noise=noise)
+        square = 4 * (1 + noise**2)  # (A/μ)² at G = D = 1, μ = ½
+        lr, steps = (1 - b) / (2 * kappa(b) * square), math.ceil(16 * kappa(b) * max(square, 2 * b / (1 - b)))
         run = momentum(
-            np.ones((200, 1)), stage.lr, b, stage.steps, Exponential(), seed,
+            np.ones((200, 1)), lr, b, steps, Exponential(), seed,
             lambda x: np.where(x > 0, 0.5, -1.0), noise,
         )  # fmt: skip
         halves.append(np.abs(run.x).mean())
-        promised = theory.convex_bound(stage.steps, stage.lr, b, distance=1.0, gap=1.0, lipschitz=1.0, noise=noise)
-        halves.append(2 * promised)  # at most μD/2
+        halves.append(2 * convex_bound(steps, lr, b, 1.0, noise))  # at most μD/2
     ratio, left, right = worst(found)
     measured = f"closest of 2 means to its bound; a sharp stage leaves {max(halves):.2f} of the distance, at most ½"
     return Sides(measured, left, right, also=ratio > 0.9 and max(halves) <= 0.5 + 1e-9)
@@ -212,7 +225,8 @@ def convex(seed: int, scale: float) -> Sides:
 def learned_scale(seed: int, scale: float) -> Sides:
     """A bettor's regret on signs that turn late, the worst for it, against what the theorem charges."""
     plan, steps, largest, wealth = theory.adaptive_plan(400, 1.0, 1.0), 400, 1.0, 0.1
-    charged = plan.price_of_the_gap(largest, wealth) * plan.radius * steps
+    bets = 2 * largest * plan.radius * (steps + 1)
+    charged = wealth + bets / math.sqrt(steps + 1) * math.sqrt(math.log1p((bets / wealth) ** 2))
     better, ratios = CoinBetting(wealth=wealth, lipschitz=2 * largest), []
     rng = np.random.default_rng(seed)
     for share in np.linspace(0, 1, enough(12, scale, 6)):
@@ -223,7 +237,5 @@ def learned_scale(seed: int, scale: float) -> Sides:
             lost, total = lost + push * bet.item(), total + push
             better.update([bet], [torch.tensor([push], dtype=torch.float64)], purse, [1.0], beta=1.0)
         ratios.append((lost + abs(total) * plan.radius) / charged)
-    bets = 2 * largest * plan.radius * (steps + 1)
-    by_hand = wealth + 2 * largest * plan.radius * math.sqrt((steps + 1) * math.log1p((bets / wealth) ** 2))
     measured = f"greatest regret over the charge in {len(ratios)} games of {steps} bets"
-    return Sides(measured, float(np.max(ratios)), 1.0, also=math.isclose(charged, by_hand, rel_tol=1e-9))
+    return Sides(measured, float(np.max(ratios)), 1.0)
