@@ -1,4 +1,4 @@
-"""``lr="auto"`` at the size of GPT-2 against learning rates that were tuned, and against other ways to do without.
+"""``lr="auto"`` and `o2nc.find_lr` at the size of GPT-2 against learning rates that were tuned, and other ways.
 
     python experiments/benchmarks/gpt2.py --data DIR --out results/gpt2 --minutes 11      # one GPU
     python experiments/benchmarks/gpt2.py --size tiny --steps 200,400                     # a CPU, two minutes
@@ -35,6 +35,7 @@ SIZES = gpt.SIZES | {
 NARROW = 2**0.5  # from one learning rate to the next
 GROWTHS = 2  # how often the grid grows at most where the best is at its end
 UNKNOWN = (float("nan"), float("nan"))
+PROBES = 800  # steps that find_lr takes, about
 
 
 def prodigy(model: Any, lr: float, seed: int, average: Any = None) -> list[Any]:
@@ -46,15 +47,16 @@ def prodigy(model: Any, lr: float, seed: int, average: Any = None) -> list[Any]:
 ARMS = {
     "constant": gpt.Arm("constant lr, x̄", gpt.averaged_adamw, gpt.constant, {"color": "blue", "linewidth": 0.8}),
     "auto": gpt.Arm('lr="auto", x̄', gpt.averaged_adamw, gpt.constant, {"color": "red"}),
+    "find": gpt.Arm("find_lr, x̄", gpt.averaged_adamw, gpt.constant, {"color": "pink"}),
     "prodigy": gpt.Arm("Prodigy, x̄", partial(prodigy, average=gpt.WINDOW), gpt.constant, {"color": "green"}),
     "prodigy-cosine": gpt.Arm("Prodigy, cosine", prodigy, gpt.cosine, {"color": "green", "linestyle": ":"}),
     "schedule-free": gpt.Arm("schedule-free AdamW", gpt.schedule_free, gpt.constant, {"color": "orange"}),
 }
-WARM = ("constant", "schedule-free")  # their lr warms up
+WARM = ("constant", "find", "schedule-free")  # their lr warms up
 
 
 class Job(NamedTuple):
-    """A run: an arm, the lr that its optimizer gets, the seed, and steps."""
+    """A run: an arm, the lr that its optimizer gets or how it comes by one, the seed, and steps."""
 
     arm: str
     lr: Any
@@ -65,7 +67,7 @@ class Job(NamedTuple):
     def key(self) -> str:
         """The run's name; one run serves all horizons unless it decays."""
         length = "" if ARMS[self.arm].is_one_run else f", {self.steps} steps"
-        return f"{self.arm}, lr {self.lr if self.lr == 'auto' else f'{self.lr:.3g}'}, seed {self.seed}{length}"
+        return f"{self.arm}, lr {self.lr if isinstance(self.lr, str) else f'{self.lr:.3g}'}, seed {self.seed}{length}"
 
 
 def losses(runs: dict[str, Any], name: str, horizon: int) -> dict[int, tuple[float, float]]:
@@ -84,6 +86,7 @@ def plan(runs: dict[str, Any], centre: float, horizons: tuple[int, ...]) -> Iter
     grid = [centre, centre * NARROW, centre / NARROW]
     yield Job("constant", centre, 0, steps)
     yield Job("auto", "auto", 0, steps)
+    yield Job("find", "found", 0, steps)
     yield from (Job("constant", lr, 0, steps) for lr in grid[1:])
     for _ in range(GROWTHS):
         bests = {losses(runs, name, h).get(0, UNKNOWN)[1] for name in ("constant", "wsd") for h in horizons}
@@ -93,6 +96,7 @@ def plan(runs: dict[str, Any], centre: float, horizons: tuple[int, ...]) -> Iter
     lr = losses(runs, "constant", steps).get(0, (0.0, centre))[1]
     yield Job("prodigy", 1.0, 0, steps)
     yield Job("auto", "auto", 1, steps)
+    yield Job("find", "found", 1, steps)
     yield Job("constant", lr, 1, steps)
     yield Job("schedule-free", 2 * lr, 0, steps)
     yield from (Job("prodigy-cosine", 1.0, 0, h) for h in horizons)
@@ -108,7 +112,7 @@ class Trainer:
 
     def steps_of(self, job: Job) -> int:
         """Return how many steps a job takes, those of the branches included."""
-        return job.steps + sum(h // 5 for h in self.horizons if job.arm == "constant")
+        return job.steps + PROBES * (job.arm == "find") + sum(h // 5 for h in self.horizons if job.arm == "constant")
 
     def run(self, job: Job) -> dict[str, Any]:
         """Return losses by horizon, seconds of a step, and lr and training loss along the way."""
@@ -117,13 +121,17 @@ class Trainer:
         run |= {"times": [], "wsd_times": [], "course": []}
         self.lab.model.init_weights_(job.seed)
         more = {"tokens": size.rows * size.context} if job.arm == "auto" else {}
-        opt: Any = arm.make(self.lab.model, job.lr, job.seed, **more)[0]
         starts = text.row_starts(len(self.lab.train_tokens), size.context, size.rows, job.steps, job.seed)
         starts = starts.to(self.lab.device)
+        lr = job.lr
+        if job.arm == "find":
+            found = self.find(job, starts)
+            lr, run["found"] = found.lr, str(found)
+        opt: Any = arm.make(self.lab.model, lr, job.seed, **more)[0]
 
         def rate(step: int) -> float:
             warm = min(1.0, (step + 1) / size.warmup) if job.arm in WARM else 1.0
-            return job.lr * warm * arm.decay(step, job.steps, 0)
+            return lr * warm * arm.decay(step, job.steps, 0)
 
         while t < job.steps:
             part = starts, t, t + self.block
@@ -134,9 +142,26 @@ class Trainer:
                     run["losses"][str(t)] = self.lab.evaluate()
             for h in self.horizons:
                 if job.arm == "constant" and 5 * t == 4 * h:
-                    run["wsd"][str(h)] = self.decay(opt, job.lr, starts, t, h, run["wsd_times"])
+                    run["wsd"][str(h)] = self.decay(opt, lr, starts, t, h, run["wsd_times"])
         self.seconds = (perf_counter() - begun) / total if self.seconds else 1.1 * median(run["times"])
         return run
+
+    def find(self, job: Job, starts: Tensor) -> o2nc.FoundLR:
+        """Return what `o2nc.find_lr` finds for the first horizon, on this run's batches."""
+
+        def clip(*_: Any) -> None:
+            clip_grad_norm_(self.params, gpt.CLIP)
+
+        def make(lr: float) -> Any:
+            opt: Any = ARMS[job.arm].make(self.lab.model, lr, job.seed)[0]
+            opt.register_step_pre_hook(clip)
+            return opt
+
+        def loss(start: Tensor) -> Tensor:
+            with self.lab.autocast():
+                return self.lab.model(text.read_rows(self.lab.train_tokens, start, self.lab.size.context))
+
+        return o2nc.find_lr(make, loss, starts, steps=self.horizons[0])
 
     def advance(
         self, opt: Any, starts: Tensor, first: int, last: int, rate: Callable[[int], float] | None, times: list[float]
@@ -259,7 +284,7 @@ def main(
             lab.store.add(job.key, run)
             took, each = perf_counter() - begun - seconds, 1e3 * median(run["times"])
             found = [f"{kind} {h}: {loss:.4f}" for kind in ("losses", "wsd") for h, loss in run[kind].items()]
-            terminal.say(f"{job.key}: {took:.0f} s, {each:.2f} ms a step; {', '.join(found)}")
+            terminal.say(f"{job.key}: {took:.0f} s, {each:.2f} ms a step; {', '.join(found)} {run.get('found', '')}")
     for table in tables(runs, horizons):
         terminal.table(table)
     try:

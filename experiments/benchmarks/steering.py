@@ -1,8 +1,9 @@
-"""What `diagnose` says along a run, and what `o2nc.Ladder` and ``lr="auto"`` do to it.
+"""What `diagnose` says along a run, and what `o2nc.Ladder`, ``lr="auto"`` and `o2nc.find_lr` do to it.
 
     python experiments/benchmarks/steering.py --out steering                # digits (scikit-learn) and three kinks
     python experiments/benchmarks/steering.py --out steering --tasks resnet --cifar DIR --seeds 0,1
     python experiments/benchmarks/steering.py --out steering --tasks resnet --cifar DIR --arms AdamW --lr 0.001,0.002
+    python experiments/benchmarks/steering.py --out steering --tasks resnet --cifar DIR --arms "find,find AdamW"
     python experiments/benchmarks/steering.py --out steering --tasks gpt --corpus DIR --seeds 0,1
 
 Every run is read at x̄, and `diagnose` looks at it 40 times. A run is a file in ``--out``, so that several commands
@@ -43,6 +44,12 @@ class Arm:
     adamw: bool = False  # AdamW also where the task has SGD
     ladder: bool = False
     auto: bool = False
+    finds: bool = False  # lr by find_lr
+
+    @property
+    def needs_lr(self) -> bool:
+        """Whether it has to be given one."""
+        return not (self.auto or self.finds)
 
 
 ARMS = {
@@ -50,6 +57,8 @@ ARMS = {
     "ladder": Arm(ladder=True),
     "AdamW": Arm(adamw=True),
     "auto": Arm(adamw=True, auto=True),
+    "find": Arm(finds=True),
+    "find AdamW": Arm(adamw=True, finds=True),
 }
 
 
@@ -206,20 +215,28 @@ TASKS: dict[str, Callable[[Place, int], Task]] = {
 def train(task: Task, arm: Arm, lr: float, steps: int) -> dict[str, Any]:
     """Train, and return the scores at x̄ and at the last iterate, and the trace."""
     params, begun, trace = list(task.model.parameters()), time.perf_counter(), []
-    opt: Any
-    if arm.adamw or task.is_adamw:
-        decay = task.decay if task.is_adamw else 100 * task.decay  # decoupled from the gradient
-        opt = o2nc.AdamW(params, "auto" if arm.auto else lr, (0.9, 0.95), weight_decay=decay, average=WINDOW)
-        warmup = 0 if arm.auto else task.warmup
-    else:
-        opt, warmup = o2nc.SGD(params, lr, 0.9, weight_decay=task.decay, average=WINDOW), 0
+    is_adamw = arm.adamw or task.is_adamw
+    decay = 100 * task.decay if arm.adamw and not task.is_adamw else task.decay  # decoupled from the gradient
+
+    def clip(*_: Any) -> None:
+        clip_grad_norm_(params, task.clip)
+
+    def make(lr: Any) -> Any:
+        kind, memory = (o2nc.AdamW, (0.9, 0.95)) if is_adamw else (o2nc.SGD, 0.9)
+        opt: Any = kind(params, lr, memory, weight_decay=decay, average=WINDOW)
+        if task.clip < math.inf:
+            opt.register_step_pre_hook(clip)
+        return opt
+
+    if arm.finds:
+        lr = o2nc.find_lr(make, task.loss, range(steps), steps=steps).lr
+    opt = make("auto" if arm.auto else lr)
+    warmup = task.warmup if (is_adamw and not arm.auto) or arm.finds else 0
     ladder = o2nc.Ladder(opt) if arm.ladder else None
     schedulers = [LinearLR(opt, 1 / warmup, total_iters=warmup)] if warmup else []
     for t in range(1, steps + 1):
         opt.zero_grad()
         task.loss(t - 1).backward()
-        if task.clip < math.inf:
-            clip_grad_norm_(params, task.clip)
         opt.step()
         for scheduler in (*schedulers, ladder) if ladder else schedulers:
             scheduler.step()
@@ -339,11 +356,12 @@ def main(
     about = kit.circumstances("steering.py", where)
     rates = [None] if lr is None else kit.numbers("--lr", lr, float)
     for name, seed, arm in [(n, s, a) for n in names for s in found for a in arms.split(",")]:
-        for rate in [None] if ARMS[arm].auto else rates:
+        for rate in rates if ARMS[arm].needs_lr else [None]:
             task = TASKS[name](place, seed)
             its_lr, length = rate or task.lr, steps or task.steps
             title = f"gpt {size}" if name == "gpt" else name
-            key = f"{title}, {arm}, lr {'auto' if ARMS[arm].auto else f'{its_lr:.4g}'}, {length} steps, seed {seed}"
+            given = f"{its_lr:.4g}" if ARMS[arm].needs_lr else "auto"
+            key = f"{title}, {arm}, lr {given}, {length} steps, seed {seed}"
             path = out / "runs" / f"{key}.json"
             if path.exists():
                 continue
