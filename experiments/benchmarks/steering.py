@@ -360,8 +360,8 @@ def main(
             task = TASKS[name](place, seed)
             its_lr, length = rate or task.lr, steps or task.steps
             title = f"gpt {size}" if name == "gpt" else name
-            given = f"{its_lr:.4g}" if ARMS[arm].needs_lr else "auto"
-            key = f"{title}, {arm}, lr {given}, {length} steps, seed {seed}"
+            shown = f"{its_lr:.4g}" if ARMS[arm].needs_lr else "auto"
+            key = f"{title}, {arm}, lr {shown}, {length} steps, seed {seed}"
             path = out / "runs" / f"{key}.json"
             if path.exists():
                 continue
@@ -371,9 +371,9 @@ def main(
             print(
                 f"{key}: x̄ {run['average']}, last {run['last']}, rung {run['rung']}, {run['seconds']} s", flush=True
             )
-    if shown := collect(out):
+    if drawn := collect(out):
         with suppress(ImportError):  # no picture where matplotlib is missing
-            kit.write_bytes(out / "steering.png", kit.draw(picture(shown), "png"))
+            kit.write_bytes(out / "steering.png", kit.draw(picture(drawn), "png"))
 
 
 if __name__ == "__main__":
