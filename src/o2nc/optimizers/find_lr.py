@@ -3,10 +3,11 @@
     log lr = Σ w_i log lr_i − ⅓ log(steps/probe),   w_i ∝ exp((min F − F_i)/(0.02·(F_start − min F)))
 
 Every lr_i is tried for ``probe`` steps, from the same start, on the same batches, with the same random numbers. F_i
-is the loss at x̄ on batches that come after those. Learning rates are a factor 2 apart, on both sides of the best. The
-mean is kept a factor 4 below those that learned nothing or diverged. The best learning rate falls with the length of
-a run, about as its cube root (Bjorck and others, arXiv:2409.19913, have the power 0.32 for language models):
-docs/no-learning-rate.md has what that is tested on, and how far off it is.
+is the loss at x̄ on batches that come after those. Learning rates are a factor 2 apart, on both sides of the best;
+shorter runs, a factor 4 apart, say where to begin. The mean is kept a factor 4 below those that learned nothing or
+diverged. The best learning rate falls with the length of a run, about as its cube root (Bjorck and others,
+arXiv:2409.19913, have the power 0.32 for language models): docs/no-learning-rate.md has what that is tested on, and
+how far off it is.
 """
 
 import math
@@ -44,7 +45,7 @@ class FoundLR:
         lr: the learning rate for a run of ``steps`` steps.
         low, high: the range that the best one is in, 9 times out of 10 (two standard deviations).
         steps: the length of the run that it is for.
-        losses: of every learning rate that was tried, the loss at x̄ after the short run; inf if it diverged.
+        losses: of every learning rate that was tried for ``probe`` steps, the loss at x̄ then; inf if it diverged.
 
     Example:
         >>> print(FoundLR(0.002, 0.0014, 0.003, 1000, {0.001: 2.5, 0.002: 2.4, 0.004: 2.41, 0.008: 2.9}))
@@ -69,15 +70,15 @@ def find_lr(
     batches: Iterable[Any],
     *,
     steps: int,
-    probe: int = 100,
+    probe: int = 300,
     start: float = 1e-3,
     callback: Callable[[float, float], Any] | None = None,
 ) -> FoundLR:
     """Try learning rates in short runs from the model as it is, and return one for a run of ``steps`` steps.
 
-    It takes six to ten short runs, with averages and a warm-up of their own. Afterwards random numbers, parameters,
-    and gradients, buffers and modes of the models that have them are as before. Call it in the mode and under the
-    autocast of the training, on every process if there are several.
+    It takes about four runs of ``probe`` steps and five of a quarter of that, with averages and a warm-up of their
+    own. Afterwards random numbers, parameters, and gradients, buffers and modes of the models that have them are as
+    before. Call it in the mode and under the autocast of the training, on every process if there are several.
 
     Args:
         make: returns a new optimizer with averages for a learning rate, ``lambda lr: o2nc.AdamW(model.parameters(),
@@ -86,9 +87,9 @@ def find_lr(
         batches: the batches, such as a DataLoader. They are gone through again for every learning rate, and again
             from the first if there are fewer than a run needs; what an iterator yields is kept.
         steps: the length of the run that lr is for; with several in view, the shortest.
-        probe: steps of a short run.
+        probe: steps of the runs that decide; for a long run a fiftieth of it, say.
         start: the learning rate to try first.
-        callback: called with every learning rate that was tried, and its loss.
+        callback: called after every run with its learning rate, and its loss.
 
     Raises:
         RuntimeError: no learning rate within a factor of a million of ``start`` has lowered the loss, or the best is
@@ -115,40 +116,45 @@ def find_lr(
     probe, start = min(probe, steps), float(start)
     if isinstance(batches, Iterator):
         batches = list(islice(batches, probe + HELD_OUT))
-    losses: dict[float, float] = {}
-    params = _params(_optimizers(make(start), probe))
+    coarse = max(1, probe // 4)  # steps of the runs that find where to look
+    params = _params(_optimizers(make(start), coarse))
     modules = modules_of(params)
     with _undone(params, modules, batches), torch.no_grad():
         before = _mean_loss(loss, islice(_endless(batches), probe, probe + HELD_OUT), params)
     if not math.isfinite(before):
         raise RuntimeError(f"find_lr: the loss is {before} before the first step")
 
-    def attempt(lr: float) -> None:
-        """Make a short run at this learning rate, and record its loss."""
-        with _undone(params, modules, batches):
-            losses[lr] = _train(_optimizers(make(lr), probe), loss, _endless(batches), probe)
-        if callback is not None:
-            callback(lr, losses[lr])
-
-    def best() -> float:
-        """Return the learning rate of the least loss: of equal ones the highest, if they are finite."""
-        return min(losses, key=lambda lr: (losses[lr], lr if math.isinf(losses[lr]) else -lr))
-
-    attempt(start)
-    for factor in (4.0, 2.0):
-        while new := {best() / factor, best() * factor} - losses.keys():
-            if not start / FURTHEST < best() < start * FURTHEST:
-                break
+    def search(first: float, factor: float, length: int) -> dict[float, float]:
+        """Make runs at learning rates this factor apart until the best has a neighbour on both sides."""
+        found: dict[float, float] = {}
+        new = {first}
+        while new:
             for lr in sorted(new):
-                attempt(lr)
-    if len({*losses.values()}) == 1 and math.isfinite(losses[start]):
+                with _undone(params, modules, batches):
+                    found[lr] = _train(_optimizers(make(lr), coarse), loss, _endless(batches), length)
+                if callback is not None:
+                    callback(lr, found[lr])
+            best = _best(found)
+            is_near = start / FURTHEST < best < start * FURTHEST
+            new = {best / factor, best * factor} - found.keys() if is_near else set()
+        return found
+
+    rough = search(start, 4.0, coarse)
+    if len({*rough.values()}) == 1 and math.isfinite(rough[start]):
         raise RuntimeError("find_lr: all learning rates led to the same loss; does make use its argument?")
-    if not losses[best()] < before:
-        tried = f"{len(losses)} learning rates from {min(losses):.2g} to {max(losses):.2g}"
+    losses = search(_best(rough), 2.0, probe)
+    best = _best(losses)
+    if not losses[best] < before:
+        tried = f"{len(rough | losses)} learning rates from {min(rough):.2g} to {max(rough):.2g}"
         raise RuntimeError(f"find_lr: in {probe} steps none of {tried} lowered the loss, which is {before:.4g}")
-    if not {best() / 2, best() * 2} <= losses.keys():
-        raise RuntimeError(f"find_lr: the best learning rate, {best():.2g}, is the last that was tried: start there")
+    if not {best / 2, best * 2} <= losses.keys():
+        raise RuntimeError(f"find_lr: the best learning rate, {best:.2g}, is the last that was tried: start there")
     return _mean(losses, before, probe, steps)
+
+
+def _best(losses: Mapping[float, float]) -> float:
+    """Return the learning rate of the least loss: of equal ones the highest, if they are finite."""
+    return min(losses, key=lambda lr: (losses[lr], lr if math.isinf(losses[lr]) else -lr))
 
 
 def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) -> FoundLR:
@@ -166,8 +172,8 @@ def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) 
     return FoundLR(lr, low, high, steps, dict(sorted(losses.items())))
 
 
-def _optimizers(made: Any, probe: int) -> list[Any]:
-    """Return the optimizers of ``make`` as a list; raise unless they are new and average within a short run."""
+def _optimizers(made: Any, shortest: int) -> list[Any]:
+    """Return the optimizers of ``make`` as a list; raise unless they are new and average within the shortest run."""
     found = [averaged_optimizer(optimizer) for optimizer in (made if isinstance(made, list | tuple) else [made])]
     if not found:
         raise ValueError("make returned no optimizer")
@@ -177,8 +183,8 @@ def _optimizers(made: Any, probe: int) -> list[Any]:
         if any("initial_lr" in group for group in optimizer.param_groups):
             raise ValueError("make must leave schedulers and warm-ups out: short runs have a warm-up of their own")
         window: Any = optimizer._window
-        if window.count(probe) < min(probe, 10):
-            raise ValueError(f"{window} of make must count ten iterates within the {probe} steps of a short run")
+        if window.count(shortest) < min(shortest, 10):
+            raise ValueError(f"{window} of make must count ten iterates within the {shortest} steps of a short run")
     return found
 
 
@@ -187,13 +193,13 @@ def _params(optimizers: list[Any]) -> list[Any]:
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
-def _train(optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterator[Any], probe: int) -> float:
-    """Train for so many steps; return the loss at x̄, or inf if the run diverged."""
+def _train(optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterator[Any], length: int) -> float:
+    """Train for so many steps; return the loss at x̄ on the batches that follow, or inf if the run diverged."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     params, rates = _params(optimizers), [group["lr"] for group in groups]
-    for t, batch in enumerate(islice(batches, probe), 1):
+    for t, batch in enumerate(islice(batches, length), 1):
         for group, lr in zip(groups, rates, strict=True):
-            group["lr"] = lr * min(1.0, t / max(1.0, WARM_UP * probe))
+            group["lr"] = lr * min(1.0, t / max(1.0, WARM_UP * length))
         for optimizer in optimizers:
             optimizer.zero_grad()
         clear_cast_caches()  # an autocast around all of it would keep the first weights
