@@ -78,6 +78,25 @@ def test_the_mean_is_the_twins(start):
     assert min(rough, key=rough.get) in found.losses
 
 
+def test_a_first_look_that_is_too_short_is_repeated():
+    """Where a quarter of the steps lowers the loss by less than 1 %, the first search gets all of them."""
+    x, lengths = nn.Parameter(torch.ones(3)), []
+
+    def make(lr):
+        opt, at = o2nc.SGD([x], lr=lr, average=WINDOW), len(lengths)
+        lengths.append(0)
+        opt.register_step_post_hook(lambda *_: lengths.__setitem__(at, lengths[at] + 1))
+        return opt
+
+    def loss(t):  # the first batches teach nothing
+        return 10 + (x.square() * (t >= 10)).sum()
+
+    found = o2nc.find_lr(make, loss, range(36), steps=20, start=0.1)
+    short = lengths.count(5)
+    assert lengths == [0] + [5] * short + [20] * (len(lengths) - short - 1)  # the first tells the parameters
+    assert lengths.count(20) - len(found.losses) >= 3
+
+
 class Net(nn.Module):
     """BatchNorm, dropout, and a buffer that is exchanged."""
 

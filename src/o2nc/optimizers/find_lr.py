@@ -31,6 +31,7 @@ from o2nc.text import printable
 from o2nc.vector import values
 
 PROGRESS = 0.02  # the share of F_start − min F that tells learning rates apart
+LEARNED = 0.01  # a fall of the loss by less than this share of it is none
 FALL, FALL_ERROR = 1 / 3, 0.1  # the power of the run's length with which lr falls, and how well it is known
 HELD_OUT = 16  # batches on which x̄ is judged
 WARM_UP = 0.2  # of a probe
@@ -76,9 +77,10 @@ def find_lr(
 ) -> FoundLR:
     """Try learning rates in short runs from the model as it is, and return one for a run of ``steps`` steps.
 
-    It takes about four runs of ``probe`` steps and five of a quarter of that, with averages and a warm-up of their
-    own. Afterwards random numbers, parameters, and gradients, buffers and modes of the models that have them are as
-    before. Call it in the mode and under the autocast of the training, on every process if there are several.
+    It takes about four runs of ``probe`` steps, and before them five of a quarter of that, or, where these are too
+    short to learn anything, of as much. They have averages and a warm-up of their own. Afterwards random numbers,
+    parameters, and gradients, buffers and modes of the models that have them are as before. Call it in the mode and
+    under the autocast of the training, on every process if there are several.
 
     Args:
         make: returns a new optimizer with averages for a learning rate, ``lambda lr: o2nc.AdamW(model.parameters(),
@@ -140,6 +142,8 @@ def find_lr(
         return found
 
     rough = search(start, 4.0, coarse)
+    if before - min(rough.values()) < LEARNED * abs(before):  # which is best then is chance
+        rough = search(start, 4.0, probe)
     if len({*rough.values()}) == 1 and math.isfinite(rough[start]):
         raise RuntimeError("find_lr: all learning rates led to the same loss; does make use its argument?")
     losses = search(_best(rough), 2.0, probe)
@@ -153,8 +157,9 @@ def find_lr(
 
 
 def _best(losses: Mapping[float, float]) -> float:
-    """Return the learning rate of the least loss: of equal ones the highest, if they are finite."""
-    return min(losses, key=lambda lr: (losses[lr], lr if math.isinf(losses[lr]) else -lr))
+    """Return the learning rate of the least loss: of equal ones the highest, or the lowest if all diverged."""
+    least = min(losses.values())
+    return max(lr for lr in losses if losses[lr] == least) if math.isfinite(least) else min(losses)
 
 
 def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) -> FoundLR:
