@@ -70,7 +70,7 @@ def test_the_mean_is_the_twins(start):
     rough = dict(tried[: len(tried) - len(found.losses)])
     assert dict(tried[len(rough) :]) == found.losses
     assert len(rough) + len(found.losses) == len(tried)
-    before = float(torch.stack([(x - noise[t]).square().sum() for t in range(30, 30 + HELD_OUT)]).mean().detach())
+    before = float(torch.stack([(x - noise[t]).square().sum() for t in range(HELD_OUT)]).mean().detach())
     assert [found.lr, found.low, found.high] == pytest.approx(twin(found.losses, before, 30, 300))
     for losses, factor in (rough, 4), (found.losses, 2):
         best = min(losses, key=losses.get)
@@ -89,7 +89,7 @@ def test_a_first_look_that_is_too_short_is_repeated():
         return opt
 
     def loss(t):  # the first batches teach nothing
-        return 10 + (x.square() * (t >= 10)).sum()
+        return 10 + (x.square() * (t < HELD_OUT or t >= HELD_OUT + 10)).sum()
 
     found = o2nc.find_lr(make, loss, range(36), steps=20, start=0.1)
     short = lengths.count(5)
@@ -157,7 +157,7 @@ def test_nothing_is_left_of_the_runs(name, stops):
 
 
 def test_batches_and_warm_up():
-    """A run trains on the first batches, with a warm-up in its first fifth, and x̄ is judged on those that follow."""
+    """A run trains on what follows the first batches, with a warm-up in its first fifth; x̄ is judged on the first."""
     x, loss, _ = quadratic()
     seen, rates = [], []
 
@@ -178,9 +178,9 @@ def test_batches_and_warm_up():
     )
     assert next(numbers) == 20 + HELD_OUT  # an iterator gives what one run needs
     short, long = len(tried) - len(found.losses), len(found.losses)
-    expected = [(t, False) for t in range(20, 20 + HELD_OUT)]  # the loss before comes first
+    expected = judged = [(t, False) for t in range(HELD_OUT)]  # the loss before comes first
     for n in [5] * short + [20] * long:
-        expected += [(t, t < n) for t in range(n + HELD_OUT)]
+        expected = expected + [(HELD_OUT + t, True) for t in range(n)] + judged
     assert seen == expected
     assert rates == pytest.approx([1] * 5 * short + ([0.25, 0.5, 0.75] + [1] * 17) * long)
     assert found == o2nc.find_lr(make, loss, range(3), steps=20, start=0.5)  # fewer begin again

@@ -3,7 +3,7 @@
     log lr = Σ w_i log lr_i − ⅓ log(steps/probe),   w_i ∝ exp((min F − F_i)/(0.02·(F_start − min F)))
 
 Every lr_i is tried for ``probe`` steps, from the same start, on the same batches, with the same random numbers. F_i
-is the loss at x̄ on batches that come after those. Learning rates are a factor 2 apart, on both sides of the best;
+is the loss at x̄ on batches that come before those. Learning rates are a factor 2 apart, on both sides of the best;
 shorter runs, a factor 4 apart, say where to begin. The mean is kept a factor 4 below those that learned nothing or
 diverged. The best learning rate falls with the length of a run, about as its cube root (Bjorck and others,
 arXiv:2409.19913, have the power 0.32 for language models): docs/no-learning-rate.md has what that is tested on, and
@@ -87,7 +87,8 @@ def find_lr(
             lr=lr, average=o2nc.Polynomial(12))``, or a list of them. A step hook of it may clip the gradients.
         loss: returns the loss of a batch as a tensor, for ``backward()``.
         batches: the batches, such as a DataLoader. They are gone through again for every learning rate, and again
-            from the first if there are fewer than a run needs; what an iterator yields is kept.
+            from the first if there are fewer than a run needs; what an iterator yields is kept. The first 16 are
+            kept, too, and only x̄ is judged on them.
         steps: the length of the run that lr is for; with several in view, the shortest.
         probe: steps of the runs that decide; for a long run a fiftieth of it, say.
         start: the learning rate to try first.
@@ -122,7 +123,8 @@ def find_lr(
     params = _params(_optimizers(make(start), coarse))
     modules = modules_of(params)
     with _undone(params, modules, batches), torch.no_grad():
-        before = _mean_loss(loss, islice(_endless(batches), probe, probe + HELD_OUT), params)
+        held_out = list(islice(_endless(batches), HELD_OUT))
+        before = _mean_loss(loss, held_out, params)
     if not math.isfinite(before):
         raise RuntimeError(f"find_lr: the loss is {before} before the first step")
 
@@ -133,7 +135,8 @@ def find_lr(
         while new:
             for lr in sorted(new):
                 with _undone(params, modules, batches):
-                    found[lr] = _train(_optimizers(make(lr), coarse), loss, _endless(batches), length)
+                    own = islice(_endless(batches), HELD_OUT, HELD_OUT + length)
+                    found[lr] = _train(_optimizers(make(lr), coarse), loss, own, length, held_out)
                 if callback is not None:
                     callback(lr, found[lr])
             best = _best(found)
@@ -198,11 +201,13 @@ def _params(optimizers: list[Any]) -> list[Any]:
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
-def _train(optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterator[Any], length: int) -> float:
-    """Train for so many steps; return the loss at x̄ on the batches that follow, or inf if the run diverged."""
+def _train(
+    optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterable[Any], length: int, held_out: list[Any]
+) -> float:
+    """Train on the batches, so many; return the loss at x̄ on those held out, or inf if the run diverged."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     params, rates = _params(optimizers), [group["lr"] for group in groups]
-    for t, batch in enumerate(islice(batches, length), 1):
+    for t, batch in enumerate(batches, 1):
         for group, lr in zip(groups, rates, strict=True):
             group["lr"] = lr * min(1.0, t / max(1.0, WARM_UP * length))
         for optimizer in optimizers:
@@ -219,7 +224,7 @@ def _train(optimizers: list[Any], loss: Callable[[Any], Any], batches: Iterator[
         for optimizer in optimizers:
             optimizer.step()
     with averaged(*optimizers), torch.no_grad():
-        found = _mean_loss(loss, islice(batches, HELD_OUT), params)
+        found = _mean_loss(loss, held_out, params)
     return found if math.isfinite(found) else math.inf
 
 
