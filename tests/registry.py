@@ -5,6 +5,7 @@ averages and a certificate unless told otherwise.
 """
 
 import copy
+import io
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -255,6 +256,21 @@ def trained(make, n=7, params=None, **options):
 def snapshot(opt):
     """Return copies of the state and of the parameters."""
     return copy.deepcopy((opt.state_dict(), params_of(opt)))
+
+
+def checkpoint(opt, *others):
+    """Return what is to be continued, of an optimizer and perhaps its schedule, as a file has it."""
+    file, states = io.BytesIO(), [part.state_dict() for part in (opt, *others)]
+    torch.save({"params": params_of(opt), "states": states}, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+
+
+def loaded(saved, make):
+    """Return what ``make`` makes of parameters, an optimizer or several things, after they loaded a checkpoint."""
+    made = make([torch.nn.Parameter(p) for p in saved["params"]])
+    for part, state in zip(made if isinstance(made, tuple) else (made,), saved["states"], strict=True):
+        part.load_state_dict(state)
+    return made
 
 
 def asks(opt):

@@ -1,21 +1,20 @@
 """A run that is copied, killed or disturbed between two steps goes on bitwise as the one that was not."""
 
 import copy
-import io
 import math
 import pickle
 import random
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 import fused_device as rig
 import o2nc
 from problem import SHAPES
-from registry import FUSED, OURS, TORCH, VARIANTS, build, claims, identical, params_of, snapshot
+from registry import FUSED, OURS, TORCH, VARIANTS, build, checkpoint, claims, identical, loaded, params_of, snapshot
+from unchanged import generators
 
 
 def extended(name, params):
@@ -44,20 +43,6 @@ def advance(opt, first, last):
         opt.param_groups[0]["lr"] = 0.02 * (1 + 0.3 * math.sin(t))
         rig.set_noise(params_of(opt), t)
         opt.step()
-    return opt
-
-
-def checkpoint(opt):
-    """Return what is to be continued, as a file has it."""
-    file = io.BytesIO()
-    torch.save({"params": params_of(opt), "optimizer": opt.state_dict()}, file)
-    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-
-
-def loaded(saved, make):
-    """Return a new optimizer that has loaded a checkpoint."""
-    opt = make([torch.nn.Parameter(p) for p in saved["params"]])
-    opt.load_state_dict(saved["optimizer"])
     return opt
 
 
@@ -154,7 +139,7 @@ def test_a_run_that_is_disturbed_is_the_same(name, disturbed):
     opt, other = (build(name, begin(torch.float32), fused=False) for _ in range(2))
     other.step()
     assert not any(other.state.values())
-    generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    began = generators()
     for t in range(1, 8):
         for run in (opt, other):
             rig.set_noise(params_of(run), t)
@@ -166,9 +151,7 @@ def test_a_run_that_is_disturbed_is_the_same(name, disturbed):
         opt.step()
         other.step()
     identical((claims(other), other.state_dict()), (claims(opt), opt.state_dict()))
-    assert random.getstate() == generators[0]
-    assert np.random.get_state()[1].tolist() == generators[1]  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), generators[2])
+    assert generators() == began
 
 
 @contextmanager
