@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import optim
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import o2nc
 from fused_device import advance, begin, set_noise
@@ -22,13 +23,12 @@ class Watch(TorchDispatchMode):
         self.waits, self.operations, self.alive, self.peak, self.largest = 0, 0, {}, 0, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = {t.untyped_storage().data_ptr() for t in _tensors(args)}
+        given = {storage.data_ptr() for storage in _storages(args)}
         result = function(*args, **(kwargs or {}))
         self.operations += 1
         if function is torch.ops.aten._local_scalar_dense.default:
             self.waits += 1
-        for t in _tensors([result]):
-            storage = t.untyped_storage()
+        for storage in _storages(result):
             if storage.data_ptr() not in given and storage.data_ptr() not in self.alive:
                 reference = torch.multiprocessing.reductions.StorageWeakRef(storage)
                 self.alive[storage.data_ptr()] = (reference, storage.nbytes())
@@ -38,12 +38,8 @@ class Watch(TorchDispatchMode):
         return result
 
 
-def _tensors(values):
-    for v in values:
-        if isinstance(v, torch.Tensor):
-            yield v
-        elif isinstance(v, list | tuple):
-            yield from _tensors(v)
+def _storages(values):
+    return [t.untyped_storage() for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
 
 
 @pytest.mark.parametrize("fused", [True, False])

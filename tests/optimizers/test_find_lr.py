@@ -44,10 +44,6 @@ def test_the_best_of_a_quadratic(start):
     assert 0.25 < found.lr < 1.5
     assert found.low < found.lr < found.high
     assert len(found.losses) <= 16
-    longer = o2nc.find_lr(make, loss, range(50), steps=160, probe=20, start=start)
-    assert longer.lr == pytest.approx(found.lr / 2)
-    assert longer.steps == 160
-    assert longer.high / longer.low == pytest.approx(found.high / found.low * 2**1.2)
 
 
 @pytest.mark.parametrize("start", [1e-3, 0.03, 4.0])
@@ -64,7 +60,7 @@ def test_the_mean_is_the_twins(start):
         start=start,
         callback=lambda lr, loss: tried.append((lr, loss)),
     )
-    assert dict(tried) == found.losses
+    assert (dict(tried), found.steps) == (found.losses, 300)
     assert len(tried) == len(found.losses) > 4
     before = float(torch.stack([(x - noise[t]).square().sum() for t in range(30, 30 + HELD_OUT)]).mean().detach())
     assert (max(found.losses.values()) > before) == (start == 4)  # one that did not learn is among them
