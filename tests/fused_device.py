@@ -17,7 +17,7 @@ import o2nc
 from o2nc.fused import engine
 from o2nc.optimizers.base import Averaged
 from problem import noise, parameters
-from registry import FUSED, INF, LAWS, build, claims, identical  # noqa: F401
+from registry import FUSED, INF, LAWS, build, claims, identical, params_of  # noqa: F401
 from registry import LEARNERS as ALL_LEARNERS
 
 CUDA = torch.cuda.is_available()
@@ -155,13 +155,13 @@ def set_noise(params, step, missing=(), scale=1.0):
         p.grad = None if i in missing else g.to(p.dtype).to(p.device)
 
 
-def advance(opt, params, steps):
-    """Take these steps; no gradient is written to."""
+def advance(opt, steps, missing=()):
+    """Take these steps, in which the missing parameters have no gradients; no gradient is written to."""
     for t in steps:
-        set_noise(params, t)
-        before = [p.grad.clone() for p in params]
+        set_noise(params_of(opt), t, missing)
+        before = [(p, p.grad.clone()) for p in params_of(opt) if p.grad is not None]
         opt.step()
-        assert all(torch.equal(p.grad, g) for p, g in zip(params, before, strict=True)), ".grad was written to"
+        assert all(torch.equal(p.grad, g) for p, g in before), ".grad was written to"
     return opt
 
 

@@ -50,12 +50,11 @@ def test_a_capture_where_nothing_is_drawn(capturing):
 
 def test_a_step_that_writes_tables_cannot_be_captured(device, monkeypatch):
     """The second step writes them; it says what to do, and nothing has changed."""
-    params = rig.begin(device)
-    opt = rig.advance(rig.CASES["AdamW"](params), params, [1])
+    opt = rig.advance(rig.CASES["AdamW"](rig.begin(device)), [1])
     before = rig.saved(opt)
     monkeypatch.setattr(engine, "is_capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"call step\(\) twice like this before you capture it"):
-        rig.advance(opt, params, [2])
+        rig.advance(opt, [2])
     rig.identical(rig.saved(opt), before)
 
 
@@ -66,10 +65,7 @@ def test_after_a_capture_the_counter_is_the_devices(device, make, every):
     """A graph that is replayed takes steps without the host: which iterates count is not what the host would say."""
     runs = []
     for replays in (4, 0):
-        params = rig.begin(device)
-        opt = rig.advance(make(params, average=o2nc.Polynomial(3, every=every)), params, range(1, 5))
-        rig.set_noise(params, 5)
-        opt.step()
+        opt = rig.advance(make(rig.begin(device), average=o2nc.Polynomial(3, every=every)), range(1, 6))
         tables = opt._engine.tables
         if replays:
             tables.uploads.captured.append(tables.uploads.table)
@@ -77,7 +73,7 @@ def test_after_a_capture_the_counter_is_the_devices(device, make, every):
             tables.run(tables.uploads.table, True)
         for _ in range(4 - replays):
             opt.step()
-        rig.advance(opt, params, range(6, 11))
+        rig.advance(opt, range(6, 11))
         assert int(opt.param_groups[0]["o2nc"]["step"]) == 14
         runs.append(rig.facts(opt))
     rig.agree(*runs, tolerance=0)
@@ -206,15 +202,15 @@ def test_a_capture_that_cannot_be_replayed_is_refused(device, name):
     params, others = rig.begin("cuda"), rig.begin("cuda")
     opt, plain = REFUSED_ON_A_GPU[name](params), REFUSED_ON_A_GPU[name](others)
     steps = 0 if name.startswith("first") else 1
-    for run, ps in ((opt, params), (plain, others)):
-        rig.advance(run, ps, range(1, steps + 1))
+    for run in (opt, plain):
+        rig.advance(run, range(1, steps + 1))
     rig.set_noise(params, 9)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="cannot be captured"), torch.cuda.graph(graph):
         opt.step()
     torch.cuda.synchronize()
-    for run, ps in ((opt, params), (plain, others)):
-        rig.advance(run, ps, [steps + 1])
+    for run in (opt, plain):
+        rig.advance(run, [steps + 1])
     assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
 
 

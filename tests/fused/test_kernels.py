@@ -83,10 +83,8 @@ def test_any_run(device, kind, seed):
         for t, (missing, changes) in enumerate(events, 1):
             for k, changed in changes:
                 opt.param_groups[k].update(changed)
-            rig.set_noise(params, t, missing)
-            opt.step()
-        rig.set_noise(params, 99)  # the last two steps are the kernels' own
-        opt.step()
+            rig.advance(opt, [t], missing)
+        rig.advance(opt, [99])  # the last two steps are the kernels' own
         opt.step()
         return opt
 
@@ -167,7 +165,7 @@ def test_mixed_dtypes_do_not_mix(device, make):
     together, alone = ([rig.begin(device, t, [(i + 2,)])[0] for i, t in enumerate(MIXED)] for _ in range(2))
     ours, single = make(together), [make([p]) for p in alone]
     for t in (1, 2, 3):
-        rig.advance(ours, together, [t])
+        rig.advance(ours, [t])
         rig.set_noise(alone, t)
         for opt in single:
             opt.step()

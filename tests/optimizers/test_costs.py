@@ -48,8 +48,7 @@ def test_waits_do_not_grow_with_the_parameters(name, fused, device):
     """A few transfers for a certificate and the progress, none for a checkpoint, however many tensors there are."""
     waits = []
     for number in (3, 30):
-        params = begin(device, shapes=[(4,)] * number)
-        opt = advance(build(name, params, fused), params, range(1, 5))
+        opt = advance(build(name, begin(device, shapes=[(4,)] * number), fused), range(1, 5))
         asks = [opt.certificate, opt.state_dict] + ([lambda: opt.progress] if name in PAPER else [])  # noqa: B023
         for ask in asks:
             with Watch() as watch:
@@ -65,7 +64,7 @@ def test_asking_copies_no_tensor(name):
     if name in ("SGD", "ScaledSGDM Nesterov"):
         pytest.skip("weight decay in the gradient: ḡ + λx̄ is computed")
     p = torch.nn.Parameter(torch.ones(50_000))
-    opt = advance(OURS[name]([p]), [p], range(1, 4))
+    opt = advance(OURS[name]([p]), range(1, 4))
     for ask in (opt.certificate, opt.state_dict):
         with Watch() as watch:
             ask()
@@ -78,8 +77,8 @@ def test_an_iterate_that_does_not_count_costs_no_average(name):
     params = [torch.nn.Parameter(torch.ones(5)) for _ in range(3)]
     keys, counts = ("average", "gradient", "spread"), []
     for average in (None, o2nc.Polynomial(3, every=4)):
-        opt = OURS[name](params, average=average, **{} if name in PAPER else {"certificate": True})
-        advance(opt, params, [1, 2])
+        more = {} if name in PAPER else {"certificate": True}
+        opt = advance(OURS[name](params, average=average, **more), [1, 2])
         kept = [value for p in params for key, value in opt.state[p].get("o2nc", {}).items() if key in keys]
         versions = [value._version for value in kept]
         set_noise(params, 3)
@@ -135,7 +134,7 @@ def test_the_price_list_is_what_is_kept(call, single, half, host):
     for dtype, on_device in ((torch.float32, single), (torch.bfloat16, half)):
         (p,) = begin("cuda" if torch.cuda.is_available() else "cpu", dtype, shapes=[(40, 25)])
         names = {"o2nc": o2nc, "optim": optim, "learners": learners, "params": [p], "window": o2nc.Polynomial(12)}
-        opt = advance(eval(call, names), [p], range(1, 5))
+        opt = advance(eval(call, names), range(1, 5))
         entry = opt.state[p].get("o2nc", {})
         on_host = {"output", *(("average", "gradient") if ours_of(opt)["offload"] else ())}
         kept = {k: v for k, v in (opt.state[p] | entry).items() if isinstance(v, torch.Tensor) and v.numel() > 1}

@@ -62,7 +62,7 @@ def test_loading_does_not_share_memory(name):
 def test_the_old_state_is_let_go(device, fused):
     pytest.importorskip("torch.distributed.optim", reason="torch is built without processes")  # looked for then
     params = rig.begin(device)
-    opt = rig.advance(rig.sgdm(params, fused, **SGDM), params, (1, 2, 3))
+    opt = rig.advance(rig.sgdm(params, fused, **SGDM), (1, 2, 3))
     found = copy.deepcopy(opt.state_dict())
     old = [weakref.ref(ours_of(opt, p)["average"]) for p in params]
     opt.load_state_dict(found)

@@ -41,8 +41,7 @@ def begin(dtype, device="cpu"):
 def advance(opt, first, last):
     for t in range(first, last + 1):
         opt.param_groups[0]["lr"] = 0.02 * (1 + 0.3 * math.sin(t))
-        rig.set_noise(params_of(opt), t)
-        opt.step()
+        rig.advance(opt, [t])
     return opt
 
 
