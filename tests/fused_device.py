@@ -7,6 +7,7 @@ import copy
 import importlib.metadata
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -50,11 +51,6 @@ def device(monkeypatch, one_thread):
     return "cuda" if CUDA else "cpu"
 
 
-class _Nothing:
-    def restore(self):
-        """Leave the language to whoever has replaced it."""
-
-
 def _hasten(monkeypatch):
     """Make Triton's interpreter twice as fast, without what it does again and again in every function and operation.
 
@@ -65,6 +61,7 @@ def _hasten(monkeypatch):
     from triton.runtime import interpreter
 
     replace_language, is_there = interpreter._patch_lang, language.core.is_builtin
+    no_change = SimpleNamespace(restore=lambda: None)  # the language is left to whoever has replaced it
 
     @cache
     def languages(function):
@@ -72,7 +69,7 @@ def _hasten(monkeypatch):
 
     def replace_once(function):
         missing = any(is_there(found.load) for found in languages(function))
-        return replace_language(function) if missing else _Nothing()
+        return replace_language(function) if missing else no_change
 
     look_up, known = interpreter._get_np_dtype, {}
 

@@ -220,13 +220,10 @@ def ours_of(opt, p=None):
     return opt.param_groups[0]["o2nc"] if p is None else opt.state[p]["o2nc"]
 
 
-def advance(opt, steps, missing=()):
-    """Take these steps on the problem of problem.py, in which the missing parameters have no gradients."""
-    params = params_of(opt)
+def advance(opt, steps):
+    """Take these steps on the problem of problem.py."""
     for t in steps:
-        set_gradients(params, t)
-        for i in missing:
-            params[i].grad = None
+        set_gradients(params_of(opt), t)
         opt.step()
     return opt
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 from random import Random
 
 import pytest
@@ -25,16 +26,9 @@ def sgd_options(chance):
     return found | draw(chance, nesterov=[False], dampening=[0, 0, 0.5])
 
 
-def adamw_options(chance):
-    betas = [(0.9, 0.999), (0.5, 0.9)]
-    maximize = [False, False, True]
-    return draw(chance, lr=[0.001, 0.1], betas=betas, eps=[1e-8, 0.1], weight_decay=[0, 0.1], maximize=maximize)
-
-
-def learner_options(chance):
-    return draw(chance, lr=[0, 0.02, 0.1], weight_decay=[0, 0, 0.1], maximize=[False, False, False, True])
-
-
+ADAMW = {"lr": [0.001, 0.1], "betas": [(0.9, 0.999), (0.5, 0.9)], "eps": [1e-8, 0.1], "weight_decay": [0, 0.1]}
+adamw_options = partial(draw, **ADAMW, maximize=[False, False, True])
+learner_options = partial(draw, lr=[0, 0.02, 0.1], weight_decay=[0, 0, 0.1], maximize=[False, False, False, True])
 KINDS = {
     "SGD": (o2nc.SGD, sgd_options),
     "AdamW": (o2nc.AdamW, adamw_options),

@@ -169,11 +169,6 @@ class Abstract(abc.ABC, optim.Optimizer):
     """As some packages have it."""
 
 
-class Clash(optim.SGD):
-    def _move(self):
-        """What would become ours."""
-
-
 def named(name):
     """Return an optimizer that has given itself an attribute."""
     opt = optim.SGD(parameters())
@@ -188,6 +183,7 @@ def loaded():
     return opt
 
 
+Clash = type("Clash", (optim.SGD,), {"_move": None})  # which would become ours
 REFUSED = {
     "extended": (lambda: o2nc.extend(optim.SGD(parameters())), {}, ValueError, "already"),
     "ours": (lambda: o2nc.ScaledSGDM(parameters()), {}, ValueError, "ScaledSGDM"),
