@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -91,12 +92,7 @@ def test_a_writer_gets_the_same_and_every_parameters_share(kind, path):
 def test_a_writer_that_fails_costs_its_rows_and_not_the_run(path):
     """And it can be interrupted."""
     (model, optimizer), writer = make(), Scalars()
-    failing = iter([RuntimeError("the server is gone"), OSError(), KeyboardInterrupt()])
-
-    def fail(*_):
-        raise next(failing)
-
-    writer.add_scalar = fail
+    writer.add_scalar = Mock(side_effect=[RuntimeError("the server is gone"), OSError(), KeyboardInterrupt()])
     log = CertificateLogger(optimizer, path, every=1, writer=writer)
     with pytest.warns(UserWarning, match=r"the log .*certificate.csv lacks rows.* the server is gone"):
         train(model, optimizer, 1)

@@ -1,5 +1,7 @@
 """CUDA graphs: steps that can be captured are replayed bitwise, those that cannot are refused."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -137,39 +139,31 @@ captured_cases = pytest.mark.parametrize("make", CAPTURED.values(), ids=CAPTURED
 windows = pytest.mark.parametrize("every", [1, 3])
 
 
-@rig.needs_cuda
-@windows
-@captured_cases
-def test_replays_are_eager_steps(device, make, every):
-    """1,000 replays, the lr changed on the way: the bits of 1,000 eager steps, whichever iterates count."""
-    runs = []
-    for captured in (True, False):
-        params, opt, lr, (targets, _) = capturable(make, average=o2nc.Discount(0.9, every=every))
-        warm_up(opt, params, targets)
-        graph = capture(opt, params, targets) if captured else None
-        for k in range(1000):
-            lr.fill_(0.02 / (1 + k // 250))
-            graph.replay() if graph is not None else train(opt, params, targets)
-        assert int(opt.param_groups[0]["o2nc"]["step"]) == 1003
-        runs.append(rig.facts(opt))
-    rig.agree(*runs, tolerance=0)
+# a window, and what is done step by step: a replay of one of two graphs, or the eager step of one of them
+ORDERS = {
+    "1,000 replays": (partial(o2nc.Discount, 0.9), [0] * 1000),
+    "two graphs and eager steps": (partial(o2nc.Polynomial, 3), [0, 1, 1, 2, 0, 3, 1, 0, 2, 2, 2, 2, 1, 0]),
+}
 
 
 @rig.needs_cuda
 @windows
 @captured_cases
-def test_two_graphs_and_eager_steps_between_replays(device, make, every):
-    """The host does not know the counter then, and must not act as if it did."""
+@pytest.mark.parametrize(("window", "order"), ORDERS.values(), ids=ORDERS)
+def test_replays_are_eager_steps(device, make, every, window, order):
+    """The bits of as many eager steps, the lr changed on the way, whichever iterates count.
+
+    After a replay the host does not know the counter, and must not act as if it did.
+    """
     runs = []
     for captured in (True, False):
-        params, opt, _, targets = capturable(make, average=o2nc.Polynomial(3, every=every))
+        params, opt, lr, targets = capturable(make, average=window(every=every))
         warm_up(opt, params, targets[0])
-        graphs = [capture(opt, params, t) for t in targets] if captured else [None, None]
-        for k in (0, 1, 1, 2, 0, 3, 1, 0, 2, 2, 2, 2, 1, 0):
-            if k < 2 and captured:
-                graphs[k].replay()
-            else:
-                train(opt, params, targets[k % 2])
+        graphs = [capture(opt, params, target) for target in targets[: len({*order})]] if captured else []
+        for t, k in enumerate(order):
+            lr.fill_(0.02 / (1 + t // 250))
+            graphs[k].replay() if k < len(graphs) else train(opt, params, targets[k % 2])
+        assert int(opt.param_groups[0]["o2nc"]["step"]) == 3 + len(order)
         runs.append(rig.facts(opt))
     rig.agree(*runs, tolerance=0)
 

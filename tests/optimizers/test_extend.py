@@ -3,6 +3,7 @@
 import abc
 import copy
 import inspect
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -132,16 +133,11 @@ def test_after_a_failed_step_other_gradients_or_a_checkpoint_may_come():
 class Wrapper(optim.Optimizer):
     """As accelerate has one: what it is asked for it looks up in the optimizer inside."""
 
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+
     def __init__(self, optimizer):
         self.optimizer = optimizer
-
-    @property
-    def param_groups(self):
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self):
-        return self.optimizer.defaults
 
 
 class Lookahead(optim.Optimizer):
@@ -219,17 +215,11 @@ def test_what_is_refused_is_left_alone(why):
         assert [group.keys() for group in opt.param_groups] == [group.keys() for group in groups] or not groups
 
 
-def test_what_cannot_be_extended_can_be_later(monkeypatch):
+def test_what_cannot_be_extended_can_be_later():
     opt = optim.SGD(parameters(), lr=0.1)
-    before = dict(vars(opt))
-
-    def refuse(self):
-        raise ValueError("only a part")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Averaged, "_refuse_partial", refuse)
-        with pytest.raises(ValueError, match="only a part"):
-            o2nc.extend(opt, average=0.9)
+    before, refuse = dict(vars(opt)), patch.object(Averaged, "_refuse_partial", side_effect=ValueError("only a part"))
+    with refuse, pytest.raises(ValueError, match="only a part"):
+        o2nc.extend(opt, average=0.9)
     assert vars(opt) == before
     advance(o2nc.extend(opt, average=0.9), [1, 2])
 
