@@ -154,8 +154,8 @@ _SETTINGS = {"average": o2nc.Polynomial(3), "certificate": True, "seed": 5}
 _PAPER = {"average": 0.9, "seed": 5}
 
 
-def _extended(name):
-    return lambda ps, **options: o2nc.extend(TORCH[name](ps), **_SETTINGS | options)
+def extended(name, ps, **options):
+    return o2nc.extend(TORCH[name](ps), **_SETTINGS | options)
 
 
 def _learned(learner, **defaults):
@@ -163,7 +163,7 @@ def _learned(learner, **defaults):
 
 
 # every optimizer of ours; those of the paper have output() and progress, and always a certificate
-EXTENDED = {f"extend({name})": _extended(name) for name in ("NAdam", "Rprop", "Lion")}
+EXTENDED = {f"extend({name})": partial(extended, name) for name in ("NAdam", "Rprop", "Lion")}
 PAPER = {
     "ScaledSGDM": partial(o2nc.ScaledSGDM, lr=0.02, momentum=0.9, **_PAPER),
     "ScaledSGDM plain": partial(o2nc.ScaledSGDM, lr=0.02, scaling=o2nc.Uniform(0, 2), **_PAPER),

@@ -225,9 +225,8 @@ def test_groups_keep_their_proportions():
         opt.step()
         ladder.step()
     assert ladder.rung > 2
-    assert [float(lr) for lr in ladder.get_last_lr()] == pytest.approx(
-        [0.1 * 2.0**-ladder.rung, 0.02 * 2.0**-ladder.rung]
-    )
+    expected = [start * 2.0**-ladder.rung for start in (0.1, 0.02)]
+    assert [float(lr) for lr in ladder.get_last_lr()] == pytest.approx(expected)
 
 
 def test_lr_never_rises_above_its_start_whoever_changes_it():

@@ -37,18 +37,6 @@ KINDS = {
 }
 
 
-def history(chance, count, groups, options):
-    """Draw some steps: who has no gradient, and which group's options change to what."""
-    joins = [chance.choice([1, 1, 3]) for _ in range(count)]
-    return [
-        (
-            [i for i in range(count) if t < joins[i] or chance.random() < 0.2],
-            [(k, options(chance)) for k in range(groups) if chance.random() < 0.2],
-        )
-        for t in range(1, chance.randint(3, 8))
-    ]
-
-
 @pytest.mark.some(40)
 @pytest.mark.parametrize("seed", range(120))
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,8 +53,14 @@ def test_any_run(device, kind, seed):
     if kind in ("SGD", "AdamW") and shared["average"] is not None:
         shared["certificate"] = chance.random() < 0.6
     arguments = (chance.choice(rig.LEARNERS),) if kind == "ExponentiatedO2NC" else ()
-    events = history(chance, len(shapes), len(own), options)
-
+    joins = [chance.choice([1, 1, 3]) for _ in shapes]
+    events = [  # who has no gradient, and which group's options change to what
+        (
+            [i for i in range(len(shapes)) if t < joins[i] or chance.random() < 0.2],
+            [(k, options(chance)) for k in range(len(own)) if chance.random() < 0.2],
+        )
+        for t in range(1, chance.randint(3, 8))
+    ]
     is_torchs = cls is o2nc.SGD and shared["scaling"] is None  # whose fused step fails where a parameter joins late
 
     def work(fused):

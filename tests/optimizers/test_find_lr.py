@@ -11,6 +11,7 @@ from torch import nn, optim
 
 import o2nc
 from o2nc.optimizers.find_lr import HELD_OUT
+from problem import noise
 from refusals import refusals
 from unchanged import draw, restless, unchanged
 
@@ -49,20 +50,16 @@ def test_the_best_of_a_quadratic(start):
 @pytest.mark.parametrize("start", [1e-3, 0.03, 4.0])
 def test_the_mean_is_the_twins(start):
     x = nn.Parameter(torch.full((5,), 2.0))
-    noise = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
     tried = []
-    found = o2nc.find_lr(
-        lambda lr: o2nc.SGD([x], lr=lr, momentum=0.9, average=WINDOW),
-        lambda t: (x - noise[t]).square().sum(),
-        range(100),
-        steps=300,
-        probe=30,
-        start=start,
-        callback=lambda lr, loss: tried.append((lr, loss)),
-    )
+
+    def loss(t):
+        return (x - noise(t, 5)).square().sum()
+
+    options = {"steps": 300, "probe": 30, "start": start, "callback": lambda lr, loss: tried.append((lr, loss))}
+    found = o2nc.find_lr(partial(o2nc.SGD, [x], momentum=0.9, average=WINDOW), loss, range(100), **options)
     assert (dict(tried), found.steps) == (found.losses, 300)
     assert len(tried) == len(found.losses) > 4
-    before = float(torch.stack([(x - noise[t]).square().sum() for t in range(30, 30 + HELD_OUT)]).mean().detach())
+    before = float(torch.stack([loss(t) for t in range(30, 30 + HELD_OUT)]).mean().detach())
     assert (max(found.losses.values()) > before) == (start == 4)  # one that did not learn is among them
     assert [found.lr, found.low, found.high] == pytest.approx(twin(found.losses, before, 30, 300))
     rates = sorted(found.losses)

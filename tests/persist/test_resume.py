@@ -12,13 +12,10 @@ import torch
 
 import fused_device as rig
 import o2nc
+import registry
 from problem import SHAPES
 from registry import FUSED, OURS, TORCH, VARIANTS, build, checkpoint, claims, identical, loaded, params_of, snapshot
 from unchanged import generators
-
-
-def extended(name, params):
-    return o2nc.extend(TORCH[name](params), average=o2nc.Polynomial(3, every=2), certificate=True, seed=5)
 
 
 def scaled(name, params):
@@ -26,7 +23,7 @@ def scaled(name, params):
 
 
 OPTIMIZERS = VARIANTS | {
-    **{f"extended {name}": partial(extended, name) for name in TORCH},
+    **{f"extended {name}": partial(registry.extended, name, average=o2nc.Polynomial(3, every=2)) for name in TORCH},
     **{f"scaled {name}": partial(scaled, name) for name in TORCH},
 }
 KERNELS = [*FUSED, "extend(Lion)", "AdamW every=3", "AdamW x̄ alone", "ScaledSGDM geometric"]
