@@ -11,7 +11,7 @@ from torch.optim.swa_utils import update_bn
 from o2nc.persist.batchnorm import Statistics
 from problem import noise
 from registry import identical
-from unchanged import state_of
+from unchanged import state_of, unchanged
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -58,10 +58,8 @@ FORMS = [lambda x: x, lambda x: (x, 1), lambda x: [x, 1], lambda x: {"input": x}
 @pytest.mark.parametrize("norm", NORMS)
 def test_they_are_those_of_update_bn(norm, form):
     model = network(norm=(lambda _, **options: norm(**options)) if norm is nn.LazyBatchNorm1d else norm)
-    before = state_of(model)
-    with recalibrated(model, map(form, BATCHES)):
+    with unchanged(model), recalibrated(model, map(form, BATCHES)):
         identical(statistics(model), updated(model))
-    assert state_of(model) == before
 
 
 def test_the_callers_autocast_holds():
@@ -126,12 +124,11 @@ def test_layers_without_running_statistics_are_left_alone():
     model = network()
     model[1].track_running_stats = False
     model.append(nn.BatchNorm1d(3, track_running_stats=False).double())
-    before, frozen = state_of(model), statistics(model[1])
-    with recalibrated(model, BATCHES):
+    frozen = statistics(model[1])
+    with unchanged(model), recalibrated(model, BATCHES):
         identical(statistics(model[1]), frozen)
         means = [model[:5].eval()(x).mean(0) for x in BATCHES]
         torch.testing.assert_close(model[5].running_mean, sum(means) / len(means))
-    assert state_of(model) == before
 
 
 switched_on = nn.BatchNorm1d(5, track_running_stats=False)
@@ -159,10 +156,9 @@ def test_a_layer_that_no_batch_reaches_keeps_its_statistics():
 
 def test_no_batches_are_refused():
     model = network()
-    before = state_of(model)
     used = iter(BATCHES)
     with recalibrated(model, used):
         pass
-    with pytest.raises(ValueError, match="batches must not be empty"), recalibrated(model, used):
+    words = "batches must not be empty"
+    with unchanged(model), pytest.raises(ValueError, match=words), recalibrated(model, used):
         pytest.fail("the block was entered")
-    assert state_of(model) == before
