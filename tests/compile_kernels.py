@@ -67,8 +67,7 @@ def compile_for(name, make, dtype=torch.float32):
     """Take two steps; the first is not the kernels'."""
     global current
     current = f"{name}, {str(dtype).removeprefix('torch.')}"
-    params = rig.begin("cpu", dtype, shapes=[(700,), (3, 4)])
-    rig.advance(make(params), params, (1, 2))
+    rig.advance(make(rig.begin("cpu", dtype, shapes=[(700,), (3, 4)])), (1, 2))
 
 
 def main():
@@ -83,11 +82,8 @@ def main():
     compile_for("momentum", rig.CASES["ScaledSGDM"])
     compile_for("ScaleFree", rig.CASES["ScaleFree"])
     compile_for("OGD", rig.CASES["OGD"], torch.bfloat16)
-    if sys.argv[1:] != ["some"]:
-        compile_all()
-
-
-def compile_all():
+    if sys.argv[1:] == ["some"]:
+        return
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         for (name, make), average in itertools.product(rig.CASES.items(), (None, 0.99)):
             compile_for(f"{name}, average={average}", partial(make, average=average), dtype)

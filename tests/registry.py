@@ -5,6 +5,7 @@ averages and a certificate unless told otherwise.
 """
 
 import copy
+import io
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -153,8 +154,8 @@ _SETTINGS = {"average": o2nc.Polynomial(3), "certificate": True, "seed": 5}
 _PAPER = {"average": 0.9, "seed": 5}
 
 
-def _extended(name):
-    return lambda ps, **options: o2nc.extend(TORCH[name](ps), **_SETTINGS | options)
+def extended(name, ps, **options):
+    return o2nc.extend(TORCH[name](ps), **_SETTINGS | options)
 
 
 def _learned(learner, **defaults):
@@ -162,7 +163,7 @@ def _learned(learner, **defaults):
 
 
 # every optimizer of ours; those of the paper have output() and progress, and always a certificate
-EXTENDED = {f"extend({name})": _extended(name) for name in ("NAdam", "Rprop", "Lion")}
+EXTENDED = {f"extend({name})": partial(extended, name) for name in ("NAdam", "Rprop", "Lion")}
 PAPER = {
     "ScaledSGDM": partial(o2nc.ScaledSGDM, lr=0.02, momentum=0.9, **_PAPER),
     "ScaledSGDM plain": partial(o2nc.ScaledSGDM, lr=0.02, scaling=o2nc.Uniform(0, 2), **_PAPER),
@@ -219,13 +220,10 @@ def ours_of(opt, p=None):
     return opt.param_groups[0]["o2nc"] if p is None else opt.state[p]["o2nc"]
 
 
-def advance(opt, steps, missing=()):
-    """Take these steps on the problem of problem.py, in which the missing parameters have no gradients."""
-    params = params_of(opt)
+def advance(opt, steps):
+    """Take these steps on the problem of problem.py."""
     for t in steps:
-        set_gradients(params, t)
-        for i in missing:
-            params[i].grad = None
+        set_gradients(params_of(opt), t)
         opt.step()
     return opt
 
@@ -255,6 +253,21 @@ def trained(make, n=7, params=None, **options):
 def snapshot(opt):
     """Return copies of the state and of the parameters."""
     return copy.deepcopy((opt.state_dict(), params_of(opt)))
+
+
+def checkpoint(opt, *others):
+    """Return what is to be continued, of an optimizer and perhaps its schedule, as a file has it."""
+    file, states = io.BytesIO(), [part.state_dict() for part in (opt, *others)]
+    torch.save({"params": params_of(opt), "states": states}, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+
+
+def loaded(saved, make):
+    """Return what ``make`` makes of parameters, an optimizer or several things, after they loaded a checkpoint."""
+    made = make([torch.nn.Parameter(p) for p in saved["params"]])
+    for part, state in zip(made if isinstance(made, tuple) else (made,), saved["states"], strict=True):
+        part.load_state_dict(state)
+    return made
 
 
 def asks(opt):

@@ -14,13 +14,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed, nn, optim
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    get_state_dict,
-    set_optimizer_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as by_name
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -263,19 +257,19 @@ def partial(mesh, rank, size):
     return found
 
 
-FULL = StateDictOptions(full_state_dict=True)
+FULL = by_name.StateDictOptions(full_state_dict=True)
 # torch flattens nested dictionaries since 2.10
 CAN_FLATTEN = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
-FLAT = StateDictOptions(flatten_optimizer_state_dict=CAN_FLATTEN)
+FLAT = by_name.StateDictOptions(flatten_optimizer_state_dict=CAN_FLATTEN)
 
 
 def states(model, optimizer, options=None):
-    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=options), strict=True))
+    return dict(zip(("model", "optimizer"), by_name.get_state_dict(model, optimizer, options=options), strict=True))
 
 
 def set_states(model, optimizer, found, options=None):
     both = {"model_state_dict": found["model"], "optim_state_dict": found["optimizer"]}
-    set_state_dict(model, optimizer, **both, options=options)
+    by_name.set_state_dict(model, optimizer, **both, options=options)
 
 
 def save(mesh, rank, size):
@@ -288,14 +282,14 @@ def save(mesh, rank, size):
         dcp.save(states(model, optimizer, FLAT), checkpoint_id=FOLDER / "flat" / name)
         at_once = summary(model, optimizer)
         copied = copy.deepcopy(optimizer.state_dict())  # as dcp.async_save does
-        by_name = get_optimizer_state_dict(model, optimizer, options=FULL)
+        full = by_name.get_optimizer_state_dict(model, optimizer, options=FULL)
         for way in ("copied", "full"):
             twin, again = make(name, mesh)
             twin.load_state_dict(model.state_dict())
             if way == "copied":
                 again.load_state_dict(copied)
             else:
-                set_optimizer_state_dict(twin, again, by_name, options=FULL)
+                by_name.set_optimizer_state_dict(twin, again, full, options=FULL)
             found[f"{name}, {way}"] = summary(twin, again)
         train(model, optimizer, STEPS, STEPS + LATER, rank, size)
         found[name], found[f"{name}, at once"] = summary(model, optimizer), at_once

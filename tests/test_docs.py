@@ -110,18 +110,13 @@ def test_command_is_understood(page, command, tmp_path, monkeypatch):
     elif program == "torchrun":
         assert f"# {arguments[-1]}\n" in PAGES[page]  # a script that the page has
     else:
-        assert program == "o2nc"
-        parse(arguments)
-
-
-def parse(arguments):
-    """Have the command line read the arguments; nothing is run."""
-    cli = pytest.importorskip("o2nc_experiments.cli")
-    count = 2 if arguments[0] == "paper" else 1
-    name, options = " ".join(arguments[:count]), arguments[count:]
-    assert name in (*cli.COMMANDS, "paper", "")
-    if options:  # without any, the text speaks of the command as such
-        cli.find_parser(name).parse_args(options)
+        assert program == "o2nc"  # the command line reads the arguments; nothing is run
+        cli = pytest.importorskip("o2nc_experiments.cli")
+        count = 2 if arguments[0] == "paper" else 1
+        name, options = " ".join(arguments[:count]), arguments[count:]
+        assert name in (*cli.COMMANDS, "paper", "")
+        if options:  # without any, the text speaks of the command as such
+            cli.find_parser(name).parse_args(options)
 
 
 def anchors(text):

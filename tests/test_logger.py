@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -91,12 +92,7 @@ def test_a_writer_gets_the_same_and_every_parameters_share(kind, path):
 def test_a_writer_that_fails_costs_its_rows_and_not_the_run(path):
     """And it can be interrupted."""
     (model, optimizer), writer = make(), Scalars()
-    failing = iter([RuntimeError("the server is gone"), OSError(), KeyboardInterrupt()])
-
-    def fail(*_):
-        raise next(failing)
-
-    writer.add_scalar = fail
+    writer.add_scalar = Mock(side_effect=[RuntimeError("the server is gone"), OSError(), KeyboardInterrupt()])
     log = CertificateLogger(optimizer, path, every=1, writer=writer)
     with pytest.warns(UserWarning, match=r"the log .*certificate.csv lacks rows.* the server is gone"):
         train(model, optimizer, 1)
@@ -199,19 +195,17 @@ def test_a_full_disk_costs_rows_and_not_the_run(path):
 
 def test_refusals(path, tmp_path):
     model, optimizer = make()
-    with pytest.raises(ValueError, match="every must be an integer >= 1, got 0"):
-        CertificateLogger(optimizer, path, every=0)
-    with pytest.raises(ValueError, match="c must be a finite number > 0"):
-        CertificateLogger(optimizer, path, c=0.0)
-    with pytest.raises(TypeError, match="writer must have add_scalar"):
-        CertificateLogger(optimizer, path, writer=print)
-    with pytest.raises(TypeError, match=r"one of o2nc's with averages.*got SGD"):
-        CertificateLogger(torch.optim.SGD(model.parameters()), path)
-    with pytest.raises(ValueError, match=r"keeps no certificate: pass certificate=True"):
-        CertificateLogger(o2nc.AdamW(model.parameters(), average=0.9), path)
-    for bare in (o2nc.random_scaling(torch.optim.AdamW(model.parameters())), o2nc.SGD(model.parameters())):
-        with pytest.raises(ValueError, match=r"keeps no averages, it was made with average=None: pass average="):
-            CertificateLogger(bare, path)
+    bare = o2nc.random_scaling(torch.optim.AdamW(model.parameters())), o2nc.SGD(model.parameters())
+    for given, options, error, words in (
+        (optimizer, {"every": 0}, ValueError, "every must be an integer >= 1, got 0"),
+        (optimizer, {"c": 0.0}, ValueError, "c must be a finite number > 0"),
+        (optimizer, {"writer": print}, TypeError, "writer must have add_scalar"),
+        (torch.optim.SGD(model.parameters()), {}, TypeError, r"one of o2nc's with averages.*got SGD"),
+        (o2nc.AdamW(model.parameters(), average=0.9), {}, ValueError, "keeps no certificate: pass certificate=True"),
+        *((opt, {}, ValueError, "keeps no averages, it was made with average=None: pass average=") for opt in bare),
+    ):
+        with pytest.raises(error, match=words):
+            CertificateLogger(given, path, **options)
     assert not list(tmp_path.iterdir())
     with pytest.raises(IsADirectoryError):
         CertificateLogger(optimizer, tmp_path)

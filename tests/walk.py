@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import o2nc
-from registry import OURS
+from registry import trained
 
 SOURCE = Path(o2nc.__file__).parent
 WALKED = ("SGD", "AdamW", "extend(NAdam)", "ScaledSGDM", "OGD")
@@ -46,12 +46,8 @@ def summary(calls):
 
 def walks(name):
     """Return the walks of an optimizer with averages and certificate of three parameters, at its tenth step."""
-    params = [torch.nn.Parameter(torch.ones(n)) for n in (3, 4, 5)]
-    opt, found = OURS[name](params), {}
-    for _ in range(10):
-        for p in params:
-            p.grad = torch.ones_like(p)
-        found["step"] = walk(opt.step)
+    opt = trained(name, 9, [torch.nn.Parameter(torch.ones(n)) for n in (3, 4, 5)])
+    found = {"step": walk(opt.step)}
     for ask in (opt.certificate, opt.state_dict):
         found[ask.__name__] = walk(ask)
     found["load_state_dict"] = walk(opt.load_state_dict, opt.state_dict())

@@ -21,16 +21,14 @@ def test_what_came_before_is_forgotten(name, every, fused, device):
     """A run that is restarted after k steps has the averages of a window with start=k."""
     runs = []
     for restarts in (True, False):
-        params = rig.begin(device, torch.float32)
         window = o2nc.Polynomial(3, start=0 if restarts else 4, every=every)
-        opt = rig.advance(build(name, params, fused, average=window), params, range(1, 5))
+        opt = rig.advance(build(name, rig.begin(device, torch.float32), fused, average=window), range(1, 5))
         if restarts:
             opt.restart_averages()
             with pytest.raises(RuntimeError, match="averages begin after 4 steps, and 4 were taken"):
                 opt.averaged().__enter__()
             opt = copy.deepcopy(opt)
-            params = params_of(opt)
-        rig.advance(opt, params, range(5, 10))
+        rig.advance(opt, range(5, 10))
         assert rig.is_fused(opt) == (fused and name not in JOINT)
         runs.append(claims(opt))
         runs[-1].pop("progress", None)  # one of the steps since
@@ -41,7 +39,7 @@ def test_a_gradient_that_is_not_finite(fused, device):
     """Issue: the certificate was nan for ever and did not say why, although x had recovered."""
     params = dict(zip("ab", rig.begin(device, torch.float32), strict=True))
     opt = build("SGD", params.items(), fused, momentum=0.0, weight_decay=0.0)
-    rig.advance(opt, params.values(), range(1, 4))
+    rig.advance(opt, range(1, 4))
     assert opt.certificate().value > 0
     for t in (4, 5, 6):
         rig.set_noise(params.values(), t)
@@ -56,7 +54,7 @@ def test_a_gradient_that_is_not_finite(fused, device):
         assert caught[0].filename == __file__
     assert found.by_parameter["a"].value < float("inf")
     opt.restart_averages()
-    rig.advance(opt, params.values(), range(7, 10))
+    rig.advance(opt, range(7, 10))
     assert 0 < opt.certificate().value < 100
     assert ours_of(opt)["average"]["start"] == 6
 
@@ -69,7 +67,7 @@ test_what_cannot_begin_anew = refusals(
 
 
 def test_a_restart_before_the_window_begins_keeps_its_start():
-    opt = rig.advance(OURS["AdamW"](ps := parameters(), average=o2nc.Polynomial(3, start=8)), ps, range(1, 5))
+    opt = rig.advance(OURS["AdamW"](parameters(), average=o2nc.Polynomial(3, start=8)), range(1, 5))
     opt.restart_averages()
     assert ours_of(opt)["average"]["start"] == 8
 
@@ -111,8 +109,7 @@ def run(name, dtype=torch.float64, place="cpu", steps=range(1, 14), **options):
     params = rig.begin(place, dtype, shapes=[(3, 2), (4,), (5,)])
     opt = OURS[name](params, average=o2nc.Polynomial(2, start=2, every=4), **options)
     for t in steps:
-        rig.set_noise(params, t, [i for i, away in ((1, t % 3 == 0), (2, t < 6)) if away])
-        opt.step()
+        rig.advance(opt, [t], [i for i, away in ((1, t % 3 == 0), (2, t < 6)) if away])
     return opt, params
 
 
@@ -144,8 +141,8 @@ def test_on_a_gpu_they_are_those_beside_the_parameters(name):
 def test_parameters_that_are_exchanged_or_taken_out_leave_the_others_alone():
     opt, params = run("AdamW", offload=True)
     params[0] = opt.param_groups[0]["params"][0] = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
-    rig.advance(opt, params, range(14, 20))
+    rig.advance(opt, range(14, 20))
     assert len(opt.certificate().by_parameter) == 3
     del opt.param_groups[0]["params"][0]
-    rig.advance(opt, params[1:], range(20, 26))
+    rig.advance(opt, range(20, 26))
     assert len(opt.certificate().by_parameter) == 2 == len(params_of(opt))

@@ -243,20 +243,14 @@ def test_no_reduction_is_violated(seed):
             truth = gradient(certificate.point).norm().item()
             assert truth <= certificate.gradient_norm(smoothness=smoothness) + 1e-9
             assert truth <= certificate.gradient_norm(second_order=second_order) + 1e-9
-            delta = 0.7 * certificate.spread**0.5 + 1e-3
-            check_goldstein(certificate, gradient, iterates, delta, lipschitz)
-
-
-def check_goldstein(certificate, gradient, iterates, delta, lipschitz):
-    p, mean = certificate.weights, certificate.point
-    offset = iterates - mean
-    r = offset.norm(dim=1)
-    clipped = mean + (delta / r).clamp(max=1.0)[:, None] * offset
-    point = p @ clipped
-    found = certificate.goldstein(delta, lipschitz=lipschitz)
-    assert (p @ torch.stack([gradient(y) for y in clipped])).norm() <= found.epsilon + 1e-9
-    assert (clipped - point)[p > 0].norm(dim=1).max() <= found.radius + 1e-9
-    assert (mean - point).norm() <= found.distance + 1e-9
+            p, mean, delta = certificate.weights, certificate.point, 0.7 * certificate.spread**0.5 + 1e-3
+            offset = iterates - mean
+            clipped = mean + (delta / offset.norm(dim=1)).clamp(max=1.0)[:, None] * offset
+            point = p @ clipped
+            found = certificate.goldstein(delta, lipschitz=lipschitz)
+            assert (p @ torch.stack([gradient(y) for y in clipped])).norm() <= found.epsilon + 1e-9
+            assert (clipped - point)[p > 0].norm(dim=1).max() <= found.radius + 1e-9
+            assert (mean - point).norm() <= found.distance + 1e-9
 
 
 def test_goldstein_of_a_certificate_warns_of_a_vacuous_one_with_the_c_that_helps():

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import random
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from o2nc.certificates.diagnosis import STATIONARY, STRAIGHT, VERDICTS, verdict_
 from o2nc.certificates.displacement import COORDINATES, MOST, USED, displacements, measure, sample, sums
 from problem import noise, parameters
 from refusals import refusals
-from registry import OURS, advance, descend, identical, ours_of
+from registry import OURS, advance, descend, identical, ours_of, snapshot
+from unchanged import draw, restless, unchanged
 
 
 def run(opt, gradient, steps):
@@ -240,40 +240,12 @@ def test_replayed_steps_have_no_displacement():
     assert "CUDA graph" in found.advice
 
 
-class Counting(torch.nn.Linear):
-    """Exchanges its buffers in every forward pass."""
-
-    def __init__(self):
-        super().__init__(4, 6)
-        self.register_buffer("seen", torch.zeros(()))
-        self.register_buffer("cached", None)
-
-    def forward(self, x):
-        self.seen, self.cached = self.seen + len(x), x
-        return super().forward(x)
-
-
-def draw():
-    """Draw from the global generators of torch, Python and NumPy."""
-    return torch.rand(()) + random.random() + np.random.normal()  # noqa: NPY002
-
-
-def states(model, opt):
-    """All that a loss might change, as copies, and the tensors that must stay the same ones."""
-    generators = torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
-    tensors = [p.grad for p in model.parameters()] + list(model.buffers())
-    modes = [module.training for module in model.modules()]
-    return generators, modes, list(map(id, tensors)), copy.deepcopy((tensors, model.state_dict(), opt.state_dict()))
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_every_optimizer_has_it_and_it_changes_nothing(name):
     """Whatever the loss changes, and the run goes on bitwise."""
     runs = []
     for asks in (True, False):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(Counting(), torch.nn.BatchNorm1d(6), torch.nn.Dropout(), torch.nn.ReLU())
-        opt = OURS[name](list(model.parameters()))
+        opt = OURS[name]((model := restless()).parameters())
 
         def loss(model=model, opt=opt):
             opt.zero_grad()
@@ -286,17 +258,16 @@ def test_every_optimizer_has_it_and_it_changes_nothing(name):
             return value
 
         for t in range(140):
-            descend(opt, lambda: model(torch.randn(8, 4)).sum(1).abs().mean())  # noqa: B023
+            descend(opt, lambda: model(torch.randn(8, 4)).sum(1).abs().mean())
             if asks and t in (0, 60, 139):
                 blank = torch.nn.Module.__new__(torch.nn.Module)  # alive, but not initialised
-                before = states(model, opt)
-                found = opt.diagnose(loss)
-                after = states(model, opt)
-                assert before[:3] == after[:3]
-                identical(before[3], after[3])
+                before = snapshot(opt)
+                with unchanged(model):
+                    found = opt.diagnose(loss)
+                identical(snapshot(opt), before)
                 assert not hasattr(blank, "training")
                 assert found.verdict in VERDICTS
-                assert len(found.by_parameter) == 4
+                assert len(found.by_parameter) == 6
         runs.append(copy.deepcopy((model.state_dict(), opt.state_dict())))
         if asks:
             assert math.isfinite(found.evidence["displacement"])
@@ -316,11 +287,9 @@ def test_compiled_models_are_as_before():
         return model(torch.rand(4, 3)).square().sum()
 
     descend(opt, loss, 2)
-    before = copy.deepcopy(model.state_dict())
     model.eval()
-    opt.diagnose(loss)
-    assert not model.training
-    identical(before, model.state_dict())
+    with unchanged(model):
+        opt.diagnose(loss)
 
 
 def test_heat_is_of_the_same_random_numbers():

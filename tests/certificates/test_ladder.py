@@ -1,7 +1,6 @@
 """`Ladder`: it comes down at kinks, stays where the run travels, goes up again, resumes bitwise."""
 
 import copy
-import io
 from itertools import pairwise
 
 import pytest
@@ -11,8 +10,8 @@ from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LinearLR, LRSch
 import o2nc
 from o2nc.certificates.displacement import displacements, measure
 from o2nc.certificates.ladder import HIGH, SURE
-from problem import noise, parameters, set_gradients
-from registry import OURS, TORCH, identical
+from problem import noise, parameters
+from registry import OURS, TORCH, advance, checkpoint, identical, loaded, params_of
 
 
 def sgd(size, at=0.0, **options):
@@ -124,35 +123,20 @@ def test_nothing_moves_nothing_changes():
 def test_resume_is_bitwise_with_every_optimizer(name):
     """Saved in the midst of a window, through a file."""
 
-    def make():
-        params = parameters()
+    def make(params):
         opt = TORCH[name[6:]](params) if name.startswith("torch ") else OURS[name](params)
-        return params, opt, o2nc.Ladder(opt)
+        return opt, o2nc.Ladder(opt)
 
-    def train(params, opt, ladder, begin, end):
+    def train(opt, ladder, begin, end):
         for t in range(begin, end):
-            set_gradients(params, t)
-            opt.step()
+            advance(opt, [t])
             ladder.step()
+        return params_of(opt), opt.state_dict(), ladder.state_dict()
 
-    once, again = make(), make()
-    train(*once, 0, 420)
+    again = make(parameters())
     train(*again, 0, 130)
-    file = io.BytesIO()
-    torch.save([[p.detach() for p in again[0]], again[1].state_dict(), again[2].state_dict()], file)
-    file.seek(0)
-    values, *states = torch.load(file, weights_only=True)
-    resumed = make()
-    with torch.no_grad():
-        for p, value in zip(resumed[0], values, strict=True):
-            p.copy_(value)
-    resumed[1].load_state_dict(states[0])
-    resumed[2].load_state_dict(states[1])
-    train(*resumed, 130, 420)
-    identical(
-        [list(once[0]), once[1].state_dict(), once[2].state_dict()],
-        [list(resumed[0]), resumed[1].state_dict(), resumed[2].state_dict()],
-    )
+    resumed = loaded(checkpoint(*again), make)
+    identical(train(*make(parameters()), 0, 420), train(*resumed, 130, 420))
 
 
 def test_a_state_that_was_taken_does_not_change_as_the_run_goes_on():
@@ -241,9 +225,8 @@ def test_groups_keep_their_proportions():
         opt.step()
         ladder.step()
     assert ladder.rung > 2
-    assert [float(lr) for lr in ladder.get_last_lr()] == pytest.approx(
-        [0.1 * 2.0**-ladder.rung, 0.02 * 2.0**-ladder.rung]
-    )
+    expected = [start * 2.0**-ladder.rung for start in (0.1, 0.02)]
+    assert [float(lr) for lr in ladder.get_last_lr()] == pytest.approx(expected)
 
 
 def test_lr_never_rises_above_its_start_whoever_changes_it():

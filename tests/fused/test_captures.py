@@ -1,5 +1,7 @@
 """CUDA graphs: steps that can be captured are replayed bitwise, those that cannot are refused."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -50,12 +52,11 @@ def test_a_capture_where_nothing_is_drawn(capturing):
 
 def test_a_step_that_writes_tables_cannot_be_captured(device, monkeypatch):
     """The second step writes them; it says what to do, and nothing has changed."""
-    params = rig.begin(device)
-    opt = rig.advance(rig.CASES["AdamW"](params), params, [1])
+    opt = rig.advance(rig.CASES["AdamW"](rig.begin(device)), [1])
     before = rig.saved(opt)
     monkeypatch.setattr(engine, "is_capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"call step\(\) twice like this before you capture it"):
-        rig.advance(opt, params, [2])
+        rig.advance(opt, [2])
     rig.identical(rig.saved(opt), before)
 
 
@@ -66,10 +67,7 @@ def test_after_a_capture_the_counter_is_the_devices(device, make, every):
     """A graph that is replayed takes steps without the host: which iterates count is not what the host would say."""
     runs = []
     for replays in (4, 0):
-        params = rig.begin(device)
-        opt = rig.advance(make(params, average=o2nc.Polynomial(3, every=every)), params, range(1, 5))
-        rig.set_noise(params, 5)
-        opt.step()
+        opt = rig.advance(make(rig.begin(device), average=o2nc.Polynomial(3, every=every)), range(1, 6))
         tables = opt._engine.tables
         if replays:
             tables.uploads.captured.append(tables.uploads.table)
@@ -77,7 +75,7 @@ def test_after_a_capture_the_counter_is_the_devices(device, make, every):
             tables.run(tables.uploads.table, True)
         for _ in range(4 - replays):
             opt.step()
-        rig.advance(opt, params, range(6, 11))
+        rig.advance(opt, range(6, 11))
         assert int(opt.param_groups[0]["o2nc"]["step"]) == 14
         runs.append(rig.facts(opt))
     rig.agree(*runs, tolerance=0)
@@ -141,39 +139,31 @@ captured_cases = pytest.mark.parametrize("make", CAPTURED.values(), ids=CAPTURED
 windows = pytest.mark.parametrize("every", [1, 3])
 
 
-@rig.needs_cuda
-@windows
-@captured_cases
-def test_replays_are_eager_steps(device, make, every):
-    """1,000 replays, the lr changed on the way: the bits of 1,000 eager steps, whichever iterates count."""
-    runs = []
-    for captured in (True, False):
-        params, opt, lr, (targets, _) = capturable(make, average=o2nc.Discount(0.9, every=every))
-        warm_up(opt, params, targets)
-        graph = capture(opt, params, targets) if captured else None
-        for k in range(1000):
-            lr.fill_(0.02 / (1 + k // 250))
-            graph.replay() if graph is not None else train(opt, params, targets)
-        assert int(opt.param_groups[0]["o2nc"]["step"]) == 1003
-        runs.append(rig.facts(opt))
-    rig.agree(*runs, tolerance=0)
+# a window, and what is done step by step: a replay of one of two graphs, or the eager step of one of them
+ORDERS = {
+    "1,000 replays": (partial(o2nc.Discount, 0.9), [0] * 1000),
+    "two graphs and eager steps": (partial(o2nc.Polynomial, 3), [0, 1, 1, 2, 0, 3, 1, 0, 2, 2, 2, 2, 1, 0]),
+}
 
 
 @rig.needs_cuda
 @windows
 @captured_cases
-def test_two_graphs_and_eager_steps_between_replays(device, make, every):
-    """The host does not know the counter then, and must not act as if it did."""
+@pytest.mark.parametrize(("window", "order"), ORDERS.values(), ids=ORDERS)
+def test_replays_are_eager_steps(device, make, every, window, order):
+    """The bits of as many eager steps, the lr changed on the way, whichever iterates count.
+
+    After a replay the host does not know the counter, and must not act as if it did.
+    """
     runs = []
     for captured in (True, False):
-        params, opt, _, targets = capturable(make, average=o2nc.Polynomial(3, every=every))
+        params, opt, lr, targets = capturable(make, average=window(every=every))
         warm_up(opt, params, targets[0])
-        graphs = [capture(opt, params, t) for t in targets] if captured else [None, None]
-        for k in (0, 1, 1, 2, 0, 3, 1, 0, 2, 2, 2, 2, 1, 0):
-            if k < 2 and captured:
-                graphs[k].replay()
-            else:
-                train(opt, params, targets[k % 2])
+        graphs = [capture(opt, params, target) for target in targets[: len({*order})]] if captured else []
+        for t, k in enumerate(order):
+            lr.fill_(0.02 / (1 + t // 250))
+            graphs[k].replay() if k < len(graphs) else train(opt, params, targets[k % 2])
+        assert int(opt.param_groups[0]["o2nc"]["step"]) == 3 + len(order)
         runs.append(rig.facts(opt))
     rig.agree(*runs, tolerance=0)
 
@@ -206,15 +196,15 @@ def test_a_capture_that_cannot_be_replayed_is_refused(device, name):
     params, others = rig.begin("cuda"), rig.begin("cuda")
     opt, plain = REFUSED_ON_A_GPU[name](params), REFUSED_ON_A_GPU[name](others)
     steps = 0 if name.startswith("first") else 1
-    for run, ps in ((opt, params), (plain, others)):
-        rig.advance(run, ps, range(1, steps + 1))
+    for run in (opt, plain):
+        rig.advance(run, range(1, steps + 1))
     rig.set_noise(params, 9)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="cannot be captured"), torch.cuda.graph(graph):
         opt.step()
     torch.cuda.synchronize()
-    for run, ps in ((opt, params), (plain, others)):
-        rig.advance(run, ps, [steps + 1])
+    for run in (opt, plain):
+        rig.advance(run, [steps + 1])
     assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
 
 

@@ -16,40 +16,29 @@ from registry import OwnFactor, OwnWindow, step
 
 OGD = rig.LEARNERS[0]
 NOTHING, AVERAGES, ALL = "nothing", "averages", "all"
+PLAIN, AVERAGED, BOTH = {"scaling": None}, {"average": 0.9}, {"scaling": None, "average": 0.9}
+OF_OGD, FUSED = {"learner": OGD}, {"fused": True}
+# of each class what kernels take, and with which options
 CHOICES = [
-    (o2nc.ScaledSGDM, {}, ALL),
-    (o2nc.ScaledSGDM, {"fused": True}, ALL),
-    (o2nc.ScaledSGDM, {"fused": False}, NOTHING),
-    (o2nc.ScaledSGDM, {"foreach": True}, NOTHING),
-    (o2nc.ScaledSGDM, {"foreach": False}, NOTHING),
-    (o2nc.ScaledSGDM, {"scaling": None}, NOTHING),
-    (o2nc.ScaledSGDM, {"scaling": None, "average": 0.9}, NOTHING),
-    (o2nc.ScaledSGDM, {"scaling": None, "fused": True}, NOTHING),
-    (o2nc.ScaledSGDM, {"scaling": None, "fused": True, "average": 0.9}, ALL),
-    (o2nc.ScaledSGDM, {"average": 0.9}, ALL),
-    (o2nc.SGD, {}, NOTHING),
-    (o2nc.SGD, {"fused": True}, NOTHING),
-    (o2nc.SGD, {"average": 0.9}, AVERAGES),
-    (o2nc.SGD, {"average": 0.9, "offload": True}, NOTHING),
-    (o2nc.SGD, {"scaling": o2nc.Gamma(16), "average": 0.9}, ALL),
-    (o2nc.AdamW, {}, NOTHING),
-    (o2nc.AdamW, {"fused": True}, ALL),
-    (o2nc.AdamW, {"average": 0.9}, ALL),
-    (o2nc.AdamW, {"average": 0.9, "foreach": True}, AVERAGES),
-    (o2nc.AdamW, {"average": 0.9, "fused": False}, AVERAGES),
-    (o2nc.AdamW, {"average": 0.9, "fused": True, "offload": True}, NOTHING),
-    (o2nc.ExponentiatedO2NC, {"learner": OGD}, ALL),
-    (o2nc.ExponentiatedO2NC, {"learner": OGD, "fused": True}, ALL),
-    (o2nc.ExponentiatedO2NC, {"learner": OGD, "fused": False}, NOTHING),
-    (o2nc.OriginalO2NC, {"learner": OGD, "period": 2}, NOTHING),
+    (o2nc.ScaledSGDM, ALL, {}, FUSED, AVERAGED, BOTH | FUSED),
+    (o2nc.ScaledSGDM, NOTHING, {"fused": False}, {"foreach": True}, {"foreach": False}, PLAIN, PLAIN | FUSED, BOTH),
+    (o2nc.SGD, ALL, AVERAGED | {"scaling": o2nc.Gamma(16)}),
+    (o2nc.SGD, AVERAGES, AVERAGED),
+    (o2nc.SGD, NOTHING, {}, FUSED, AVERAGED | {"offload": True}),
+    (o2nc.AdamW, ALL, FUSED, AVERAGED),
+    (o2nc.AdamW, AVERAGES, AVERAGED | {"foreach": True}, AVERAGED | {"fused": False}),
+    (o2nc.AdamW, NOTHING, {}, AVERAGED | FUSED | {"offload": True}),
+    (o2nc.ExponentiatedO2NC, ALL, OF_OGD, OF_OGD | FUSED),
+    (o2nc.ExponentiatedO2NC, NOTHING, OF_OGD | {"fused": False}),
+    (o2nc.OriginalO2NC, NOTHING, OF_OGD | {"period": 2}),
 ]
+CASES = [(cls, taken, arguments) for cls, taken, *each in CHOICES for arguments in each]
 
 
-@pytest.mark.parametrize(("cls", "arguments", "taken"), CHOICES, ids=str)
-def test_what_kernels_take(device, cls, arguments, taken):
+@pytest.mark.parametrize(("cls", "taken", "arguments"), CASES, ids=str)
+def test_what_kernels_take(device, cls, taken, arguments):
     """fused=None has kernels take what they can; without a law SGD's step is torch's own."""
-    params = rig.begin(device)
-    opt = rig.advance(cls(params, **arguments), params, (1, 2))
+    opt = rig.advance(cls(rig.begin(device), **arguments), (1, 2))
     assert rig.is_fused(opt) == (taken is not NOTHING)
     if rig.is_fused(opt):
         assert opt._engine.tables.rule.moves == (taken is ALL)
@@ -59,11 +48,9 @@ def test_adamw_has_the_bits_of_torchs_fused_step_from_the_first_one_on(device):
     """With fused=None, too, and in steps that a late parameter makes eager."""
     runs = []
     for fused in (None, True):
-        params = rig.begin(device, torch.float32, shapes=rig.FEW)
-        opt = rig.CASES["AdamW"](params, fused=fused)
+        opt = rig.CASES["AdamW"](rig.begin(device, torch.float32, shapes=rig.FEW), fused=fused)
         for t in range(1, 6):
-            rig.set_noise(params, t, missing=[1] if t < 4 else [])
-            opt.step()
+            rig.advance(opt, [t], missing=[1] if t < 4 else [])
             assert rig.is_fused(opt) == (t not in (1, 4))
             assert opt.param_groups[0]["fused"] is fused
         runs.append(rig.facts(opt))
@@ -72,7 +59,7 @@ def test_adamw_has_the_bits_of_torchs_fused_step_from_the_first_one_on(device):
 
 def test_a_differentiable_step_is_torchs_own(device):
     params = [p.clone() for p in rig.begin(device)]  # autograd refuses an in-place step on a leaf
-    opt = rig.advance(o2nc.ScaledSGDM(params, momentum=0.9, differentiable=True), params, (1, 2))
+    opt = rig.advance(o2nc.ScaledSGDM(params, momentum=0.9, differentiable=True), (1, 2))
     assert not rig.is_fused(opt)
 
 
@@ -97,12 +84,12 @@ def test_what_has_no_device_form(device, reason, make):
             p.data = torch.stack([p.data, p.data], -1)[..., 0]
     demanding = make(params, True)
     with pytest.raises(RuntimeError, match=f"fused=True, but the fused step cannot be taken: .*{reason}"):
-        rig.advance(demanding, params, [1])
+        rig.advance(demanding, [1])
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
     assert int(demanding.param_groups[0]["o2nc"]["step"]) == 0
     willing, plain = make(params, None), make(others, False)
-    for opt, ps in ((willing, params), (plain, others)):
-        rig.advance(opt, ps, (1, 2, 3))
+    for opt in (willing, plain):
+        rig.advance(opt, (1, 2, 3))
         assert not rig.is_fused(opt)
     rig.agree(*({str(i): torch.view_as_real(p + 0j) for i, p in enumerate(ps)} for ps in (params, others)))
 
@@ -116,10 +103,8 @@ class Mine(Averaged, torch.optim.SGD):
 
 def test_a_device_form_that_is_demanded_and_cannot_move(device):
     """Issue: fused=True was ignored without a word."""
-    params = rig.begin(device)
-    opt = Mine(params, lr=0.1, average=0.9, fused=True)
     with pytest.raises(RuntimeError, match="form of Mine is not bitwise its own step, and moves only where"):
-        rig.advance(opt, params, [1])
+        rig.advance(Mine(rig.begin(device), lr=0.1, average=0.9, fused=True), [1])
 
 
 @pytest.fixture
@@ -150,10 +135,10 @@ def test_a_device_form_of_a_rule_without_torchs_options(device, given, is_bitwis
     given(Rule(sgd.sgd_coefficients, 2, lambda group: Layout(sgd.plain_update, ()), numbers))
     own = {"is_linear_in_lr": True, "device_rule": DeviceRule("mine:rule", is_bitwise=is_bitwise)}
     params, others = rig.begin(device), rig.begin(device)
-    opt = type("Own", (Averaged, Plain), own)(params, average=0.9, scaling=o2nc.Jitter(0.5))
-    rig.advance(opt, params, [1, 2, 3])
+    shared = {"average": 0.9, "scaling": o2nc.Jitter(0.5)}
+    opt = rig.advance(type("Own", (Averaged, Plain), own)(params, **shared), [1, 2, 3])
     assert rig.is_fused(opt)
-    plain = rig.advance(o2nc.extend(Plain(others), average=0.9, scaling=o2nc.Jitter(0.5)), others, [1, 2, 3])
+    plain = rig.advance(o2nc.extend(Plain(others), **shared), [1, 2, 3])
     assert all(map(torch.allclose, params, others))
     assert int(plain.param_groups[0]["o2nc"]["step"]) == 3
 
@@ -165,13 +150,12 @@ def test_a_slot_that_no_step_creates(device, given):
     layout = Layout(sgd.momentum_update, ("mometum_buffer",))
     given(Rule(sgd.sgd_coefficients, 2, lambda group: layout, sgd._scalars))
     params = rig.begin(device)
-    opt = Mine(params, lr=0.1, momentum=0.9, scaling=o2nc.Exponential())
-    rig.advance(opt, params, [1])
+    opt = rig.advance(Mine(params, lr=0.1, momentum=0.9, scaling=o2nc.Exponential()), [1])
     before = [p.detach().clone() for p in params]
     words = r"mine:rule works on state \['mometum_buffer'\], which no step creates: .* has \['momentum_buffer'\]"
     for _ in range(2):
         with pytest.raises(RuntimeError, match=words):
-            rig.advance(opt, params, [2])
+            rig.advance(opt, [2])
     assert all(map(torch.equal, params, before))
 
 
@@ -189,9 +173,9 @@ def test_a_processor_is_no_gpu():
     """fused=True of Algorithm 2 says so where there is no GPU; torch's optimizers have a fused step there."""
     params = rig.begin("cpu")
     with pytest.raises(RuntimeError, match="cpu"):
-        rig.advance(rig.algorithm_2(params, OGD), params, [1])
+        rig.advance(rig.algorithm_2(params, OGD), [1])
     for opt in (rig.sgdm(params, momentum=0.9), o2nc.AdamW(params, fused=True, average=0.9)):
-        rig.advance(opt, params, [1, 2])
+        rig.advance(opt, [1, 2])
         assert opt._engine.tables is None
 
 
@@ -217,6 +201,6 @@ def test_without_triton_or_with_an_old_one(device, monkeypatch, version):
         rig.set_noise(params, 1)
         with pytest.raises(RuntimeError, match=TRITONS[version]):
             make(params).step()
-    rig.advance(o2nc.ScaledSGDM(params, momentum=0.9), params, (1, 2))
-    rig.advance(o2nc.ScaledSGDM(others, momentum=0.9, foreach=True), others, (1, 2))
+    rig.advance(o2nc.ScaledSGDM(params, momentum=0.9), (1, 2))
+    rig.advance(o2nc.ScaledSGDM(others, momentum=0.9, foreach=True), (1, 2))
     rig.agree(*({str(i): p.detach() for i, p in enumerate(ps)} for ps in (params, others)))

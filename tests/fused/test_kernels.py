@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 from random import Random
 
 import pytest
@@ -25,34 +26,15 @@ def sgd_options(chance):
     return found | draw(chance, nesterov=[False], dampening=[0, 0, 0.5])
 
 
-def adamw_options(chance):
-    betas = [(0.9, 0.999), (0.5, 0.9)]
-    maximize = [False, False, True]
-    return draw(chance, lr=[0.001, 0.1], betas=betas, eps=[1e-8, 0.1], weight_decay=[0, 0.1], maximize=maximize)
-
-
-def learner_options(chance):
-    return draw(chance, lr=[0, 0.02, 0.1], weight_decay=[0, 0, 0.1], maximize=[False, False, False, True])
-
-
+ADAMW = {"lr": [0.001, 0.1], "betas": [(0.9, 0.999), (0.5, 0.9)], "eps": [1e-8, 0.1], "weight_decay": [0, 0.1]}
+adamw_options = partial(draw, **ADAMW, maximize=[False, False, True])
+learner_options = partial(draw, lr=[0, 0.02, 0.1], weight_decay=[0, 0, 0.1], maximize=[False, False, False, True])
 KINDS = {
     "SGD": (o2nc.SGD, sgd_options),
     "AdamW": (o2nc.AdamW, adamw_options),
     "ScaledSGDM": (o2nc.ScaledSGDM, sgd_options),
     "ExponentiatedO2NC": (o2nc.ExponentiatedO2NC, learner_options),
 }
-
-
-def history(chance, count, groups, options):
-    """Draw some steps: who has no gradient, and which group's options change to what."""
-    joins = [chance.choice([1, 1, 3]) for _ in range(count)]
-    return [
-        (
-            [i for i in range(count) if t < joins[i] or chance.random() < 0.2],
-            [(k, options(chance)) for k in range(groups) if chance.random() < 0.2],
-        )
-        for t in range(1, chance.randint(3, 8))
-    ]
 
 
 @pytest.mark.some(40)
@@ -71,8 +53,14 @@ def test_any_run(device, kind, seed):
     if kind in ("SGD", "AdamW") and shared["average"] is not None:
         shared["certificate"] = chance.random() < 0.6
     arguments = (chance.choice(rig.LEARNERS),) if kind == "ExponentiatedO2NC" else ()
-    events = history(chance, len(shapes), len(own), options)
-
+    joins = [chance.choice([1, 1, 3]) for _ in shapes]
+    events = [  # who has no gradient, and which group's options change to what
+        (
+            [i for i in range(len(shapes)) if t < joins[i] or chance.random() < 0.2],
+            [(k, options(chance)) for k in range(len(own)) if chance.random() < 0.2],
+        )
+        for t in range(1, chance.randint(3, 8))
+    ]
     is_torchs = cls is o2nc.SGD and shared["scaling"] is None  # whose fused step fails where a parameter joins late
 
     def work(fused):
@@ -83,10 +71,8 @@ def test_any_run(device, kind, seed):
         for t, (missing, changes) in enumerate(events, 1):
             for k, changed in changes:
                 opt.param_groups[k].update(changed)
-            rig.set_noise(params, t, missing)
-            opt.step()
-        rig.set_noise(params, 99)  # the last two steps are the kernels' own
-        opt.step()
+            rig.advance(opt, [t], missing)
+        rig.advance(opt, [99])  # the last two steps are the kernels' own
         opt.step()
         return opt
 
@@ -167,7 +153,7 @@ def test_mixed_dtypes_do_not_mix(device, make):
     together, alone = ([rig.begin(device, t, [(i + 2,)])[0] for i, t in enumerate(MIXED)] for _ in range(2))
     ours, single = make(together), [make([p]) for p in alone]
     for t in (1, 2, 3):
-        rig.advance(ours, together, [t])
+        rig.advance(ours, [t])
         rig.set_noise(alone, t)
         for opt in single:
             opt.step()

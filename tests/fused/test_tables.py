@@ -34,8 +34,7 @@ def test_new_values_need_nothing_new(device, counted, name, average):
 def test_new_addresses_and_rates_are_uploaded(device, counted, make):
     """Gradients elsewhere, another lr, a parameter without a gradient: the tables stay."""
     params = rig.begin(device)
-    opt = rig.advance(make(params), params, [1])
-    kept = []
+    opt, kept = rig.advance(make(params), [1]), []
     for t in (2, 3, 4):
         rig.set_noise(params, t)
         kept += [p.grad for p in params]
@@ -104,10 +103,10 @@ def test_surgery_between_steps(device, counted, surgery):
 
     def work(fused):
         params = rig.begin(device, shapes=[(3, 3), (4,)])
-        opt = rig.advance(rig.sgdm(params, fused, momentum=0.9, average=0.99), params, (1, 2, 3))
+        opt = rig.advance(rig.sgdm(params, fused, momentum=0.9, average=0.99), (1, 2, 3))
         assert counted["layouts"] == 1 or not fused
         SURGERIES[surgery](opt, params)
-        return rig.advance(opt, params, (4, 5, 6))
+        return rig.advance(opt, (4, 5, 6))
 
     rig.compare(work, tolerance=1e-5 if surgery == "narrow" else 1e-12)
     assert counted["layouts"] == 2
@@ -125,11 +124,11 @@ KEPT = {
 def test_surgery_on_what_is_kept(device, counted, case, key):
     def work(fused):
         params = rig.begin(device)
-        opt = rig.advance(rig.CASES[case](params, fused), params, (1, 2, 3))
+        opt = rig.advance(rig.CASES[case](params, fused), (1, 2, 3))
         for p in params:
             entry = opt.state[p] if case == "AdamW" else opt.state[p]["o2nc"]
             entry[key] = torch.full_like(entry[key], 2.0 if case == "AdamW" else 0.25)
-        return rig.advance(opt, params, (4, 5))
+        return rig.advance(opt, (4, 5))
 
     rig.compare(work)
     assert counted["layouts"] == 2
@@ -140,12 +139,11 @@ def test_options_that_change_for_one_step_and_back(device, changed):
     """That step is torch's, and stores what the tables from before it do not know."""
 
     def work(fused):
-        params = rig.begin(device)
-        opt = rig.advance(rig.sgdm(params, fused, momentum=0.9, average=0.9), params, (1, 2, 3))
+        opt = rig.advance(rig.sgdm(rig.begin(device), fused, momentum=0.9, average=0.9), (1, 2, 3))
         former = {name: opt.param_groups[0][name] for name in changed}
         opt.param_groups[0].update(changed)
-        rig.advance(opt, params, (4,)).param_groups[0].update(former)
-        return rig.advance(opt, params, (5, 6, 7))
+        rig.advance(opt, (4,)).param_groups[0].update(former)
+        return rig.advance(opt, (5, 6, 7))
 
     rig.compare(work)
 
@@ -153,13 +151,13 @@ def test_options_that_change_for_one_step_and_back(device, changed):
 def test_state_that_does_not_fit_is_refused(device):
     """A shorter parameter at the same address, as a checkpoint in another order has it: nothing is written."""
     params = rig.begin(device, shapes=[(6, 6), (), (1025,)])
-    opt = rig.advance(rig.sgdm(params, momentum=0.9, average=0.99), params, (1, 2, 3))
+    opt = rig.advance(rig.sgdm(params, momentum=0.9, average=0.99), (1, 2, 3))
     whole = params[2].data
     params[2].data = params[2].data[:1000]
     before = whole.clone()
     words = r"'momentum_buffer' has shape \(1025,\), its parameter has \(1000,\).* are they in another order"
     with pytest.raises(ValueError, match=words):
-        rig.advance(opt, params, [4])
+        rig.advance(opt, [4])
     assert torch.equal(whole, before)
 
 
@@ -169,12 +167,10 @@ def test_the_counter_set_by_hand(device, make, in_place):
     """Written to or replaced, the host notices that it does not know it: which iterates count depends on it."""
 
     def work(fused):
-        params = rig.begin(device)
-        opt = make(params, fused, average=o2nc.Polynomial(3, every=3))
-        rig.advance(opt, params, range(1, 6))
+        opt = rig.advance(make(rig.begin(device), fused, average=o2nc.Polynomial(3, every=3)), range(1, 6))
         settings = opt.param_groups[0]["o2nc"]
         settings["step"] = settings["step"].fill_(2) if in_place else torch.tensor(2)
-        return rig.advance(opt, params, range(6, 12))
+        return rig.advance(opt, range(6, 12))
 
     rig.compare(work)
 
@@ -210,13 +206,13 @@ def test_checkpoints_go_between_the_two(device, make, fused):
 
     def work(with_kernels):
         params = rig.begin(device)
-        opt = rig.advance(make(params, fused and with_kernels), params, (1, 2, 3))
+        opt = rig.advance(make(params, fused and with_kernels), (1, 2, 3))
         found.append(tree_map(lambda v: (type(v), getattr(v, "dtype", None)), rig.saved(opt)))
         resumed = make(params, not fused and with_kernels)
         wanted = resumed.param_groups[0].get("fused")
         resumed.load_state_dict(opt.state_dict())
         assert resumed.param_groups[0].get("fused") is wanted
-        return rig.advance(resumed, params, (4, 5))
+        return rig.advance(resumed, (4, 5))
 
     ours = rig.facts(work(True))
     with pytest.MonkeyPatch.context() as patch:
@@ -230,14 +226,12 @@ def test_checkpoints_go_between_the_two(device, make, fused):
 def test_a_checkpoint_of_another_dtype(device, make, before):
     """State of another width than the parameter's is read as what it is."""
     after = torch.float64 if before == torch.float32 else torch.float32
-    params = rig.begin(device, before)
-    checkpoint = rig.advance(make(params), params, (1, 2)).state_dict()
+    checkpoint = rig.advance(make(rig.begin(device, before)), (1, 2)).state_dict()
 
     def work(fused):
-        params = rig.begin(device, after)
-        opt = make(params, fused)
+        opt = make(rig.begin(device, after), fused)
         opt.load_state_dict(copy.deepcopy(checkpoint))
-        return rig.advance(opt, params, (3, 4))
+        return rig.advance(opt, (3, 4))
 
     rig.compare(work, tolerance=2e-5)
 

@@ -32,19 +32,18 @@ def test_algorithm_2(law):
         np.testing.assert_allclose(flat(params), x, rtol=1e-12, atol=1e-13)
 
 
-def played(learner, x, gs, law, seed, decay, sign):
+SHAPES = [(5, 3), (4,)]
+
+
+def played(learner, x, gs, law, seed, decay):
     """Return the last iterate and Σ⟨g, Δ⟩ of x ← x + s(Δ − lr·λx), written out; g is what the learner is given."""
-    x = [part.clone() for part in x]
-    deltas = [torch.zeros_like(part) for part in x]
-    states = [learner.init(delta) for delta in deltas]
-    whole, progress = deltas, 0.0
+    _, deltas = twin.play(learner, gs, BETA, shapes=SHAPES)
+    whole, progress = deltas[0], 0.0
     for t, g in enumerate(gs, 1):
-        g = [sign * part for part in g]
         # Exp(1) has weight 1: the progress is Σ⟨g_t, Δ_t⟩ with all that was added, decay included
-        progress += float(sum((part * d).sum() for part, d in zip(g, whole, strict=True)))
-        learner.update(deltas, g, states, [learner.lr] * len(x), BETA)
-        whole = [delta - learner.lr * decay * part for delta, part in zip(deltas, x, strict=True)]
-        x = [part + law.sample(seed, t + 1) * d for part, d in zip(x, whole, strict=True)]
+        progress += g @ whole
+        whole = deltas[t] - learner.lr * decay * x
+        x = x + law.sample(seed, t + 1) * whole
     return x, progress
 
 
@@ -55,21 +54,21 @@ def played(learner, x, gs, law, seed, decay, sign):
 @pytest.mark.parametrize("learner", LEARNERS, ids=str)
 def test_learners_with_decay_and_maximisation(learner, decay, maximize, fused, device):
     """Decay is decoupled: ḡ and the learner see the gradients of F alone."""
-    params = rig.begin(device, shapes=[(5, 3), (4,)])
+    params = rig.begin(device, shapes=SHAPES)
     law, window, steps = o2nc.Exponential(), o2nc.Discount(0.8, every=2), 12
     fused = fused and learner in rig.LEARNERS
     options = {"beta": BETA, "seed": 7, "weight_decay": decay, "maximize": maximize, "fused": fused}
     opt = o2nc.ExponentiatedO2NC(params, learner, scaling=law, average=window, **options)
-    begin, gs = [p.detach().cpu().clone() for p in params], []
+    begin, gs = flat([p.cpu() for p in params]), []
     for t in range(1, steps + 1):
         rig.set_noise(params, t)
-        gs.append([p.grad.cpu().clone() for p in params])
+        gs.append(flat([p.grad.cpu() for p in params]))
         opt.step()
     assert rig.is_fused(opt) == fused
-    x, progress = played(learner, begin, gs, law, 7, decay, -1.0 if maximize else 1.0)
-    torch.testing.assert_close([p.detach().cpu() for p in params], x, rtol=1e-10, atol=1e-12)
+    x, progress = played(learner, begin, (-1 if maximize else 1) * np.array(gs), law, 7, decay)
+    np.testing.assert_allclose(flat([p.cpu() for p in params]), x, rtol=1e-10, atol=1e-12)
     assert opt.progress == pytest.approx(progress, rel=1e-9, abs=1e-11)
-    mean = twin.weights(window, steps) @ np.array([flat(g) for g in gs])
+    mean = twin.weights(window, steps) @ np.array(gs)
     assert opt.certificate().gradient == pytest.approx(np.linalg.norm(mean), rel=1e-9)
 
 

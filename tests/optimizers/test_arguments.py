@@ -118,16 +118,16 @@ class Custom:
         return self.result
 
 
-@pytest.mark.parametrize(
-    ("learner", "error", "words"),
-    [
-        (Custom(("average",)), ValueError, r"must not use the names \['average'\]"),
-        (Custom(("m", "delta")), ValueError, "delta"),
-        (Custom(("last_spread",)), ValueError, "last_spread"),
-        (Custom(None), TypeError, "init must return a dict"),
-        (Custom(result=0), TypeError, "in place and return None"),
-    ],
-)
+MISTAKEN = [
+    (Custom(("average",)), ValueError, r"must not use the names \['average'\]"),
+    (Custom(("m", "delta")), ValueError, "delta"),
+    (Custom(("last_spread",)), ValueError, "last_spread"),
+    (Custom(None), TypeError, "init must return a dict"),
+    (Custom(result=0), TypeError, "in place and return None"),
+]
+
+
+@pytest.mark.parametrize(("learner", "error", "words"), MISTAKEN)
 def test_mistakes_in_a_learner_are_named(learner, error, words):
     p = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(error, match=words):

@@ -1,8 +1,8 @@
 """lr="auto": the rule, its warm-up, who may end it, and that it is AdamW at the lr that it shows."""
 
 import copy
-import io
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -10,35 +10,22 @@ from torch import nn, optim
 
 import o2nc
 from o2nc.optimizers.auto_lr import SCALE, WARMUP, lr_of
-from registry import identical, ours_of, params_of
+from problem import parameters
+from refusals import refusals
+from registry import advance, checkpoint, identical, loaded, ours_of, snapshot
 
 OPTIONS = {"average": o2nc.Polynomial(3, start=2, every=3), "certificate": True, "betas": (0.8, 0.95)}
 FAN = 5  # the median fan-in of `weights`
-
-
-def weights(dtype=torch.float32, shapes=((7, 5), (5,), (3, 2, 2), (2, 9), ())):
-    generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+weights = partial(parameters, torch.float32, shapes=((7, 5), (5,), (3, 2, 2), (2, 9), ()))
 
 
 def auto(**options):
     return o2nc.AdamW(weights(), lr="auto", **OPTIONS | options)
 
 
-def train(opt, begin, end):
+def rates(opt, begin, end):
     """Take steps; return the learning rate of each."""
-    rates = []
-    for t in range(begin, end):
-        for i, p in enumerate(params_of(opt)):
-            noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * t + i))
-            p.grad = p.detach() + 2 + noise.to(p.dtype)
-        opt.step()
-        rates.append(opt.param_groups[0]["lr"])
-    return rates
-
-
-def whole(opt):
-    return [params_of(opt), opt.state_dict()]
+    return [advance(opt, [t]).param_groups[0]["lr"] for t in range(begin, end)]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +36,7 @@ def whole(opt):
         (nn.Sequential(nn.Linear(10, 64), nn.Linear(64, 20), nn.LayerNorm(20), nn.Linear(20, 1)), 20),
         (nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1)), 6),
         (nn.ParameterList([torch.ones(100, 16), torch.ones(0, 3)]), 16),  # one without elements says nothing
+        (nn.Sequential(nn.Linear(512, 512).requires_grad_(False), nn.Linear(32, 3)), 32),  # nor one that is frozen
     ],
     ids=lambda value: str(value)[:12],
 )
@@ -72,43 +60,37 @@ def test_it_is_adamw_at_the_lr_that_it_shows(options):
     lr = SCALE / FAN
     for t in range(WARMUP + 10):
         plain.param_groups[0]["lr"] = lr * min(1.0, (t + 1) / WARMUP)
-        assert train(opt, t, t + 1) == train(plain, t, t + 1)
+        assert rates(opt, t, t + 1) == rates(plain, t, t + 1)
         assert ("auto" in ours_of(opt)) == (t < WARMUP - 1)
     plain.defaults["lr"] = lr
-    identical(whole(opt), whole(plain))
+    identical(snapshot(opt), snapshot(plain))
 
 
 @pytest.mark.parametrize("at", [0, 1, 50, WARMUP - 1, WARMUP, WARMUP + 1])
 def test_a_run_continues_bitwise(at):
     opt = auto()
-    train(opt, 0, at)
-    buffer = io.BytesIO()
-    torch.save([[p.detach() for p in params_of(opt)], opt.state_dict()], buffer)
-    buffer.seek(0)
-    params, saved = torch.load(buffer, weights_only=True)
-    others = [o2nc.AdamW([nn.Parameter(p.clone()) for p in params], lr=lr, **OPTIONS) for lr in ("auto", 0.1)]
-    for other in others:
-        other.load_state_dict(copy.deepcopy(saved))
+    rates(opt, 0, at)
+    others = [loaded(checkpoint(opt), partial(o2nc.AdamW, lr=lr, **OPTIONS)) for lr in ("auto", 0.1)]
     others.append(copy.deepcopy(opt))
-    train(opt, at, WARMUP + 5)
+    rates(opt, at, WARMUP + 5)
     for other in others:
-        train(other, at, WARMUP + 5)
-        identical(whole(opt), whole(other))
+        rates(other, at, WARMUP + 5)
+        identical(snapshot(opt), snapshot(other))
 
 
 def test_a_step_that_does_nothing_is_not_counted():
     opt = auto()
-    rates = train(opt, 0, 3)
+    first, *_ = rates(opt, 0, 3)
     opt.zero_grad()
     opt.step()
-    assert train(opt, 3, 5) == pytest.approx([rates[0] * 4, rates[0] * 5])
+    assert rates(opt, 3, 5) == pytest.approx([first * 4, first * 5])
 
 
 def test_who_sets_lr_ends_the_warm_up():
     opt = auto()
-    train(opt, 0, 10)
+    rates(opt, 0, 10)
     opt.param_groups[0]["lr"] = 0.3
-    assert train(opt, 10, 12) == [0.3, 0.3]
+    assert rates(opt, 10, 12) == [0.3, 0.3]
     assert "auto" not in ours_of(opt)
 
 
@@ -116,29 +98,24 @@ def test_a_group_of_its_own_lr_leaves_the_others_alone():
     """As in gradual unfreezing."""
     opt = auto()
     opt.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 1e-4})
-    assert train(opt, 0, 1) == [pytest.approx(SCALE / FAN / WARMUP)]
-    train(opt, 1, WARMUP + 1)
+    assert rates(opt, 0, 1) == [pytest.approx(SCALE / FAN / WARMUP)]
+    rates(opt, 1, WARMUP + 1)
     assert [group["lr"] for group in opt.param_groups] == [SCALE / FAN, 1e-4]
-
-
-def test_frozen_parameters_do_not_count():
-    model = nn.Sequential(nn.Linear(512, 512).requires_grad_(False), nn.Linear(32, 3))
-    assert lr_of(model.parameters()) == lr_of(model[1].parameters()) == SCALE / 32
 
 
 @pytest.mark.parametrize("begun", [0, 30])
 def test_a_scheduler_has_its_own_warm_up(begun):
     """Made in the middle, it goes on from the lr that it finds, which is said."""
     opt = auto()
-    train(opt, 0, begun)
+    rates(opt, 0, begun)
     lr = opt.param_groups[0]["lr"]
     scheduler = optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=10)
     words = "in step 31, at lr=0.042, where the rule's is 0.14"
     with pytest.warns(UserWarning, match=words) if begun else nullcontext():
-        assert train(opt, begun, begun + 1) == [pytest.approx(0.1 * lr)]
+        assert rates(opt, begun, begun + 1) == [pytest.approx(0.1 * lr)]
     for t in range(begun + 1, begun + 11):
         scheduler.step()
-        train(opt, t, t + 1)
+        rates(opt, t, t + 1)
     assert opt.param_groups[0]["lr"] == pytest.approx(lr)
 
 
@@ -146,9 +123,9 @@ def test_groups_share_it():
     """Those that are added in the warm-up or after it, too."""
     a, *rest = weights()
     opt = o2nc.AdamW([{"params": [a]}, {"params": rest, "weight_decay": 0.0}], lr="auto")
-    train(opt, 0, 5)
+    rates(opt, 0, 5)
     opt.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
-    train(opt, 5, WARMUP)
+    rates(opt, 5, WARMUP)
     opt.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
     assert {group["lr"] for group in opt.param_groups} == {SCALE / FAN}
     again = o2nc.AdamW([{"params": [a]}, {"params": rest}], lr="auto")
@@ -157,40 +134,30 @@ def test_groups_share_it():
     assert again.param_groups[2]["lr"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: o2nc.AdamW([nn.Parameter(torch.ones(3))], lr="auto"), ValueError, "two or more dimensions: pass lr"),
-        (lambda: o2nc.AdamW(nn.LazyLinear(3).parameters(), lr="auto"), ValueError, "run the model once"),
-        (
-            lambda: o2nc.AdamW([{"params": weights(), "lr": 0.1}], lr="auto"),
-            ValueError,
-            "one for all parameter groups",
-        ),
-        (lambda: o2nc.AdamW([{"params": weights(), "lr": float("1e-6")}], lr="auto"), ValueError, "one for all"),
-        (lambda: o2nc.AdamW([{"params": weights(), "lr": "auto"}]), TypeError, "of o2nc.AdamW alone, for all groups"),
-        (lambda: o2nc.AdamW(weights(), lr="Auto"), TypeError, "lr must be a number or a tensor, got 'Auto'"),
-        (lambda: o2nc.AdamW(weights(), lr="auto", tokens=0), ValueError, "tokens must be an integer >= 1, got 0"),
-        (lambda: o2nc.AdamW(weights(), lr="auto", tokens=4e3), TypeError, "tokens must be an integer >= 1"),
-        (lambda: o2nc.AdamW(weights(), tokens=4096), ValueError, 'tokens is for lr="auto" alone, got tokens=4096'),
-        (lambda: o2nc.SGD(weights(), lr="auto"), TypeError, "of o2nc.AdamW alone, for all groups"),
-    ],
+test_refusals = refusals(
+    (lambda: o2nc.AdamW([nn.Parameter(torch.ones(3))], lr="auto"), ValueError, "two or more dimensions: pass lr"),
+    (lambda: o2nc.AdamW(nn.LazyLinear(3).parameters(), lr="auto"), ValueError, "run the model once"),
+    (lambda: o2nc.AdamW([{"params": weights(), "lr": 0.1}], lr="auto"), ValueError, "one for all parameter groups"),
+    (lambda: o2nc.AdamW([{"params": weights(), "lr": float("1e-6")}], lr="auto"), ValueError, "one for all"),
+    (lambda: o2nc.AdamW([{"params": weights(), "lr": "auto"}]), TypeError, "of o2nc.AdamW alone, for all groups"),
+    (lambda: o2nc.AdamW(weights(), lr="Auto"), TypeError, "lr must be a number or a tensor, got 'Auto'"),
+    (lambda: o2nc.AdamW(weights(), lr="auto", tokens=0), ValueError, "tokens must be an integer >= 1, got 0"),
+    (lambda: o2nc.AdamW(weights(), lr="auto", tokens=4e3), TypeError, "tokens must be an integer >= 1"),
+    (lambda: o2nc.AdamW(weights(), tokens=4096), ValueError, 'tokens is for lr="auto" alone, got tokens=4096'),
+    (lambda: o2nc.SGD(weights(), lr="auto"), TypeError, "of o2nc.AdamW alone, for all groups"),
 )
-def test_refusals(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
 
 
 def test_a_capture_would_repeat_one_lr(monkeypatch):
     opt = auto(average=None, certificate=False)
     monkeypatch.setattr("o2nc.optimizers.auto_lr.is_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="capture after 100 steps"):
-        train(opt, 0, 1)
+        rates(opt, 0, 1)
 
 
 def test_numbers_in_a_checkpoint_are_checked():
     opt = auto()
-    train(opt, 0, 3)
+    rates(opt, 0, 3)
     saved = copy.deepcopy(opt.state_dict())
     saved["param_groups"][0]["o2nc"]["auto"]["lr"] = -1.0
     with pytest.raises(ValueError, match='"auto" of the checkpoint: lr must be'):

@@ -134,9 +134,8 @@ def test_the_kernel_of_adamw_rounds_as_torchs_fused_one_does(dtype, average, dev
         pytest.skip("torch's fused step for CPUs keeps half precision in another order")
     a, b = (rig.begin(device, dtype, shapes=[(33, 7), (300,)]) for _ in range(2))
     options = {"lr": 0.02, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
-    opt, plain = o2nc.AdamW(a, average=average, **options), optim.AdamW(b, **options)
-    rig.advance(opt, a, range(1, 9))
-    rig.advance(plain, b, range(1, 9))
+    made = o2nc.AdamW(a, average=average, **options), optim.AdamW(b, **options)
+    opt, plain = (rig.advance(each, range(1, 9)) for each in made)
     for p, q in zip(a, b, strict=True):
         if device == "cpu":  # torch has another formula there
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
@@ -156,15 +155,15 @@ def test_a_checkpoint_of_torchs_goes_on_to_the_bit_and_back(name, fused, device,
     ours, theirs, _ = RESUMED[name]
     options = {"lr": 0.02} | ({"momentum": 0.8} if theirs is optim.SGD else {})
     twins = rig.begin(device if fused else "cpu", torch.float32, shapes=[(5, 3), (4,)])
-    plain = rig.advance(theirs(twins, **options), twins, range(1, 5))
+    plain = rig.advance(theirs(twins, **options), range(1, 5))
     torch.save(plain.state_dict(), tmp_path / "torch.pt")
     params = [torch.nn.Parameter(p.detach().clone()) for p in twins]
     window = o2nc.Polynomial(3, start=1)
     opt = ours(params, lr=0.5, average=window, seed=3, fused=fused)
     opt.load_state_dict(torch.load(tmp_path / "torch.pt", weights_only=True))
     assert (opt.param_groups[0]["lr"], ours_of(opt)["seed"]) == (0.02, 3)
-    rig.advance(plain, twins, range(5, 9))
-    rig.advance(opt, params, range(5, 9))
+    rig.advance(plain, range(5, 9))
+    rig.advance(opt, range(5, 9))
     for p, q in zip(params, twins, strict=True):
         torch.testing.assert_close(p, q, **{} if fused else {"rtol": 0, "atol": 0})
     weights = twin.weights(window, 4)  # the window has its own count
@@ -172,8 +171,8 @@ def test_a_checkpoint_of_torchs_goes_on_to_the_bit_and_back(name, fused, device,
     torch.save(opt.state_dict(), tmp_path / "ours.pt")
     again = theirs(params, **options)
     again.load_state_dict(torch.load(tmp_path / "ours.pt", weights_only=True))
-    rig.advance(plain, twins, [9])
-    rig.advance(again, params, [9])
+    rig.advance(plain, [9])
+    rig.advance(again, [9])
     torch.testing.assert_close(params, twins, **{} if fused else {"rtol": 0, "atol": 0})
 
 
@@ -183,9 +182,8 @@ def test_a_checkpoint_of_torchs_goes_on_to_the_bit_and_back(name, fused, device,
 def test_capturable_steps_are_torchs_and_replay(setting, average):
     options = {"lr": 0.02, "capturable": True, setting: True}
     a, b = (rig.begin("cuda", torch.float32, shapes=[(33, 7), (300,)]) for _ in range(2))
-    opt, plain = o2nc.AdamW(a, average=average, **options), optim.AdamW(b, **options)
-    rig.advance(opt, a, range(4))
-    rig.advance(plain, b, range(4))
+    made = o2nc.AdamW(a, average=average, **options), optim.AdamW(b, **options)
+    opt, plain = (rig.advance(each, range(4)) for each in made)
     if setting == "fused" or average is None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -196,29 +194,19 @@ def test_capturable_steps_are_torchs_and_replay(setting, average):
     assert all(map(torch.equal, a, b))
 
 
-SGD_ERRORS = [
-    ({"lr": -0.1}, ValueError),
-    ({"momentum": -0.1}, ValueError),
-    ({"weight_decay": -0.1}, ValueError),
-    ({"nesterov": True}, ValueError),
-    ({"nesterov": True, "momentum": 0.9, "dampening": 0.1}, ValueError),
-    ({"lr": torch.ones(2)}, ValueError),
-    ({"fused": True, "foreach": True}, RuntimeError),
-    ({"fused": True, "differentiable": True}, RuntimeError),
-]
-ADAMW_ERRORS = [({"lr": -1.0}, ValueError), ({"betas": (0.9, 1.0)}, ValueError), ({"eps": -1.0}, ValueError)]
+BAD_SGD = [{"lr": -0.1}, {"lr": torch.ones(2)}, {"momentum": -0.1}, {"weight_decay": -0.1}, {"nesterov": True}]
+BAD_SGD += [{"nesterov": True, "momentum": 0.9, "dampening": 0.1}]
+BAD_SGD += [{"fused": True, other: True} for other in ("foreach", "differentiable")]
+BAD_ADAMW = [{"lr": -1.0}, {"betas": (0.9, 1.0)}, {"eps": -1.0}]
+BAD = [*itertools.product(("SGD", "ScaledSGDM"), BAD_SGD), *itertools.product(("AdamW",), BAD_ADAMW)]
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "arguments", "error"),
-    [(cls, optim.SGD, *case) for cls in (o2nc.SGD, o2nc.ScaledSGDM) for case in SGD_ERRORS]
-    + [(o2nc.AdamW, optim.AdamW, *case) for case in ADAMW_ERRORS],
-    ids=str,
-)
-def test_errors_are_torchs(ours, theirs, arguments, error):
-    with pytest.raises(error) as wanted:
+@pytest.mark.parametrize(("name", "arguments"), BAD, ids=str)
+def test_errors_are_torchs(name, arguments):
+    ours, theirs, _ = CLASSES[name]
+    with pytest.raises((ValueError, RuntimeError)) as wanted:
         theirs(parameters(), **arguments)
-    with pytest.raises(error) as found:
+    with pytest.raises(wanted.type) as found:
         ours(parameters(), **arguments)
     assert str(found.value) == str(wanted.value)
 

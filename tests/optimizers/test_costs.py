@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import optim
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import o2nc
 from fused_device import advance, begin, set_noise
@@ -22,13 +23,12 @@ class Watch(TorchDispatchMode):
         self.waits, self.operations, self.alive, self.peak, self.largest = 0, 0, {}, 0, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = {t.untyped_storage().data_ptr() for t in _tensors(args)}
+        given = {storage.data_ptr() for storage in _storages(args)}
         result = function(*args, **(kwargs or {}))
         self.operations += 1
         if function is torch.ops.aten._local_scalar_dense.default:
             self.waits += 1
-        for t in _tensors([result]):
-            storage = t.untyped_storage()
+        for storage in _storages(result):
             if storage.data_ptr() not in given and storage.data_ptr() not in self.alive:
                 reference = torch.multiprocessing.reductions.StorageWeakRef(storage)
                 self.alive[storage.data_ptr()] = (reference, storage.nbytes())
@@ -38,12 +38,8 @@ class Watch(TorchDispatchMode):
         return result
 
 
-def _tensors(values):
-    for v in values:
-        if isinstance(v, torch.Tensor):
-            yield v
-        elif isinstance(v, list | tuple):
-            yield from _tensors(v)
+def _storages(values):
+    return [t.untyped_storage() for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -52,8 +48,7 @@ def test_waits_do_not_grow_with_the_parameters(name, fused, device):
     """A few transfers for a certificate and the progress, none for a checkpoint, however many tensors there are."""
     waits = []
     for number in (3, 30):
-        params = begin(device, shapes=[(4,)] * number)
-        opt = advance(build(name, params, fused), params, range(1, 5))
+        opt = advance(build(name, begin(device, shapes=[(4,)] * number), fused), range(1, 5))
         asks = [opt.certificate, opt.state_dict] + ([lambda: opt.progress] if name in PAPER else [])  # noqa: B023
         for ask in asks:
             with Watch() as watch:
@@ -69,7 +64,7 @@ def test_asking_copies_no_tensor(name):
     if name in ("SGD", "ScaledSGDM Nesterov"):
         pytest.skip("weight decay in the gradient: ḡ + λx̄ is computed")
     p = torch.nn.Parameter(torch.ones(50_000))
-    opt = advance(OURS[name]([p]), [p], range(1, 4))
+    opt = advance(OURS[name]([p]), range(1, 4))
     for ask in (opt.certificate, opt.state_dict):
         with Watch() as watch:
             ask()
@@ -82,8 +77,8 @@ def test_an_iterate_that_does_not_count_costs_no_average(name):
     params = [torch.nn.Parameter(torch.ones(5)) for _ in range(3)]
     keys, counts = ("average", "gradient", "spread"), []
     for average in (None, o2nc.Polynomial(3, every=4)):
-        opt = OURS[name](params, average=average, **{} if name in PAPER else {"certificate": True})
-        advance(opt, params, [1, 2])
+        more = {} if name in PAPER else {"certificate": True}
+        opt = advance(OURS[name](params, average=average, **more), [1, 2])
         kept = [value for p in params for key, value in opt.state[p].get("o2nc", {}).items() if key in keys]
         versions = [value._version for value in kept]
         set_noise(params, 3)
@@ -139,7 +134,7 @@ def test_the_price_list_is_what_is_kept(call, single, half, host):
     for dtype, on_device in ((torch.float32, single), (torch.bfloat16, half)):
         (p,) = begin("cuda" if torch.cuda.is_available() else "cpu", dtype, shapes=[(40, 25)])
         names = {"o2nc": o2nc, "optim": optim, "learners": learners, "params": [p], "window": o2nc.Polynomial(12)}
-        opt = advance(eval(call, names), [p], range(1, 5))
+        opt = advance(eval(call, names), range(1, 5))
         entry = opt.state[p].get("o2nc", {})
         on_host = {"output", *(("average", "gradient") if ours_of(opt)["offload"] else ())}
         kept = {k: v for k, v in (opt.state[p] | entry).items() if isinstance(v, torch.Tensor) and v.numel() > 1}

@@ -3,6 +3,7 @@
 import abc
 import copy
 import inspect
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from problem import parameters, set_gradients
 from registry import TORCH, advance, claims, identical, ours_of, params_of
 
 LAW = o2nc.Exponential()
-EVERY = pytest.mark.parametrize("name", TORCH)
 
 
 def test_every_optimizer_of_torch_is_in_the_registry():
@@ -26,20 +26,17 @@ def test_every_optimizer_of_torch_is_in_the_registry():
     assert names - {"Optimizer", "LBFGS", "SparseAdam"} <= here
 
 
-@EVERY
-def test_it_is_the_same_object_of_the_same_class(name):
-    plain = TORCH[name](parameters())
-    cls, opt = type(plain), o2nc.extend(plain, average=0.9)
-    assert opt is plain
+@pytest.mark.parametrize("name", TORCH)
+def test_the_update_is_scaled(name):
+    """x_{t+1} = x_t + s_{t+1}·(what the optimizer would have added), from the same state; .grad is left alone.
+
+    It is the same object, of a class that looks like its own.
+    """
+    opt = TORCH[name](parameters())
+    cls, params = type(opt), params_of(opt)
+    assert o2nc.random_scaling(opt, seed=9) is opt
     assert isinstance(opt, cls)
     assert all(getattr(type(opt), key) == getattr(cls, key) for key in ("__name__", "__module__", "__doc__"))
-
-
-@EVERY
-def test_the_update_is_scaled(name):
-    """x_{t+1} = x_t + s_{t+1}·(what the optimizer would have added), from the same state; .grad is left alone."""
-    opt = o2nc.random_scaling(TORCH[name](parameters()), seed=9)
-    params = params_of(opt)
     lr = float(opt.param_groups[0]["lr"])
     for t in range(1, 6):
         set_gradients(params, t)
@@ -136,16 +133,11 @@ def test_after_a_failed_step_other_gradients_or_a_checkpoint_may_come():
 class Wrapper(optim.Optimizer):
     """As accelerate has one: what it is asked for it looks up in the optimizer inside."""
 
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+
     def __init__(self, optimizer):
         self.optimizer = optimizer
-
-    @property
-    def param_groups(self):
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self):
-        return self.optimizer.defaults
 
 
 class Lookahead(optim.Optimizer):
@@ -169,18 +161,8 @@ def test_an_extended_optimizer_that_has_one_of_its_own(wrap):
         assert all(torch.equal(p, ours_of(opt, p)["average"]) for p in params_of(opt))
 
 
-class Base(abc.ABC, optim.Optimizer):
+class Abstract(abc.ABC, optim.Optimizer):
     """As some packages have it."""
-
-
-class Abstract(Base):
-    def step(self, closure=None):
-        """Do nothing."""
-
-
-class Clash(optim.SGD):
-    def _move(self):
-        """What would become ours."""
 
 
 def named(name):
@@ -197,6 +179,7 @@ def loaded():
     return opt
 
 
+Clash = type("Clash", (optim.SGD,), {"_move": None})  # which would become ours
 REFUSED = {
     "extended": (lambda: o2nc.extend(optim.SGD(parameters())), {}, ValueError, "already"),
     "ours": (lambda: o2nc.ScaledSGDM(parameters()), {}, ValueError, "ScaledSGDM"),
@@ -232,17 +215,11 @@ def test_what_is_refused_is_left_alone(why):
         assert [group.keys() for group in opt.param_groups] == [group.keys() for group in groups] or not groups
 
 
-def test_what_cannot_be_extended_can_be_later(monkeypatch):
+def test_what_cannot_be_extended_can_be_later():
     opt = optim.SGD(parameters(), lr=0.1)
-    before = dict(vars(opt))
-
-    def refuse(self):
-        raise ValueError("only a part")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Averaged, "_refuse_partial", refuse)
-        with pytest.raises(ValueError, match="only a part"):
-            o2nc.extend(opt, average=0.9)
+    before, refuse = dict(vars(opt)), patch.object(Averaged, "_refuse_partial", side_effect=ValueError("only a part"))
+    with refuse, pytest.raises(ValueError, match="only a part"):
+        o2nc.extend(opt, average=0.9)
     assert vars(opt) == before
     advance(o2nc.extend(opt, average=0.9), [1, 2])
 

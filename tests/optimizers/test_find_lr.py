@@ -1,20 +1,19 @@
 """find_lr: what it finds where the best is known, that nothing is left of its runs, and what it refuses."""
 
 import math
-import random
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
 
-import numpy as np
 import pytest
 import torch
 from torch import nn, optim
 
 import o2nc
 from o2nc.optimizers.find_lr import HELD_OUT
+from problem import noise
 from refusals import refusals
-from registry import identical
+from unchanged import draw, restless, unchanged
 
 WINDOW = o2nc.Polynomial(12)
 
@@ -47,30 +46,21 @@ def test_the_best_of_a_quadratic(start):
     assert max(found.losses.values()) > 18  # one diverged
     assert [found.lr, found.low, found.high] == pytest.approx(twin(found.losses, 18, 20, 20))
     assert len(found.losses) <= 6
-    longer = o2nc.find_lr(make, loss, range(50), steps=160, probe=20, start=start)
-    assert longer.lr == pytest.approx(found.lr / 2)
-    assert longer.steps == 160
-    assert longer.high / longer.low == pytest.approx(found.high / found.low * 2**1.2)
 
 
 @pytest.mark.parametrize("start", [1e-3, 0.03, 4.0])
 def test_the_mean_is_the_twins(start):
     x = nn.Parameter(torch.full((5,), 2.0))
-    noise = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
     tried = []
-    found = o2nc.find_lr(
-        lambda lr: o2nc.SGD([x], lr=lr, momentum=0.9, average=WINDOW),
-        lambda t: (x - noise[t]).square().sum(),
-        range(100),
-        steps=300,
-        probe=30,
-        start=start,
-        callback=lambda lr, loss: tried.append((lr, loss)),
-    )
+
+    def loss(t):
+        return (x - noise(t, 5)).square().sum()
+
+    options = {"steps": 300, "probe": 30, "start": start, "callback": lambda lr, loss: tried.append((lr, loss))}
+    found = o2nc.find_lr(partial(o2nc.SGD, [x], momentum=0.9, average=WINDOW), loss, range(100), **options)
     rough = dict(tried[: len(tried) - len(found.losses)])
-    assert dict(tried[len(rough) :]) == found.losses
-    assert len(rough) + len(found.losses) == len(tried)
-    before = float(torch.stack([(x - noise[t]).square().sum() for t in range(HELD_OUT)]).mean().detach())
+    assert (dict(tried[len(rough) :]), found.steps) == (found.losses, 300)
+    before = float(torch.stack([loss(t) for t in range(HELD_OUT)]).mean().detach())
     assert [found.lr, found.low, found.high] == pytest.approx(twin(found.losses, before, 30, 300))
     for losses, factor in (rough, 4), (found.losses, 2):
         best = min(losses, key=losses.get)
@@ -97,63 +87,30 @@ def test_a_first_look_that_is_too_short_is_repeated():
     assert lengths.count(20) - len(found.losses) >= 3
 
 
-class Net(nn.Module):
-    """BatchNorm, dropout, and a buffer that is exchanged."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls = self.calls + 1
-        return self.inner(x)
-
-
 MAKERS = {
-    "SGD": lambda model: lambda lr: o2nc.SGD(model.parameters(), lr=lr, momentum=0.9, average=WINDOW),
-    "AdamW": lambda model: lambda lr: o2nc.AdamW(model.parameters(), lr=lr, average=0.9),
-    "extend": lambda model: lambda lr: o2nc.extend(optim.NAdam(model.parameters(), lr=lr), average=WINDOW),
-    "ScaledSGDM": lambda model: lambda lr: o2nc.ScaledSGDM(model.parameters(), lr=lr, average=0.9),
-    "two": lambda model: (
-        lambda lr: [
-            o2nc.AdamW(model.inner[0].parameters(), lr=lr, average=WINDOW),
-            o2nc.SGD(model.inner[3].parameters(), lr=lr / 10, average=WINDOW),
-        ]
-    ),
+    "SGD": lambda model, lr: o2nc.SGD(model.parameters(), lr=lr, momentum=0.9, average=WINDOW),
+    "AdamW": lambda model, lr: o2nc.AdamW(model.parameters(), lr=lr, average=0.9),
+    "extend": lambda model, lr: o2nc.extend(optim.NAdam(model.parameters(), lr=lr), average=WINDOW),
+    "ScaledSGDM": lambda model, lr: o2nc.ScaledSGDM(model.parameters(), lr=lr, average=0.9),
+    "two": lambda model, lr: [MAKERS["AdamW"](model[0], lr), MAKERS["SGD"](model[3], lr / 10)],
 }
 
 
 @pytest.mark.parametrize(("name", "stops"), [*((name, False) for name in MAKERS), ("two", True)])
 def test_nothing_is_left_of_the_runs(name, stops):
     """Parameters, buffers, gradients, modes and random numbers are bitwise as before, also after an error."""
-    torch.manual_seed(0)
-    model, make = (net := Net()), MAKERS[name](net)
-    model.inner[1].eval()
+    model, calls = restless(), count()
+    model[1].eval()
     data = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=16, shuffle=True)
     model(torch.ones(2, 4)).sum().backward()
-    before = [t.clone() for t in model.state_dict().values()]
-    buffer, gradients = model.calls, [p.grad for p in model.parameters()]
-    copies, states = [g.clone() for g in gradients], (torch.get_rng_state(), random.getstate())
-    numpy = np.random.get_state()[1].copy()  # noqa: NPY002
-    calls = count()
 
     def loss(x):
         if stops and next(calls) == 40:
             raise KeyboardInterrupt
-        return (model(x)[:, 0] - x.sum(1)).square().mean() + 1e-9 * (random.random() + np.random.rand())  # noqa: NPY002
+        return (model(x)[:, 0] - x.sum(1)).square().mean() + 1e-9 * draw()
 
-    with pytest.raises(KeyboardInterrupt) if stops else nullcontext():
-        o2nc.find_lr(make, loss, data, steps=100, probe=10, start=0.03)
-    identical(before, [*model.state_dict().values()])
-    assert model.calls is buffer
-    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
-    identical(copies, gradients)
-    assert not model.inner[1].training
-    assert model.inner[2].training
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    assert np.array_equal(np.random.get_state()[1], numpy)  # noqa: NPY002
+    with unchanged(model), pytest.raises(KeyboardInterrupt) if stops else nullcontext():
+        o2nc.find_lr(partial(MAKERS[name], model), loss, data, steps=100, probe=10, start=0.03)
 
 
 def test_batches_and_warm_up():
@@ -199,7 +156,7 @@ def test_an_autocast_around_it_and_a_loader_with_its_own_generator():
 
     for cached in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cached):
-            found.append(o2nc.find_lr(MAKERS["AdamW"](model), loss, data, steps=50, probe=20, start=0.03))
+            found.append(o2nc.find_lr(partial(MAKERS["AdamW"], model), loss, data, steps=50, probe=20, start=0.03))
     assert found[0].losses == found[1].losses
     assert torch.equal(generator.get_state(), state)
 

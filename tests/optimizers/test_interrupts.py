@@ -15,6 +15,7 @@ import o2nc
 from o2nc.optimizers.swap import SWAPPED
 from problem import noise
 from registry import descend, step
+from unchanged import state_of
 
 BATCHES = [noise(i, 4, 6, dtype=torch.float32) for i in range(2)]
 
@@ -29,23 +30,13 @@ def trained(one_thread):
     return model, opt
 
 
-def snapshot(model):
-    """All that a block changes, as copies."""
-    modes = [(module.training, getattr(module, "momentum", None)) for module in model.modules()]
-    return modes, [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
-
-
-def equal(a, b):
-    return a[0] == b[0] and all(map(torch.equal, a[1], b[1]))
-
-
 @pytest.mark.parametrize("interrupts", [150, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("with_batches", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt may come in a __del__
 def test_interrupts_at_random_moments(with_batches, interrupts, trained):
     """Of entering, inside and leaving: 0 with wrong weights, modes or locks."""
     model, opt = trained
-    before, chance = snapshot(model), random.Random(0)
+    before, chance = state_of(model), random.Random(0)
 
     def run():
         with opt.averaged(model, batches=BATCHES) if with_batches else opt.averaged():
@@ -71,7 +62,7 @@ def test_interrupts_at_random_moments(with_batches, interrupts, trained):
                     signal.setitimer(signal.ITIMER_REAL, 0)
                 if SWAPPED:
                     gc.collect()  # what is left open is restored when it is freed
-            assert equal(snapshot(model), before), f"interrupt {k}"
+            assert state_of(model) == before, f"interrupt {k}"
             assert not SWAPPED
             assert torch.is_grad_enabled()
             assert opt._lock.acquire(blocking=False), f"the lock is held after interrupt {k}"
@@ -81,22 +72,22 @@ def test_interrupts_at_random_moments(with_batches, interrupts, trained):
     assert came > 0.8 * interrupts  # Python swallows those that come in a __del__
     run()
     opt.step()
-    assert not equal(snapshot(model), before)
+    assert state_of(model) != before
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["first in, first out", "last in, first out"])
 def test_overlapping_blocks(first, trained):
     model, opt = trained
-    before, blocks = snapshot(model), [opt.averaged(), opt.averaged()]
+    before, blocks = state_of(model), [opt.averaged(), opt.averaged()]
     for block in blocks:
         block.__enter__()
-    inside = snapshot(model)
+    inside = state_of(model)
     blocks[first].__exit__(None, None, None)
-    assert equal(snapshot(model), inside)  # the other is open
+    assert state_of(model) == inside  # the other is open
     with pytest.raises(RuntimeError, match="inside averaged"):
         opt.step()
     blocks[1 - first].__exit__(None, None, None)
-    assert equal(snapshot(model), before)
+    assert state_of(model) == before
     opt.step()
 
 
@@ -120,7 +111,7 @@ def test_threads_are_refused_or_right(seconds, trained):
     for p in model.parameters():
         p.data.add_(1.0)
     opt.former = [p.detach().clone() for p in model.parameters()]
-    before, end, counts = snapshot(model), time.monotonic() + seconds, {"steps": 0, "blocks": 0}
+    before, end, counts = state_of(model), time.monotonic() + seconds, {"steps": 0, "blocks": 0}
 
     def work(kind):
         while time.monotonic() < end:
@@ -141,7 +132,7 @@ def test_threads_are_refused_or_right(seconds, trained):
         list(pool.map(work, ("train", "evaluate", "evaluate")))  # raises what they raise
     assert min(counts.values()) > 0
     assert opt.torn == 0
-    assert equal(snapshot(model), before)
+    assert state_of(model) == before
     assert not SWAPPED
 
 

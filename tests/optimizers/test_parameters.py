@@ -104,12 +104,12 @@ def test_mixed_dtypes(name):
 def test_averages_follow_the_dtype_of_their_parameters(name, fused, device):
     """Issue: after model.double() x̄ stayed float32."""
     params = rig.begin(device, torch.float32)
-    opt = rig.advance(build(name, params, fused), params, range(1, 4))
+    opt = rig.advance(build(name, params, fused), range(1, 4))
     for dtype in (torch.float64, torch.float32):
         for p in params:
             p.grad, p.data = None, p.data.to(dtype)
         opt.load_state_dict(opt.state_dict())  # torch's own state does not follow by itself
-        rig.advance(opt, params, range(4, 7))  # the end of a block of Algorithm 1
+        rig.advance(opt, range(4, 7))  # the end of a block of Algorithm 1
         assert {ours_of(opt, p)[key].dtype for p in params for key in ("average", "gradient")} == {dtype}
         assert math.isfinite(opt.certificate().value)
         with opt.averaged():

@@ -12,6 +12,7 @@ import o2nc
 from problem import parameters
 from refusals import refusals
 from registry import OURS, WINDOWED, advance, asks, identical, ours_of, params_of, snapshot, step, trained
+from unchanged import unchanged
 
 
 def network(tied=False):
@@ -19,17 +20,8 @@ def network(tied=False):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 1))
     if tied:
         model[2].weight = model[0].weight
+    model(torch.randn(8, 4))  # statistics of the past
     return model
-
-
-def fit(model, *opts):
-    for t in range(5):
-        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(t))
-        for opt in opts:
-            opt.zero_grad()
-        model(x).abs().mean().backward()
-        for opt in opts:
-            opt.step()
 
 
 def test_the_others_are_restored_when_one_cannot_be():
@@ -45,9 +37,7 @@ def test_the_others_are_restored_when_one_cannot_be():
 
 def test_parameters_that_are_converted_inside_are_restored():
     """As by ``model.half()``, to ship x̄: it replaces the memory that they had."""
-    model = network()
-    opt = OURS["AdamW"](model.parameters())
-    fit(model, opt)
+    opt = trained("AdamW", params=(model := network()).parameters())
     before = [p.detach().clone() for p in model.parameters()]
     with opt.averaged():
         model.double()
@@ -89,8 +79,7 @@ def test_weights_to_ship(name, tied):
 
 def test_a_model_whose_state_dict_has_copies_is_refused():
     """They would be x."""
-    model = network()
-    fit(model, opt := OURS["AdamW"](model.parameters()))
+    opt = trained("AdamW", params=(model := network()).parameters())
     model.register_state_dict_post_hook(lambda _, found, *__: found.update({k: v.clone() for k, v in found.items()}))
     with pytest.raises(ValueError, match="has copies of its parameters"):
         opt.averaged_state_dict(model)
@@ -99,16 +88,13 @@ def test_a_model_whose_state_dict_has_copies_is_refused():
 def test_several_optimizers_at_once():
     model = network()
     matrices, others = ([p for p in model.parameters() if (p.dim() == 2) is m] for m in (True, False))
-    opts = OURS["extend(Lion)"](matrices), OURS["AdamW"](others)
-    fit(model, *opts)
-    before = copy.deepcopy(model.state_dict())
-    with o2nc.averaged(*opts, model=model):
+    opts = trained("extend(Lion)", params=matrices), trained("AdamW", params=others)
+    with unchanged(model), o2nc.averaged(*opts, model=model):
         for opt in opts:
             assert all(torch.equal(p, ours_of(opt, p)["average"]) for p in params_of(opt))
             identical(dict(opt.averaged_state_dict(model)), dict(model.state_dict()))  # all x̄: nothing to warn of
             with pytest.raises(RuntimeError, match="inside averaged"):
                 opt.step(lambda: pytest.fail("the closure was called"))
-    identical(dict(model.state_dict()), dict(before))
     words = "2 trainable parameters of the model are in none of the optimizers.*0.weight"
     with pytest.warns(UserWarning, match=words):
         block = opts[1].averaged(nn.Sequential(model[0], model[1], model[2]))
@@ -118,12 +104,10 @@ def test_several_optimizers_at_once():
 
 def test_one_failing_optimizer_restores_all():
     model = network()
-    first, second = OURS["SGD"](model[0].parameters()), OURS["AdamW"](model[2].parameters())
-    advance(first, [1])
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="before the first step"), o2nc.averaged(first, second):
+    first, second = trained("SGD", 1, model[0].parameters()), OURS["AdamW"](model[2].parameters())
+    words = "before the first step"
+    with unchanged(model), pytest.raises(RuntimeError, match=words), o2nc.averaged(first, second):
         pytest.fail("the block was entered")
-    identical(dict(model.state_dict()), dict(before))
 
 
 def test_two_optimizers_of_the_same_parameters_take_turns():
@@ -141,16 +125,13 @@ def test_two_optimizers_of_the_same_parameters_take_turns():
 
 def test_statistics_of_batchnorm_are_those_of_the_average():
     model, batches = network(), [torch.randn(8, 4, generator=torch.Generator().manual_seed(t)) for t in range(3)]
-    opt = OURS["AdamW"](model.parameters())
-    fit(model, opt)
-    before = copy.deepcopy(model.state_dict())
+    opt = trained("AdamW", params=model.parameters())
     expected = copy.deepcopy(model)
     expected.load_state_dict(opt.averaged_state_dict(model))
     update_bn(batches, expected)
     for block in (opt.averaged(model, batches=batches), o2nc.averaged(opt, model=model, batches=batches)):
-        with block:
+        with unchanged(model), block:
             identical(dict(model.state_dict()), dict(expected.state_dict()))
-        identical(dict(model.state_dict()), dict(before))
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import update_bn
 from o2nc.persist.batchnorm import Statistics
 from problem import noise
 from registry import identical
+from unchanged import state_of, unchanged
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,13 +39,6 @@ def network(dropout=0.0, norm=nn.BatchNorm1d):
     return model
 
 
-def snapshot(model):
-    """Return all that must come back: the bits and addresses of the tensors, training flags and momenta."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    bits = [(name, id(t), t.data_ptr(), t.detach().numpy().tobytes()) for name, t in tensors]
-    return bits, [(module.training, getattr(module, "momentum", None)) for module in model.modules()]
-
-
 def statistics(model):
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
@@ -56,21 +50,16 @@ def updated(model, batches=BATCHES):
     return statistics(model)
 
 
-class Derived(nn.BatchNorm1d):
-    pass
-
-
+NORMS = [nn.BatchNorm1d, nn.SyncBatchNorm, nn.LazyBatchNorm1d, type("Derived", (nn.BatchNorm1d,), {})]
 FORMS = [lambda x: x, lambda x: (x, 1), lambda x: [x, 1], lambda x: {"input": x}, lambda x: ({"input": x}, 1)]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.SyncBatchNorm, nn.LazyBatchNorm1d, Derived])
+@pytest.mark.parametrize("norm", NORMS)
 def test_they_are_those_of_update_bn(norm, form):
     model = network(norm=(lambda _, **options: norm(**options)) if norm is nn.LazyBatchNorm1d else norm)
-    before = snapshot(model)
-    with recalibrated(model, map(form, BATCHES)):
+    with unchanged(model), recalibrated(model, map(form, BATCHES)):
         identical(statistics(model), updated(model))
-    assert snapshot(model) == before
 
 
 def test_the_callers_autocast_holds():
@@ -105,20 +94,18 @@ def test_everything_comes_back_to_the_bit(where, mode):
     model.train(mode != "eval")
     assert model[1].training == (mode == "train")
     model[1].running_mean.copy_(torch.tensor([float("nan"), -0.0, 5e-324, float("-inf")]))
-    expected, before = updated(network()), snapshot(model)
-    random = torch.get_rng_state()
+    expected, before = updated(network()), state_of(model)
     batches = {"iterator": failing(BATCHES), "model": [*BATCHES, torch.ones(2, 6)]}.get(where, BATCHES)
     outcome = nullcontext() if where == "nowhere" else pytest.raises((KeyError, RuntimeError))
     with outcome, recalibrated(model, batches):
-        assert snapshot(model)[1] == before[1]  # flags and momenta
+        assert state_of(model)[1] == before[1]  # flags and momenta
         identical(statistics(model), expected)
         model.eval()  # what the block does to modes, momenta and statistics is undone, too
         model[1].momentum = 0.7
         model[1].running_mean.zero_()
         if where == "block":
             raise KeyError("block")
-    assert snapshot(model) == before
-    assert torch.equal(torch.get_rng_state(), random)  # dropout did not draw
+    assert state_of(model) == before  # nor did dropout draw
 
 
 def test_gradients_flow_inside_and_not_before():
@@ -137,12 +124,11 @@ def test_layers_without_running_statistics_are_left_alone():
     model = network()
     model[1].track_running_stats = False
     model.append(nn.BatchNorm1d(3, track_running_stats=False).double())
-    before, frozen = snapshot(model), statistics(model[1])
-    with recalibrated(model, BATCHES):
+    frozen = statistics(model[1])
+    with unchanged(model), recalibrated(model, BATCHES):
         identical(statistics(model[1]), frozen)
         means = [model[:5].eval()(x).mean(0) for x in BATCHES]
         torch.testing.assert_close(model[5].running_mean, sum(means) / len(means))
-    assert snapshot(model) == before
 
 
 switched_on = nn.BatchNorm1d(5, track_running_stats=False)
@@ -153,9 +139,9 @@ switched_on.track_running_stats = True  # too late: it has no buffers
 def test_without_statistics_no_batch_is_asked_for(norm):
     batches = iter(BATCHES)
     model = nn.Sequential(nn.Linear(5, 5), norm)
-    before = snapshot(model)
+    before = state_of(model)
     with recalibrated(model, batches):
-        assert snapshot(model) == before
+        assert state_of(model) == before
     assert next(batches) is BATCHES[0]
 
 
@@ -170,10 +156,9 @@ def test_a_layer_that_no_batch_reaches_keeps_its_statistics():
 
 def test_no_batches_are_refused():
     model = network()
-    before = snapshot(model)
     used = iter(BATCHES)
     with recalibrated(model, used):
         pass
-    with pytest.raises(ValueError, match="batches must not be empty"), recalibrated(model, used):
+    words = "batches must not be empty"
+    with unchanged(model), pytest.raises(ValueError, match=words), recalibrated(model, used):
         pytest.fail("the block was entered")
-    assert snapshot(model) == before

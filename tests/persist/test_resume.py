@@ -1,25 +1,21 @@
 """A run that is copied, killed or disturbed between two steps goes on bitwise as the one that was not."""
 
 import copy
-import io
 import math
 import pickle
 import random
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 import fused_device as rig
 import o2nc
+import registry
 from problem import SHAPES
-from registry import FUSED, OURS, TORCH, VARIANTS, build, claims, identical, params_of, snapshot
-
-
-def extended(name, params):
-    return o2nc.extend(TORCH[name](params), average=o2nc.Polynomial(3, every=2), certificate=True, seed=5)
+from registry import FUSED, OURS, TORCH, VARIANTS, build, checkpoint, claims, identical, loaded, params_of, snapshot
+from unchanged import generators
 
 
 def scaled(name, params):
@@ -27,7 +23,7 @@ def scaled(name, params):
 
 
 OPTIMIZERS = VARIANTS | {
-    **{f"extended {name}": partial(extended, name) for name in TORCH},
+    **{f"extended {name}": partial(registry.extended, name, average=o2nc.Polynomial(3, every=2)) for name in TORCH},
     **{f"scaled {name}": partial(scaled, name) for name in TORCH},
 }
 KERNELS = [*FUSED, "extend(Lion)", "AdamW every=3", "AdamW x̄ alone", "ScaledSGDM geometric"]
@@ -42,22 +38,7 @@ def begin(dtype, device="cpu"):
 def advance(opt, first, last):
     for t in range(first, last + 1):
         opt.param_groups[0]["lr"] = 0.02 * (1 + 0.3 * math.sin(t))
-        rig.set_noise(params_of(opt), t)
-        opt.step()
-    return opt
-
-
-def checkpoint(opt):
-    """Return what is to be continued, as a file has it."""
-    file = io.BytesIO()
-    torch.save({"params": params_of(opt), "optimizer": opt.state_dict()}, file)
-    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-
-
-def loaded(saved, make):
-    """Return a new optimizer that has loaded a checkpoint."""
-    opt = make([torch.nn.Parameter(p) for p in saved["params"]])
-    opt.load_state_dict(saved["optimizer"])
+        rig.advance(opt, [t])
     return opt
 
 
@@ -154,7 +135,7 @@ def test_a_run_that_is_disturbed_is_the_same(name, disturbed):
     opt, other = (build(name, begin(torch.float32), fused=False) for _ in range(2))
     other.step()
     assert not any(other.state.values())
-    generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    began = generators()
     for t in range(1, 8):
         for run in (opt, other):
             rig.set_noise(params_of(run), t)
@@ -166,9 +147,7 @@ def test_a_run_that_is_disturbed_is_the_same(name, disturbed):
         opt.step()
         other.step()
     identical((claims(other), other.state_dict()), (claims(opt), opt.state_dict()))
-    assert random.getstate() == generators[0]
-    assert np.random.get_state()[1].tolist() == generators[1]  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), generators[2])
+    assert generators() == began
 
 
 @contextmanager
