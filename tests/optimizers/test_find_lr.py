@@ -194,7 +194,7 @@ test_refusals = refusals(
     (asked(loss=lambda t: 1.0), TypeError, "loss must return a tensor that depends on the parameters, got 1.0"),
     (asked(make=lambda lr: deaf[2](0.1), loss=deaf[1]), RuntimeError, "led to the same loss; does make use"),
     (asked(make=lambda lr: used), ValueError, "a new optimizer at every call"),
-    (asked(make=late), ValueError, "start=10, .* ten iterates within the 2 steps of a short run"),
+    (asked(make=late), ValueError, "start=10, .* three iterates within 2 steps, the shortest run"),
     (asked(loss=lambda t: torch.tensor(math.nan)), RuntimeError, "the loss is nan before the first step"),
     (asked(make=climbing, loss=deaf[1]), RuntimeError, "none of .* lowered the loss, which is 18"),
     (asked(loss=lambda t: frozen.sum()), RuntimeError, "nothing is averaged before the first step"),

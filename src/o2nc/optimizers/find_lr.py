@@ -191,8 +191,8 @@ def _optimizers(made: Any, shortest: int) -> list[Any]:
         if any("initial_lr" in group for group in optimizer.param_groups):
             raise ValueError("make must leave schedulers and warm-ups out: short runs have a warm-up of their own")
         window: Any = optimizer._window
-        if window.count(shortest) < min(shortest, 10):
-            raise ValueError(f"{window} of make must count ten iterates within the {shortest} steps of a short run")
+        if window.count(shortest) < min(shortest, 3):
+            raise ValueError(f"{window} of make must count three iterates within {shortest} steps, the shortest run")
     return found
 
 
