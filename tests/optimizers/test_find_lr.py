@@ -79,12 +79,16 @@ def test_a_first_look_that_is_too_short_is_repeated():
         return opt
 
     def loss(t):  # the first batches teach nothing
-        return 10 + (x.square() * (t < HELD_OUT or t >= HELD_OUT + 10)).sum()
+        return floor + (x.square() * (t < HELD_OUT or t >= HELD_OUT + 10)).sum()
 
+    floor = 10
     found = o2nc.find_lr(make, loss, range(36), steps=20, start=0.1)
     short = lengths.count(5)
     assert lengths == [0] + [5] * short + [20] * (len(lengths) - short - 1)  # the first tells the parameters
     assert lengths.count(20) - len(found.losses) >= 3
+    floor = 1000
+    with pytest.warns(UserWarning, match="in 20 steps the loss fell from 1003 to 1000 only; .* chance: pass probe=…"):
+        o2nc.find_lr(make, loss, range(36), steps=20, start=0.1)
 
 
 MAKERS = {

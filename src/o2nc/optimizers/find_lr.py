@@ -11,6 +11,7 @@ how far off it is.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -94,6 +95,9 @@ def find_lr(
         start: the learning rate to try first.
         callback: called after every run with its learning rate, and its loss.
 
+    Warns:
+        UserWarning: the best run lowered the loss by less than 1 %.
+
     Raises:
         RuntimeError: no learning rate within a factor of a million of ``start`` has lowered the loss, or the best is
             at the end of that range.
@@ -156,6 +160,9 @@ def find_lr(
         raise RuntimeError(f"find_lr: in {probe} steps none of {tried} lowered the loss, which is {before:.4g}")
     if not {best / 2, best * 2} <= losses.keys():
         raise RuntimeError(f"find_lr: the best learning rate, {best:.2g}, is the last that was tried: start there")
+    if before - losses[best] < LEARNED * abs(before):
+        fell = f"the loss fell from {before:.6g} to {losses[best]:.6g} only"
+        warnings.warn(f"find_lr: in {probe} steps {fell}; what it found may be chance: pass probe=…", stacklevel=2)
     return _mean(losses, before, probe, steps)
 
 
