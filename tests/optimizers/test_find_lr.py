@@ -24,13 +24,14 @@ def quadratic(start=3.0):
     return x, lambda _: x.square().sum() / 2, lambda lr: o2nc.SGD([x], lr=lr, average=WINDOW)
 
 
-def twin(losses, before, probe, steps):
+def twin(losses, rough, before, probe, steps):
     """Return lr, low and high, in the words of the module's docstring."""
     least = min(losses.values())
     weights = {lr: math.exp((least - loss) / (0.02 * (before - least))) for lr, loss in losses.items()}
     log = sum(w * math.log2(lr) for lr, w in weights.items()) / sum(weights.values())
-    failed = [math.log2(lr) for lr, loss in losses.items() if loss >= before and math.log2(lr) > log]
-    log = min([log, *(each - 2 for each in failed)])
+    failed = [lr for lr, loss in losses.items() if loss >= before and math.log2(lr) > log]
+    failed += [lr for lr, loss in (rough | losses).items() if loss == math.inf]
+    log = min([log, *(math.log2(lr) - 2 for lr in failed)])
     variance = sum(w * (math.log2(lr) - log) ** 2 for lr, w in weights.items()) / sum(weights.values())
     octaves = math.log2(steps / probe)
     width = 2 * (math.sqrt(variance + 1 / 12) + octaves / 10)
@@ -44,7 +45,7 @@ def test_the_best_of_a_quadratic(start):
     found = o2nc.find_lr(make, loss, range(50), steps=20, probe=20, start=start)
     assert 0.25 < found.lr < 1.5
     assert max(found.losses.values()) > 18  # one diverged
-    assert [found.lr, found.low, found.high] == pytest.approx(twin(found.losses, 18, 20, 20))
+    assert [found.lr, found.low, found.high] == pytest.approx(twin(found.losses, {}, 18, 20, 20))
     assert len(found.losses) <= 6
 
 
@@ -61,7 +62,7 @@ def test_the_mean_is_the_twins(start):
     rough = dict(tried[: len(tried) - len(found.losses)])
     assert (dict(tried[len(rough) :]), found.steps) == (found.losses, 300)
     before = float(torch.stack([loss(t) for t in range(HELD_OUT)]).mean().detach())
-    assert [found.lr, found.low, found.high] == pytest.approx(twin(found.losses, before, 30, 300))
+    assert [found.lr, found.low, found.high] == pytest.approx(twin(found.losses, rough, before, 30, 300))
     for losses, factor in (rough, 4), (found.losses, 2):
         best = min(losses, key=losses.get)
         assert {best / factor, best * factor} <= losses.keys()
@@ -131,7 +132,7 @@ def test_batches_and_warm_up():
     tried = []
     found = o2nc.find_lr(
         make,
-        lambda t: seen.append((t, torch.is_grad_enabled())) or loss(t),
+        lambda t: seen.append(t) or loss(t),
         numbers,
         steps=20,
         start=0.5,
@@ -139,9 +140,9 @@ def test_batches_and_warm_up():
     )
     assert next(numbers) == 20 + HELD_OUT  # an iterator gives what one run needs
     short, long = len(tried) - len(found.losses), len(found.losses)
-    expected = judged = [(t, False) for t in range(HELD_OUT)]  # the loss before comes first
+    expected = judged = [*range(HELD_OUT)]  # the loss before comes first
     for n in [5] * short + [20] * long:
-        expected = expected + [(HELD_OUT + t, True) for t in range(n)] + judged
+        expected = [*expected, *range(HELD_OUT, HELD_OUT + n), *judged]
     assert seen == expected
     assert rates == pytest.approx([1] * 5 * short + ([0.25, 0.5, 0.75] + [1] * 17) * long)
     assert found == o2nc.find_lr(make, loss, range(3), steps=20, start=0.5)  # fewer begin again
@@ -165,6 +166,45 @@ def test_an_autocast_around_it_and_a_loader_with_its_own_generator():
     assert torch.equal(generator.get_state(), state)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_loss_may_write_into_its_batch_and_differentiate(kept):
+    torch.manual_seed(0)
+    model, data, found = nn.Linear(4, 1), torch.randn(200, 8, 4), []
+
+    def loss(x, in_place):
+        x = x.div_(2) if in_place else x / 2
+        slope = torch.autograd.grad(model(x.requires_grad_()).sum(), x, create_graph=True)[0]
+        return (model(x)[:, 0] - x.sum(1)).square().mean() + (slope - 1).square().mean()
+
+    for in_place in (False, True):
+        copies = [x.clone() for x in data]
+        batches = iter(copies) if kept else torch.utils.data.DataLoader(data.flatten(0, 1), batch_size=8)
+        found.append(o2nc.find_lr(partial(MAKERS["SGD"], model), partial(loss, in_place=in_place), batches, steps=40))
+    assert found[0] == found[1]
+
+
+def test_samplers_with_generators_and_a_make_that_draws():
+    """Generators go back for every run, and a make that draws random numbers changes no run."""
+    torch.manual_seed(0)
+    model, data, found = nn.Linear(4, 1), torch.randn(64, 4), []
+    samplers = [torch.utils.data.RandomSampler(data, generator=torch.Generator().manual_seed(0)) for _ in range(2)]
+    for sampler, draws in zip(samplers, (0, 3), strict=True):
+        state = torch.get_rng_state()
+        batches = torch.utils.data.BatchSampler(sampler, 16, False)
+        data_loader = torch.utils.data.DataLoader(data, batch_sampler=batches)
+        found.append(
+            o2nc.find_lr(
+                lambda lr, draws=draws: torch.rand(draws) is None or MAKERS["SGD"](model, lr),
+                lambda x: (model(x)[:, 0] - x.sum(1)).square().mean() + 1e-3 * torch.rand(()),
+                data_loader,
+                steps=40,
+            )
+        )
+        assert torch.equal(torch.get_rng_state(), state)
+    assert found[0] == found[1]
+    assert torch.equal(*(sampler.generator.get_state() for sampler in samplers))
+
+
 def asked(make=None, loss=None, batches=range(9), steps=10, **options):
     _, usual, maker = quadratic()
     return lambda: o2nc.find_lr(make or maker, loss or usual, batches, steps=steps, **options)
@@ -179,6 +219,7 @@ frozen = nn.Parameter(torch.ones(1))
 late = partial(o2nc.SGD, [frozen], average=o2nc.Discount(0.9, start=10))
 deaf = quadratic()
 climbing = partial(o2nc.SGD, [deaf[0]], maximize=True, average=WINDOW)
+blocks = lambda lr: o2nc.OriginalO2NC([frozen], o2nc.learners.OGD(lr), period=30)  # noqa: E731
 used = quadratic()[2](0.1)
 used.param_groups[0]["params"][0].sum().backward()
 used.step()
@@ -198,8 +239,11 @@ test_refusals = refusals(
     (asked(loss=lambda t: 1.0), TypeError, "loss must return a tensor that depends on the parameters, got 1.0"),
     (asked(make=lambda lr: deaf[2](0.1), loss=deaf[1]), RuntimeError, "led to the same loss; does make use"),
     (asked(make=lambda lr: used), ValueError, "a new optimizer at every call"),
-    (asked(make=late), ValueError, "start=10, .* three iterates within 2 steps, the shortest run"),
+    (asked(make=late), ValueError, "start=10, .* three iterates in 2 steps, the shortest run"),
     (asked(loss=lambda t: torch.tensor(math.nan)), RuntimeError, "the loss is nan before the first step"),
+    (asked(loss=lambda t: deaf[1](t) / (t == 0), make=deaf[2], batches=[0] * 16 + [1]), RuntimeError, "loss finite"),
+    (asked(make=lambda lr: quadratic()[2](lr)), ValueError, "optimizers of the same parameters at every call"),
+    (asked(make=blocks, steps=80), ValueError, "period=30.* three iterates in 20 steps, the shortest run"),
     (asked(make=climbing, loss=deaf[1]), RuntimeError, "none of .* lowered the loss, which is 18"),
     (asked(loss=lambda t: frozen.sum()), RuntimeError, "nothing is averaged before the first step"),
 )

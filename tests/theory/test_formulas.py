@@ -116,11 +116,6 @@ def test_asymptotic_constants():
         p = theory.stopping_plan(eps, c, lipschitz=g)
         assert 1 / p.fall == pytest.approx((7 / 6) ** 3.5 * math.sqrt(24) * g**2 * math.sqrt(c) * eps**-3.5, rel=1e-3)
         assert p.excess == pytest.approx(1, abs=1e-3)
+        assert p.steps(gap=3.0) == pytest.approx(3 / p.fall + p.overhead)
     one, other = theory.stopping_plan(0.2, 3.0, lipschitz=1.0), theory.stopping_plan(0.4, 3.0 * 2 / 8, lipschitz=2.0)
     assert other.alpha == pytest.approx(one.alpha, rel=1e-4)  # x in units twice as long, F in units 4 times
-
-
-def test_a_certificate_that_is_looked_at_now_and_then():
-    """F*/r + b(1 + κ/(1 − p))."""
-    p = theory.stopping_plan(0.1, **UNIT)
-    assert p.steps(1.0, checked=10.0, failure=0.5) == pytest.approx(1 / p.fall + 21 * p.overhead)

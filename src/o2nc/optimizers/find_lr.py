@@ -4,16 +4,17 @@
 
 Every lr_i is tried for ``probe`` steps, from the same start, on the same batches, with the same random numbers. F_i
 is the loss at x̄ on batches that come before those. Learning rates are a factor 2 apart, on both sides of the best;
-shorter runs, a factor 4 apart, say where to begin. The mean is kept a factor 4 below those that learned nothing or
-diverged. The best learning rate falls with the length of a run, about as its cube root (Bjorck and others,
-arXiv:2409.19913, have the power 0.32 for language models): docs/no-learning-rate.md has what that is tested on, and
-how far off it is.
+shorter runs, a factor 4 apart, say where to begin. The mean is kept a factor 4 below those that diverged and higher
+ones that learned nothing. The best learning rate falls with the length of a run, about as its cube root (Bjorck and
+others, arXiv:2409.19913, have the power 0.32 for language models): docs/no-learning-rate.md has what that is tested
+on, and how far off it is.
 """
 
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
@@ -92,7 +93,7 @@ def find_lr(
             kept, too, and only x̄ is judged on them.
         steps: the length of the run that lr is for; with several in view, the shortest.
         probe: steps of the runs that decide; for a long run a fiftieth of it, say.
-        start: the learning rate to try first.
+        start: the learning rate to try first, rather too low than too high.
         callback: called after every run with its learning rate, and its loss.
 
     Warns:
@@ -121,12 +122,18 @@ def find_lr(
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches must be a DataLoader, a list or another iterable, got {batches!r}")
     probe, start = min(probe, steps), float(start)
-    if isinstance(batches, Iterator):
+    is_kept = isinstance(batches, Iterator)
+    if is_kept:
         batches = list(islice(batches, probe + HELD_OUT))
     coarse = max(1, probe // 4)  # steps of the runs that find where to look
-    params = _params(_optimizers(make(start), coarse))
+
+    def optimizers(lr: float) -> list[Any]:
+        with all_restored([], []):  # make may draw random numbers
+            return _optimizers(make(lr), coarse)
+
+    params = _params(optimizers(start))
     modules = modules_of(params)
-    with _undone(params, modules, batches), torch.no_grad():
+    with _undone(params, modules, batches):
         held_out = list(islice(_endless(batches), HELD_OUT))
         before = _mean_loss(loss, held_out, params)
     if not math.isfinite(before):
@@ -138,9 +145,12 @@ def find_lr(
         new = {first}
         while new:
             for lr in sorted(new):
+                made = optimizers(lr)
+                if [*map(id, _params(made))] != [*map(id, params)]:
+                    raise ValueError("make must return optimizers of the same parameters at every call")
                 with _undone(params, modules, batches):
                     own = islice(_endless(batches), HELD_OUT, HELD_OUT + length)
-                    found[lr] = _train(_optimizers(make(lr), coarse), loss, own, length, held_out)
+                    found[lr] = _train(made, loss, map(deepcopy, own) if is_kept else own, length, held_out)
                 if callback is not None:
                     callback(lr, found[lr])
             best = _best(found)
@@ -154,16 +164,17 @@ def find_lr(
     if len({*rough.values()}) == 1 and math.isfinite(rough[start]):
         raise RuntimeError("find_lr: all learning rates led to the same loss; does make use its argument?")
     losses = search(_best(rough), 2.0, probe)
-    best = _best(losses)
+    tried, best = rough | losses, _best(losses)
     if not losses[best] < before:
-        tried = f"{len(rough | losses)} learning rates from {min(rough):.2g} to {max(rough):.2g}"
-        raise RuntimeError(f"find_lr: in {probe} steps none of {tried} lowered the loss, which is {before:.4g}")
+        several = f"{len(tried)} learning rates from {min(tried):.2g} to {max(tried):.2g}"
+        what = "lowered the loss" if math.isfinite(losses[best]) else "kept the loss finite"
+        raise RuntimeError(f"find_lr: in {probe} steps none of {several} {what}, which is {before:.4g}")
     if not {best / 2, best * 2} <= losses.keys():
         raise RuntimeError(f"find_lr: the best learning rate, {best:.2g}, is the last that was tried: start there")
     if before - losses[best] < LEARNED * abs(before):
         fell = f"the loss fell from {before:.6g} to {losses[best]:.6g} only"
         warnings.warn(f"find_lr: in {probe} steps {fell}; what it found may be chance: pass probe=…", stacklevel=2)
-    return _mean(losses, before, probe, steps)
+    return _mean(losses, [lr for lr in tried if math.isinf(tried[lr])], before, probe, steps)
 
 
 def _best(losses: Mapping[float, float]) -> float:
@@ -172,14 +183,14 @@ def _best(losses: Mapping[float, float]) -> float:
     return max(lr for lr in losses if losses[lr] == least) if math.isfinite(least) else min(losses)
 
 
-def _mean(losses: Mapping[float, float], before: float, probe: int, steps: int) -> FoundLR:
+def _mean(losses: Mapping[float, float], diverged: list[float], before: float, probe: int, steps: int) -> FoundLR:
     """Return the mean of the learning rates and how far it may be off, both in their logarithms."""
     logs, reached = np.log2([*losses]), np.array([*losses.values()])
     least = reached.min()
     weights = np.exp((least - reached) / (PROGRESS * (before - least)))
     mean = np.average(logs, weights=weights)
-    failed = logs[reached >= before]  # those that learned nothing, or diverged; a longer run may do so sooner
-    mean = min(mean, failed[failed > mean].min(initial=np.inf) - 2)
+    failed = logs[(reached >= before) & (logs > mean)]  # those that learned nothing; a longer run may do so sooner
+    mean = min(mean, min([*failed, *np.log2(diverged)], default=np.inf) - 2)
     variance = np.average((logs - mean) ** 2, weights=weights) + 1 / 12  # of a point between two neighbours
     octaves = math.log2(steps / probe)
     log, width = mean - FALL * octaves, 2 * (math.sqrt(variance) + FALL_ERROR * octaves)
@@ -198,8 +209,8 @@ def _optimizers(made: Any, shortest: int) -> list[Any]:
         if any("initial_lr" in group for group in optimizer.param_groups):
             raise ValueError("make must leave schedulers and warm-ups out: short runs have a warm-up of their own")
         window: Any = optimizer._window
-        if window.count(shortest) < min(shortest, 3):
-            raise ValueError(f"{window} of make must count three iterates within {shortest} steps, the shortest run")
+        if window.count(shortest) < min(shortest, 3) or not window.complete(shortest):
+            raise ValueError(f"{window} of make must average three iterates in {shortest} steps, the shortest run")
     return found
 
 
@@ -230,7 +241,7 @@ def _train(
         value.backward()
         for optimizer in optimizers:
             optimizer.step()
-    with averaged(*optimizers), torch.no_grad():
+    with averaged(*optimizers):
         found = _mean_loss(loss, held_out, params)
     return found if math.isfinite(found) else math.inf
 
@@ -238,7 +249,9 @@ def _train(
 def _mean_loss(loss: Callable[[Any], Any], batches: Iterable[Any], params: list[Any]) -> float:
     """Return the mean loss over some batches, and over the processes."""
     clear_cast_caches()
-    return _over_processes(fmean(checks.scalar("loss", loss(batch)) for batch in batches), params)
+    with torch.enable_grad():  # a loss may differentiate, and write into its batch
+        values = [checks.scalar("loss", loss(deepcopy(batch))) for batch in batches]
+    return _over_processes(fmean(values), params)
 
 
 def _endless(batches: Iterable[Any]) -> Iterator[Any]:
@@ -249,14 +262,16 @@ def _endless(batches: Iterable[Any]) -> Iterator[Any]:
             is_empty = False
             yield batch
         if is_empty:
-            raise ValueError("batches must not be empty")
+            raise ValueError("batches must not be empty, at the second time neither")
 
 
 @contextmanager
 def _undone(params: list[Any], modules: list[Module], batches: Any) -> Iterator[None]:
     """Undo a run on leaving: restore the parameters, the generators of a DataLoader, and what `all_restored` does."""
     former = [x.clone() for x in values(params)]
-    drawn: list[Any] = [getattr(each, "generator", None) for each in (batches, getattr(batches, "sampler", None))]
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    sources = batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+    drawn: dict[Any, Any] = dict.fromkeys(getattr(source, "generator", None) for source in sources)
     states = [(generator, generator.get_state()) for generator in drawn if generator is not None]
     with all_restored(params, modules):
         try:

@@ -42,17 +42,10 @@ class StoppingPlan:
         """β = 1 − α."""
         return 1 - self.alpha
 
-    def steps(self, gap: float, *, checked: float = 0.0, failure: float = 0.0) -> float:
-        """Return the bound on E τ, for gap >= F(x_0) − inf F.
-
-        Args:
-            gap: F*.
-            checked: κ, where the certificate is looked at with probability α/κ after every step; 0 for every step.
-            failure: p, the probability with which a look at a point that is good enough may not see it.
-        """
-        checks.known(gap=gap, checked=checked)
-        checks.number("failure", failure, "a number in [0, 1)", lambda v: 0 <= v < 1)
-        return gap / self.fall + self.overhead * (1 + checked / (1 - failure))
+    def steps(self, gap: float) -> float:
+        """Return the bound on E τ, for gap >= F(x_0) − inf F."""
+        checks.known(gap=gap)
+        return gap / self.fall + self.overhead
 
 
 def stopping_plan(eps: float, c: float, *, lipschitz: float, noise: float = 0.0) -> StoppingPlan:
