@@ -128,6 +128,7 @@ def find_lr(
     coarse = max(1, probe // 4)  # steps of the runs that find where to look
 
     def optimizers(lr: float) -> list[Any]:
+        """Return new optimizers, checked."""
         with all_restored([], []):  # make may draw random numbers
             return _optimizers(make(lr), coarse)
 
@@ -262,7 +263,7 @@ def _endless(batches: Iterable[Any]) -> Iterator[Any]:
             is_empty = False
             yield batch
         if is_empty:
-            raise ValueError("batches must not be empty, at the second time neither")
+            raise ValueError("batches must not be empty; they are gone through again and again")
 
 
 @contextmanager
