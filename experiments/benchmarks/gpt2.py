@@ -35,7 +35,7 @@ SIZES = gpt.SIZES | {
 NARROW = 2**0.5  # from one learning rate to the next
 GROWTHS = 2  # how often the grid grows at most where the best is at its end
 UNKNOWN = (float("nan"), float("nan"))
-PROBES = 800  # steps that find_lr takes, about
+PROBES = 1500  # steps that find_lr takes, about
 
 
 def prodigy(model: Any, lr: float, seed: int, average: Any = None) -> list[Any]:

@@ -77,7 +77,7 @@ _BY_NAME: dict[str, Callable[[str, Any], None]] = {
     "steps dimension samples pieces inputs hidden batch check n": lambda name, v: integer(name, v, 1),
     "seed": lambda name, v: integer(name, v, 0),
     "eps c gap lipschitz smoothness second_order curvature largest margin slope": positive,
-    "noise checked": non_negative,
+    "noise": non_negative,
     "position": lambda name, v: number(name, v, "a finite number", lambda _: True),
     "beta threshold failure": fraction,
     "ramp": lambda name, v: number(name, v, "a number in [0, 1]", lambda w: 0 <= w <= 1),

@@ -5,7 +5,7 @@
 * `plans`: the best hyperparameters, or the printed ones; how many steps a target ε takes: enough, and necessary.
 * `adaptive`: a plan that knows neither G nor σ, and its bound for all of them.
 * `stability`: the learning rate that momentum bears when its steps are random.
-* `stopping`: a target ε without knowing the gap: when to stop, in stages, and with noise.
+* `stopping`: a target ε without knowing the gap: when to stop, also with noise.
 """
 
 from o2nc.theory.adaptive import AdaptivePlan, adaptive_plan
